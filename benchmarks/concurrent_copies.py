@@ -81,7 +81,7 @@ def seconds(kernel: Callable[[], Any], times: int) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - started_cpu
 
 
-def told(costs: list[float]) -> str:
+def in_words(costs: list[float]) -> str:
     low, high = interval(costs)
     return f"{statistics.median(costs):.2f} ({low:.2f} to {high:.2f})"
 
@@ -110,7 +110,7 @@ def main() -> None:
             rates.append(nbytes / during[0])
             for cost, more, less, memcpy in zip(costs, during, without, plain, strict=True):
                 cost.append((more - less) / nbytes / (memcpy / (4 * TENSOR_BYTES)))
-        time_cost, cpu_cost = map(told, costs)
+        time_cost, cpu_cost = map(in_words, costs)
         print(
             f"{name:<22} {statistics.median(alone) / times * 1e3:.0f} ms alone; during copies of "
             f"{statistics.median(rates) / 1e9:.1f} GB/s a byte costs {time_cost} of memcpy's time, "

@@ -80,7 +80,7 @@ def kernel_alone(node: Any, values: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def static_value(graph: Any, tensor: Any) -> Any:
-    """What a tensor holds in every step, where that can be told from the graph."""
+    """What a tensor holds in every step, where that is known from the graph."""
     import numpy as np
     import tensorflow as tf
 

@@ -220,8 +220,8 @@ def main() -> int:
         for row in rows:
             if row["size"] == base["size"] and row["fits"] and row["optimised"]:
                 off = max(abs(a / b - 1) for a, b in zip(row["losses"], base["losses"], strict=True))
-                told = f"differ by {off:.0e}: Grappler rewrites the unoptimised step" if off else "are the same"
-                print(f"losses at size {row['size']} {told}")
+                reported = f"differ by {off:.0e}: Grappler rewrites the unoptimised step" if off else "are the same"
+                print(f"losses at size {row['size']} {reported}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if held else 1

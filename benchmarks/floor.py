@@ -5,18 +5,18 @@
     python benchmarks/floor.py mlp transformer --alone 5  # and the five largest kinds of kernels, each alone
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
-No plan that keeps the order of kernels whole can take less than what is there throughout (variables, optimizer slots,
+No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
 arguments, constants) and, next to it, the largest working set of a kernel: what it reads and allocates at once. Two
 such
 sums: "in place" has each kernel write over inputs wherever it can, "fresh" has every output in a buffer of its own. A
 loop is one kernel, with all that its iterations save and do not swap. The floor is the smallest limit that is planned;
 "live" is that plan's peak if memory never fragmented, "time" its simulated time over that of the kernels alone. The
-arena is one free region besides what is there throughout. Steps are traced, analysed and planned, and do not run.
+arena is one free region besides what is held throughout. Steps are traced, analysed and planned, and do not run.
 
 With `--alone`, the kernels of the largest "fresh" working sets run, each by itself in a process with TensorFlow's BFC
 allocator: what it is given is there before, and held by its caller, so that it writes over nothing; the allocator's
 peak says what it allocates. Kernels that write variables or run functions are left out. "floor over it" is the floor
-over what is there throughout and the largest working set so measured.
+over what is held throughout and the largest working set so measured.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ALONE_MIB = 4096
 
 
 def working_set_bytes(flow: Dataflow, kernel: int, *, in_place: bool) -> int:
-    """What `kernel` reads and allocates at its worst, besides what is there throughout the step."""
+    """What `kernel` reads and allocates at its worst, besides what is held throughout the step."""
     made, forwards = dict(flow.makes[kernel]), dict(flow.forwards[kernel])
     temp_forwards = flow.temp_forwards.get(kernel, {})
     reads = [v for v in flow.reads[kernel] if flow.values[v].producer != PERSISTENT]
@@ -91,7 +91,7 @@ def runs_alone(node: Node) -> bool:
 
 
 def run_alone(graph: Graph, flow: Dataflow, kernels: list[int]) -> list[int]:
-    """The working sets of these kernels, bytes, as the allocator tells of each."""
+    """The working sets of these kernels, bytes, as the allocator reports each."""
     encoded = {proto.name: proto for proto in encode_nodes(graph, lambda *_: {})}
     asked: list[dict[str, Any]] = []
     for kernel in kernels:
@@ -221,8 +221,8 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
         measured = dict(zip(tried, run_alone(lowest.variant.graph, flow, tried), strict=True))
         row["alone"] = [(flow.nodes[i].name, flow.nodes[i].op, fresh[i], measured.get(i)) for i in largest]
         for kernel, op, modelled, found_bytes in row["alone"]:
-            told = "does not run alone" if found_bytes is None else f"{found_bytes / MIB:.1f} alone"
-            print(f"  {modelled / MIB:>10.1f} as modelled, {told}  {op} {kernel}")
+            reported = "does not run alone" if found_bytes is None else f"{found_bytes / MIB:.1f} alone"
+            print(f"  {modelled / MIB:>10.1f} as modelled, {reported}  {op} {kernel}")
         if measured:
             bound = there + max(measured.values())
             print(f"  {bound / MIB:.1f} with the largest, floor over it {floor / bound:.3f}", flush=True)

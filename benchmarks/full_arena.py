@@ -50,12 +50,12 @@ def measure(net: str, size: dict[str, Any], steps: int, onednn: bool) -> dict[st
     tried: list[tuple[int, str]] = []
     arena_mib, peak = floor // MIB + 1, None
     while len(tried) < TRIES and peak is None:
-        told = attempt(net, size, Form("all of it", limit=None), arena_mib, steps, onednn=onednn)
-        if told["fits"]:
+        reported = attempt(net, size, Form("all of it", limit=None), arena_mib, steps, onednn=onednn)
+        if reported["fits"]:
             tried.append((arena_mib, "runs"))
-            peak = told["peak_bytes"]
+            peak = reported["peak_bytes"]
         else:
-            tried.append((arena_mib, "refused" if was_refused(told) else "fails"))
+            tried.append((arena_mib, "refused" if was_refused(reported) else "fails"))
         arena_mib = max(arena_mib + 1, int(arena_mib * WIDER))
     return {"floor_bytes": floor, "tried": tried, "peak_bytes": peak}
 
@@ -76,8 +76,8 @@ def main() -> int:
         (arena_mib, _), floor = one["tried"][-1], one["floor_bytes"] / MIB
         peak = "none runs" if one["peak_bytes"] is None else f"{one['peak_bytes'] / MIB:.1f}"
         smaller = [what for _, what in one["tried"] if what != "runs"]
-        told = ", ".join(f"{smaller.count(what)} {what}" for what in ("refused", "fails") if what in smaller)
-        print(LINE.format(name, f"{floor:.1f}", arena_mib, f"{arena_mib / floor:.3f}", peak, told), flush=True)
+        reported = ", ".join(f"{smaller.count(what)} {what}" for what in ("refused", "fails") if what in smaller)
+        print(LINE.format(name, f"{floor:.1f}", arena_mib, f"{arena_mib / floor:.3f}", peak, reported), flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return int(any(what == "fails" for one in found.values() for _, what in one["tried"]))

@@ -104,13 +104,13 @@ def machine() -> str:
 
 
 INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-"""By flag; the first that a processor has is told."""
+"""By flag; the first that a processor has is reported."""
 
 
 def _quick() -> int:
     from papers.harness import quick, turns
 
-    found = turns.told_by({"module": "harness.quick"}, 512)
+    found = turns.reported_by({"module": "harness.quick"}, 512)
     for name, ratio in found.items():
         print(f"{name:<36}{ratio:>7.3f}, at most {quick.BOUNDS[name]}")
     return 0 if all(found[name] <= most for name, most in quick.BOUNDS.items()) else 1

@@ -253,7 +253,7 @@ class SecondDevice:
         self.names = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in (0, 1)]
 
     def used(self) -> tuple[int, float]:
-        """Its allocator's peak and CPU seconds since it was asked last; the first are told when it is ready."""
+        """Its allocator's peak and CPU seconds since it was asked last; the first are reported when it is ready."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -283,13 +283,13 @@ def halved(name: str, devices: Sequence[str]) -> tuple[Model, Callable[[Any, Any
 
     values = [v.numpy() for v in MODELS[name]().variables]
     layers = len(MODELS[name]().blocks)
-    halves = []
+    nets = []
     for device, count in zip(devices, (layers // 2, layers - layers // 2), strict=True):
         with tf.device(device):
-            halves.append(MODELS[name](layers=count))
-    first, second = (half.blocks for half in halves)
-    own = [half.variables for half in halves]
-    arguments, loss_of = (halves[0].arguments[0], halves[1].arguments[1]), halves[0].loss_of
+            nets.append(MODELS[name](layers=count))
+    first, second = (net.blocks for net in nets)
+    own = [net.variables for net in nets]
+    arguments, loss_of = (nets[0].arguments[0], nets[1].arguments[1]), nets[0].loss_of
     variables = [v for one in own for v in one]
     for mine, value in zip(variables, values, strict=True):
         mine.assign(value)
@@ -351,7 +351,7 @@ def resident_bytes(key: str) -> int:
 
 
 def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
-    """One variant in this process: warms up, tells its figures, then a step and its time for each line of input."""
+    """One variant in this process: warms up, reports its figures, then a step and its time for each line of input."""
     import numpy as np
     import tensorflow as tf
 
@@ -359,8 +359,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     del slab
     before = resident_bytes("VmRSS")
     second = SecondDevice() if variant == TWO else None
-    model, halves = (MODELS[name](), None) if second is None else halved(name, second.names)
-    told: dict[str, Any] = {}
+    model, nets = (MODELS[name](), None) if second is None else halved(name, second.names)
+    reported: dict[str, Any] = {}
     scope: Any = contextlib.nullcontext()
     if variant in PARTS:
         step: Any = accumulating(model, PARTS[variant])
@@ -368,8 +368,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step = tf.function(make_step(model, tf.recompute_grad))
     elif variant == "RematScope":
         step = tf.function(make_step(model, rematerialised))
-    elif halves:
-        step = tf.function(halves)
+    elif nets:
+        step = tf.function(nets)
     elif variant == "xla":
         step = tf.function(make_step(model), jit_compile=True)
     else:
@@ -387,12 +387,12 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     with scope:
         started = time.perf_counter()
         if limit_bytes:
-            step = under_limit(step, limit_bytes, model, told)
+            step = under_limit(step, limit_bytes, model, reported)
         elif variant in MEMORY_OPTIMIZERS:
-            told["added_nodes"] = added_by_grappler(lambda: step(*model.arguments))
+            reported["added_nodes"] = added_by_grappler(lambda: step(*model.arguments))
         else:
             step(*model.arguments)
-        told["first_s"] = time.perf_counter() - started
+        reported["first_s"] = time.perf_counter() - started
         for _ in range(CHECKED_STEPS - 1):
             step(*model.arguments)
         np.savez(values, *(v.numpy() for v in model.variables))
@@ -400,7 +400,7 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step(*model.arguments)
         if second:
             most, _ = second.used()
-        print(json.dumps(told), flush=True)
+        print(json.dumps(reported), flush=True)
         for _ in sys.stdin:
             started, cpu_started = time.perf_counter(), time.process_time()
             step(*model.arguments).numpy()
@@ -413,7 +413,7 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
             print(json.dumps([*took, peak, resident_bytes("VmHWM") - before]), flush=True)
 
 
-def under_limit(step: Any, limit_bytes: int, model: Model, told: dict[str, Any]) -> Any:
+def under_limit(step: Any, limit_bytes: int, model: Model, reported: dict[str, Any]) -> Any:
     """`step` under this limit, or under its floor, and called once."""
     import tfswap
 
@@ -424,18 +424,18 @@ def under_limit(step: Any, limit_bytes: int, model: Model, told: dict[str, Any])
         made = tfswap.optimize(step, memory_limit=error.floor_bytes)
         made(*model.arguments)
     report = made.report()
-    told |= {"limit_bytes": report.memory_limit_bytes, "predicted_ratio": report.time_ratio}
-    told |= {"swapped": len(report.swapped), "reruns": report.reruns, "host_bytes": report.host_bytes}
+    reported |= {"limit_bytes": report.memory_limit_bytes, "predicted_ratio": report.time_ratio}
+    reported |= {"swapped": len(report.swapped), "reruns": report.reruns, "host_bytes": report.host_bytes}
     return made
 
 
 class Running(Child):
-    """A process that takes a step when told to.
+    """A process that takes a step when asked to.
 
     Attributes:
         took: what each step took that counts.
         peak_bytes, resident_bytes: its latest figures.
-        told: what it said of itself when it had warmed up.
+        reported: what it said of itself when it had warmed up.
     """
 
     def __init__(self, label: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]):
@@ -504,7 +504,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     for peer, ours in pairs:
         row = rows[running.index(ours)]
         row["over_peer"] = ratios(ours, peer)
-        row["limit_kept"] = ours.peak_bytes <= ours.told["limit_bytes"]
+        row["limit_kept"] = ours.peak_bytes <= ours.reported["limit_bytes"]
         row["at_peers_peak"] = ours.peak_bytes <= peer.peak_bytes
     show(model, rows)
     return rows
@@ -525,7 +525,7 @@ def row_of(variant: Variant, references: Sequence[Variant]) -> dict[str, Any]:
         "took_s": variant.took,
         "over_unoptimised": ratios(variant, references[0]),
         "differs": dict(zip(REFERENCES, differs, strict=True)),
-    } | variant.told
+    } | variant.reported
 
 
 def show(model: str, rows: Sequence[dict[str, Any]]) -> None:

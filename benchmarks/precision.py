@@ -1,4 +1,5 @@
-"""Does a network still learn where what waits for its backward pass is rounded? Scikit-learn's digits, several seeds.
+"""Does a network still learn where what is saved for its backward pass is rounded? Scikit-learn's digits, several
+seeds.
 
     python benchmarks/precision.py                      # needs scikit-learn; some minutes on two cores
     python benchmarks/precision.py --png docs/precision.png --json precision.json

@@ -8,7 +8,7 @@ Each net trains unoptimised, with TensorFlow's memory optimizer off (whose sums,
 and under tfswap with two limits: a share of the unoptimised peak, in an arena that is hard limited to 1.25 of that, and
 the smallest that is planned. Each is a process of its own on TensorFlow's BFC allocator over the CPU's arena; they take
 a step each in turns (papers/harness/turns.py). Times are medians of ratios of two steps of the same round, with their
-quartiles; losses are compared step by step, which tells of all weights but the last step's. Exit status 1 where a limit
+quartiles; losses are compared step by step, which covers all weights but the last step's. Exit status 1 where a limit
 is passed, a planned peak is more than 5% off or 2% too low, or losses are not those of either.
 """
 
@@ -47,7 +47,7 @@ CASES = {
 
 
 def measure(name: str, rounds: int, onednn: bool) -> list[dict[str, Any]]:
-    """A line for each form, told as they come."""
+    """A line for each form, reported as they come."""
     net, size, share = CASES[name]
     forms = [UNOPTIMISED, REFERENCE, Form(f"{share:.0%}", limit=share, cap=CAP), Form("its floor")]
     lines = compare(net, size, forms, rounds=rounds, onednn=onednn)

@@ -140,15 +140,15 @@ def main() -> None:
         plain = found["memcpy_s"]
         print(
             f"{name:<9} {found['bytes'] / 2**20:,.0f} MiB move, memcpy {plain * 1e3:.0f} ms; a step of "
-            f"{found['staying_s']:.3f} s takes {told(found, 'added', plain)} longer and "
-            f"{told(found, 'added_cpu', found['memcpy_cpu_s'])} more of CPU; "
+            f"{found['staying_s']:.3f} s takes {in_words(found, 'added', plain)} longer and "
+            f"{in_words(found, 'added_cpu', found['memcpy_cpu_s'])} more of CPU; "
             f"copying takes {found['copying_s'] * 1e3:.0f} ms, {plain / found['copying_s']:.2f} of "
             f"memcpy's rate; the step waits for {found['stalled_s'] * 1e3:.0f} ms",
             flush=True,
         )
 
 
-def told(found: dict[str, Any], what: str, plain_s: float) -> str:
+def in_words(found: dict[str, Any], what: str, plain_s: float) -> str:
     """A figure, where it lies, and what that is of memcpy's time."""
     middle, (low, high) = found[f"{what}_s"], found[f"{what}_between_s"]
     return (

@@ -111,24 +111,24 @@ def measure(name: str, how: str) -> dict[str, Any]:
             wrap = {"recompute_grad": tf.recompute_grad}.get(how)
             step, arguments, variables = build_net(name, **({"wrap": wrap} if wrap else {}))
             function = tf.function(step, jit_compile=True if how == "xla" else None)
-            told: dict[str, Any] = {"variables_bytes": sum(v.dtype.size * int(tf.size(v)) for v in variables)}
+            reported: dict[str, Any] = {"variables_bytes": sum(v.dtype.size * int(tf.size(v)) for v in variables)}
             began = time.perf_counter()
             if how in PLAIN:
                 steps = Steps(where, lambda: function(*arguments))
                 steps.run(1)
             else:
-                function, steps = first_step(function, where, how, arguments, told)
-            told["first_s"] = time.perf_counter() - began
+                function, steps = first_step(function, where, how, arguments, reported)
+            reported["first_s"] = time.perf_counter() - began
             steps.run(CHECKED_STEPS - 1)
             digest = steps.digest.copy()
             for variable in variables:
                 digest.update(variable.numpy().tobytes())
         with machine(fcntl.LOCK_EX):
             steps.run(SETTLED_STEPS + TIMED_STEPS)
-            told["streams"] = streams(steps)
+            reported["streams"] = streams(steps)
     if how not in PLAIN:
         plan, report = function.plan(), function.report()
-        told |= {
+        reported |= {
             "limit_bytes": plan.limit_bytes,
             "planned_bytes": report.planned_peak_bytes,
             "predicted_ratio": report.time_ratio,
@@ -143,7 +143,7 @@ def measure(name: str, how: str) -> dict[str, Any]:
             "copying_s": function.stats().copying_s,
         }
     timed = steps.seconds[CHECKED_STEPS + SETTLED_STEPS :][:TIMED_STEPS]
-    return told | {
+    return reported | {
         "digest": digest.hexdigest(),
         "first_peaks": steps.peaks[:CHECKED_STEPS],
         "peak_bytes": max(steps.peaks[CHECKED_STEPS:]),
@@ -186,7 +186,7 @@ def streams(steps: Steps) -> dict[str, Any]:
 
 
 def first_step(
-    function: Any, where: str, limit: str, arguments: tuple[Any, ...], told: dict[str, Any]
+    function: Any, where: str, limit: str, arguments: tuple[Any, ...], reported: dict[str, Any]
 ) -> tuple[Any, Steps]:
     """`function` under the limit, and its first step; under the smallest that there is where that is larger, or "floor"
     is asked for.
@@ -199,7 +199,7 @@ def first_step(
     try:
         steps.run(1)
     except tfswap.InfeasibleMemoryLimit as error:
-        told["floor_bytes"] = error.floor_bytes
+        reported["floor_bytes"] = error.floor_bytes
         made = tfswap.optimize(function, memory_limit=error.floor_bytes)
         steps.run(1)
     return made, steps

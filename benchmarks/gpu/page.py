@@ -60,8 +60,8 @@ def _nets(results: Figures) -> str:
     if not rows:
         return ""
     columns = ("net, limit", "limit", "planned", "peak", "first steps", "unoptimised", "time", "values")
-    told = "Sizes in MB (10^6 bytes), times over the unoptimised step's. Bold: over the limit."
-    return "\n".join(["## Peaks, values and times\n", told, "", _table(columns, rows), *notes, ""])
+    reported = "Sizes in MB (10^6 bytes), times over the unoptimised step's. Bold: over the limit."
+    return "\n".join(["## Peaks, values and times\n", reported, "", _table(columns, rows), *notes, ""])
 
 
 def _concurrent_copies(results: Figures) -> str:

@@ -6,7 +6,7 @@ again, or encodings, without swaps. Parts, switched off in turn under one limit,
 the same otherwise, which is carried out as plans from files are:
 
     no prefetch          a copy in starts where its tensor is read, and not before: prefetch distance 0
-    no trigger           a buffer is let go where its copy out starts, so that the step waits for the copy
+    no trigger           a buffer is freed where its copy out starts, so that the step waits for the copy
     one kernel ahead     copies in start one kernel before the reader, as vDNN has it
     no copy threads      the thread that runs the kernels makes each copy itself
     four copy threads    a lane in each direction has four threads where it has one otherwise
@@ -15,7 +15,7 @@ the same otherwise, which is carried out as plans from files are:
 The same over a link that copies are throttled to: they take as long, and hardly any of the cores, as a GPU's copy
 engines do; the plan is made for that link, with measured times.
 
-Back-pressure itself can't be switched off: without it a buffer would be let go while it is copied. The tensor cache (a
+Back-pressure itself can't be switched off: without it a buffer would be freed while it is copied. The tensor cache (a
 smaller batch keeps what has room) is a plan of its own for sizes that recur: a part by itself, where steps of a smaller
 batch run by the plan of the larger one, and then by their own.
 """
@@ -34,7 +34,7 @@ from typing import Any
 
 from papers.harness.page import FORM_COLUMNS, Section, Table, cut, form_lines, mib
 from papers.harness.standing import EVEN, OVERLAP, Over, of_lines
-from papers.harness.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, told_by
+from papers.harness.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, reported_by
 
 from tfswap.plan.plan import Eviction, Plan
 
@@ -124,7 +124,7 @@ ARENA_MIB = 2000
 
 def measure(part: str) -> dict[str, Any]:
     if part == CACHE:
-        return told_by({"module": "ablation"}, 1000)
+        return reported_by({"module": "ablation"}, 1000)
     if part in LINKED:
         return _linked(*NETS[LINKED[part]])
     net, size = NETS[part]
@@ -142,7 +142,7 @@ def _parts(**how: Any) -> list[Form]:
 def _linked(net: str, size: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "profile.json"))
-        told_by({"module": "ablation", "net": net, "size": size, "profile": path}, ARENA_MIB)
+        reported_by({"module": "ablation", "net": net, "size": size, "profile": path}, ARENA_MIB)
         forms = [UNOPTIMISED, REFERENCE, *_parts(link=LINK, profile=path)]
         return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=ARENA_MIB)}
 
@@ -219,7 +219,7 @@ def present(found: dict[str, Any]) -> Section:
         f"wins less than on a GPU, but for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
         notes=[
-            "Back-pressure can't be switched off: a buffer would be let go while it is copied. What steps wait for by "
+            "Back-pressure can't be switched off: a buffer would be freed while it is copied. What steps wait for by "
             'it is under "waits, out".',
             "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks "
             "lie otherwise.",
@@ -232,7 +232,7 @@ def present(found: dict[str, Any]) -> Section:
 
 
 def _cost(over: Over) -> str:
-    return f"{EVEN} at {over.told}" if over.level else over.told
+    return f"{EVEN} at {over.reported}" if over.level else over.reported
 
 
 def _raised(name: str, lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -247,7 +247,7 @@ def _raised(name: str, lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 FLOOR_NOISE = 0.005
-"""Floors that differ by less are not told apart: constants lie elsewhere in each process's arena."""
+"""Floors that differ by less count as equal: constants lie elsewhere in each process's arena."""
 
 
 def _cached_in_words(found: dict[str, Any]) -> str:
@@ -268,17 +268,17 @@ def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
     """Where tactics are added one by one, the first line is computed: each output of each kernel has a buffer, and all
     are held until the step ends.
     """
-    told = []
+    reported = []
     for cells, line in zip(form_lines(lines), lines, strict=True):
         if line["edit"] and line["kept"] is False:
             cells[-1] = "no: not planned for"
         stalls = [f"{1e3 * seconds:.1f}" for seconds in line.get("stalls_s", ())]
-        told.append([*cells, *stalls] if stalls else _padded(cells))
+        reported.append([*cells, *stalls] if stalls else _padded(cells))
     if all(line["label"] != STEPWISE[0].label for line in lines):
-        return told
+        return reported
     base, held = lines[0]["peak_bytes"], next(line["all_bytes"] for line in lines if "all_bytes" in line)
-    told[0][0] = f"liveness: {told[0][0]}"
-    return [_padded([NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]), *told]
+    reported[0][0] = f"liveness: {reported[0][0]}"
+    return [_padded([NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]), *reported]
 
 
 def _padded(cells: list[str]) -> list[str]:

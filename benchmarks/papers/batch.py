@@ -1,7 +1,7 @@
 """The largest batch under a fixed cap (Meng et al. 2017, TFLMS): TensorFlow as it is, and with tfswap.
 
 The arena is TensorFlow's own and hard limited to the cap, so that what does not fit ends in ResourceExhaustedError.
-What a step takes grows in proportion to its batch, in addition to its variables: so two runs tell the next batch to
+What a step takes grows in proportion to its batch, in addition to its variables: so two runs give the next batch to
 try, and a few more find the largest one that was seen to run; the smallest that was seen to fail stands next to it.
 What the floor
 allows: no plan can do without the variables and the largest kernel's own needs, while kernels stay whole; the batch at
@@ -31,7 +31,7 @@ from papers.harness.turns import (
     Took,
     attempt,
     quartiles,
-    told_by,
+    reported_by,
     was_refused,
 )
 
@@ -42,7 +42,7 @@ TRIES, TIMED = 12, 5
 FULL = 0.95
 """Host memory that is used by so much bounds a plan: the next batch would take more."""
 CLOSE = 0.02
-"""Batches that differ by no more are not told apart; needs so close above the cap are the cap's own, whose holes are in
+"""Batches that differ by no more count as equal; needs so close above the cap are the cap's own, whose holes are in
 the way: they say nothing of what a batch needs."""
 
 
@@ -138,7 +138,7 @@ PARTS = (*CASES, *PLANNED)
 
 
 def measure(part: str) -> Any:
-    return told_by({"module": "batch", "part": part}, 2000) if part in PLANNED else search(CASES[part])
+    return reported_by({"module": "batch", "part": part}, 2000) if part in PLANNED else search(CASES[part])
 
 
 def search(case: Case) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def timed(case: Case, plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
 
 
 def child(spec: dict[str, Any]) -> None:
-    """Tell of batches that have a plan on the described machine, by swapping alone and by all tactics. Nothing runs."""
+    """Report batches that have a plan on the described machine, by swapping alone and by all tactics. Nothing runs."""
     import tensorflow as tf
     from papers.harness.nets import NETS
 
@@ -244,7 +244,7 @@ def present(found: dict[str, Any]) -> Section:
         if name in PLANNED:
             continue
         case, plain, ours = net["case"], net["unoptimised"], net["ours"]
-        line = [name, str(case["cap_mib"]), _told(net["tries"], plain), _told(net["tries"], ours)]
+        line = [name, str(case["cap_mib"]), _reported(net["tries"], plain), _reported(net["tries"], ours)]
         if plain and ours:
             ratios[name] = _batch(ours) / _batch(plain)
             bound = allowed(case, net["tries"])
@@ -268,7 +268,7 @@ def present(found: dict[str, Any]) -> Section:
     if planned := [[name, *line] for name in PLANNED if name in found for line in _planned(found[name])]:
         title = (
             "On a described P100, images of their papers' sizes; planned, and nothing of it ran. Of nets of loops it "
-            "is not told what the floor allows, since loops are swapped inside of themselves:"
+            "is not given what the floor allows, since loops are swapped inside of themselves:"
         )
         tables.append(Table(title, P100, planned))
         for tactics in (SWAPPING, ALL):
@@ -350,14 +350,14 @@ def _at_the_papers_multiple(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{', the '.join(times)}. At such times the multiples are not comparable."
     ]
     at = [(row, row["at_papers_multiple"]) for row in rows if "at_papers_multiple" in row]
-    told = [
+    reported = [
         f"{one['time_ratio']:.2f} by {_tactics(row)}" if one["time_ratio"] else f"no plan by {_tactics(row)}"
         for row, one in at
     ]
     if at:
         notes.append(
             f"ResNet-50 at {at[0][1]['size']}, {PAPERS_MULTIPLE} times the unoptimised batch, in the same memory: "
-            f"predicted time {' and '.join(told)}."
+            f"predicted time {' and '.join(reported)}."
         )
     return notes
 
@@ -393,7 +393,7 @@ def _long(ratios: dict[str, float]) -> list[str]:
     ]
 
 
-def _told(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
+def _reported(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
     """The largest batch that ran, and the smallest above it that did not."""
     if best is None:
         return "none"
@@ -446,16 +446,16 @@ def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int
     """Tries, towards the largest batch whose needs come to the cap.
 
     Args:
-        points: batches and bytes that they need; the line through the last two tells what to try.
+        points: batches and bytes that they need; the line through the last two says what to try.
     """
     tries: list[dict[str, Any]] = []
-    low, high, told = 0, UNKNOWN, True
+    low, high, reported = 0, UNKNOWN, True
     for _ in range(TRIES):
         step = max(1, int(low * CLOSE))
         if high - low <= step:
             break
         between = low + low // 4 if high == UNKNOWN else (low + high) // 2
-        batch = int(_at(points[-2:], cap)) if told else between
+        batch = int(_at(points[-2:], cap)) if reported else between
         batch = min(max(batch, low + step), max(high - step, low + 1))
         tried = attempt(case.net, case.size | {"batch": batch}, form, case.cap_mib)
         tries.append(tried)
@@ -463,8 +463,8 @@ def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int
         is_peak = form.how == UNOPTIMISED.how and tried["fits"]
         needs = tried["peak_bytes"] if is_peak else tried.get("floor_bytes", 0)
         # A step whose order is free makes do with the cap: a peak just below that says nothing either.
-        told = needs < cap * (1 - CLOSE) if is_peak else tried["fits"] or needs > cap * (1 + CLOSE)
-        if told:
+        reported = needs < cap * (1 - CLOSE) if is_peak else tried["fits"] or needs > cap * (1 + CLOSE)
+        if reported:
             points.append((batch, needs))
     return tries
 

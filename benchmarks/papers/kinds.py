@@ -1,8 +1,8 @@
 """Each model's peak by kind of tensor, and ResNet-50's memory over a step: Meng et al.'s first figure.
 
 Kinds are the simulator's, as reports show them (tfswap/report/timeline.py): of the run of the unoptimised step that its
-predicted peak is of, and of the plan. Next to them is what the allocator told of both, of two steps each; each net has
-a process of its own.
+predicted peak is of, and of the plan. Next to them is what the allocator reported of both, of two steps each; each net
+has a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from papers.harness.page import MIB, Plot, Section, Series, Table, cut, mib
-from papers.harness.turns import settled, told_by
+from papers.harness.turns import reported_by, settled
 
 LIMIT = 0.5
 COLUMNS = 240
@@ -53,7 +53,7 @@ PARTS = tuple(NETS)
 
 def measure(part: str) -> dict[str, Any]:
     net, size = NETS[part]
-    return told_by({"module": "kinds", "net": net, "size": size, "curve": part == CURVE}, ARENA_MIB)
+    return reported_by({"module": "kinds", "net": net, "size": size, "curve": part == CURVE}, ARENA_MIB)
 
 
 def child(spec: dict[str, Any]) -> None:
@@ -117,8 +117,8 @@ def present(found: dict[str, Any]) -> Section:
             if "curve" in run
         ]
         if series:
-            told = f"{title}: memory over a step, as it is and with half of its peak"
-            plots.append(Plot("kinds", told, "share of the step's predicted time", "MiB in use", series))
+            reported = f"{title}: memory over a step, as it is and with half of its peak"
+            plots.append(Plot("kinds", reported, "share of the step's predicted time", "MiB in use", series))
     saved = [
         cut(n["runs"]["planned"]["peak_bytes"], n["runs"]["unoptimised"]["peak_bytes"])
         for n in found.values()

@@ -113,7 +113,7 @@ class Set(NamedTuple):
         return tuple(statistics.mean(column) for column in zip(*(net[:3] for net in nets), strict=True))
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         """All of these, and what the cut is of the predicted unoptimised peaks."""
         average, cpu, clock = self.means
         predicted = statistics.mean(net.predicted_cut for net in self.figures)
@@ -131,7 +131,7 @@ class Set(NamedTuple):
     @property
     def missed(self) -> str:
         """What of the demands is not met, in short."""
-        unmet = [told for told, held in self.demands.items() if not held]
+        unmet = [reported for reported, held in self.demands.items() if not held]
         noise = self._within_noise.strip(" .")
         return f"; not met: {', '.join(unmet)}{f' ({noise})' * bool(noise)}" if unmet else ""
 
@@ -163,12 +163,12 @@ class Set(NamedTuple):
     @property
     def spreads(self) -> str:
         """The means of the nets' quartiles of time, by each clock."""
-        told = [f"{clock} {low:.2f} to {high:.2f}" for clock, (low, high) in self.quartiles.items()]
-        return f"means of the nets' quartiles: {', '.join(told)}"
+        reported = [f"{clock} {low:.2f} to {high:.2f}" for clock, (low, high) in self.quartiles.items()]
+        return f"means of the nets' quartiles: {', '.join(reported)}"
 
     def judged(self, name: str) -> str:
         """Which demands it meets."""
-        met, unmet = ([told for told, held in self.demands.items() if held is one] for one in (True, False))
+        met, unmet = ([reported for reported, held in self.demands.items() if held is one] for one in (True, False))
         parts = [f"{verb}: {', '.join(which)}" for verb, which in (("met", met), ("not met", unmet)) if which]
         return f"Demands {name}: {'; '.join(parts)} ({self.spreads}).{self._within_noise}"
 
@@ -221,7 +221,7 @@ def present(found: dict[str, Any]) -> Section:
     ]
     floors, fixed = Set([max(forms) for forms in tried.values()]), Set([one for one in judged if one is not None])
     limits = ", ".join(f"{name} {CASES[name].shares[-1]:.3g}" for name in tried)
-    said = [one.told for one in (floors, fixed)]
+    said = [one.reported for one in (floors, fixed)]
     words = f"at limits that were fixed before these runs, one for each net, {said[1]}; at the floors {said[0]}"
     notes += [fixed.judged(f"at the shares {limits}"), floors.judged("at the floors")]
     notes += ["These shares were fixed before these runs, and come from earlier runs of the same nets."]
@@ -240,7 +240,7 @@ def present(found: dict[str, Any]) -> Section:
         ]
     together = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not CASES[name].alone])
     if together.figures and together.figures != fixed.figures:
-        notes += [f"Of only the nets whose forms take turns, at these limits: {together.told}."]
+        notes += [f"Of only the nets whose forms take turns, at these limits: {together.reported}."]
     notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     notes += [

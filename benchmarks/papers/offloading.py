@@ -51,9 +51,9 @@ def present(found: dict[str, Any]) -> Section:
         bases = lines[0]["peak_bytes"], lowest_peak(lines[0]), next((line["baseline_bytes"] for line in fitting), 0)
         fast = [line for line in fitting if line is not swap and line["cpu_ratio"] <= SLOWER]
         best = min(fast, key=lambda line: line["peak_bytes"], default=None)
-        told = f"none at {SLOWER - 1:.0%} or less" if best is None else in_words(best, *bases)
+        reported = f"none at {SLOWER - 1:.0%} or less" if best is None else in_words(best, *bases)
         brief.append(f"{name}: {_short(best, *bases[:2])}")
-        ours.append(f"{name}: all tactics {told}" + (f"; swapping alone {in_words(swap, *bases)}" if swap else ""))
+        ours.append(f"{name}: all tactics {reported}" + (f"; swapping alone {in_words(swap, *bases)}" if swap else ""))
         tables.append(
             Table(
                 f"Batch {size['batch']}, {size['size']}x{size['size']}, {name}, {ROUNDS} rounds:",

@@ -123,7 +123,7 @@ NAMES = (
 
 def across(figures: dict[str, Any]) -> list[str]:
     """The pair that the row solvers has as well, in another run: how much verdicts of one run are worth."""
-    told = []
+    reported = []
     for name, one in figures.get("solvers", {}).items():
         lines = {line["label"]: line for line in one["found"]["lines"]}
         policy, ours = (lines.get(label) for label in (SHARED, f"{OURS}{SHARED}"))
@@ -131,12 +131,14 @@ def across(figures: dict[str, Any]) -> list[str]:
         pair = next((pair for pair in pairs_of(rows) if pair.label == SHARED), None) if rows else None
         if pair and policy and ours and ours["fits"]:
             here, there = pair.over(0), of_lines(ours, policy, CLOCKS[0])
-            told.append(f"{name} {here.told}, {pair.standing(0)}, here and {there.told}, {there.standing}, there")
-    if not told:
+            reported.append(
+                f"{name} {here.reported}, {pair.standing(0)}, here and {there.reported}, {there.standing}, there"
+            )
+    if not reported:
         return []
     return [
         f"tfswap's time over {SHARED}'s by the clock was measured in the row [solvers](solvers.md) as well, in another "
-        f"run: {'; '.join(told)}. Quartiles are of one run, and runs differ by more."
+        f"run: {'; '.join(reported)}. Quartiles are of one run, and runs differ by more."
     ]
 
 
@@ -169,8 +171,8 @@ def _faster_peers(title: str, compared: Sequence[Pair]) -> list[str]:
     ahead = [pair for pair in reached if pair not in clear and max(pair.over(0).ratio, pair.over(1).ratio) > 1]
     for which, verb in ((clear, "faster than tfswap at their peaks"), (ahead, f"{EVEN}, with a median that is faster")):
         if which:
-            told = [f"{pair.label} ({pair.over(0).ratio:.3f}; {pair.over(1).ratio:.3f})" for pair in which]
-            notes.append(f"{title}: {verb} (tfswap's time over theirs, by the clock; by CPU): {', '.join(told)}.")
+            reported = [f"{pair.label} ({pair.over(0).ratio:.3f}; {pair.over(1).ratio:.3f})" for pair in which]
+            notes.append(f"{title}: {verb} (tfswap's time over theirs, by the clock; by CPU): {', '.join(reported)}.")
     if MOST_PARTS in [pair.label for pair in clear]:
         notes.append(
             f"{title}: micro-batches are faster at four parts, the most that were tried: more parts would go further "
@@ -213,7 +215,7 @@ def _lines(rows: list[dict[str, Any]]) -> list[list[str]]:
 def _line(row: dict[str, Any], base: dict[str, Any], pair: Pair | None) -> list[str]:
     times = [ratio(ratios_of(row["took_s"], base["took_s"]), clock) for clock in CLOCKS]
     share = "" if row is base else f"{-100 * cut(row['peak_bytes'], base['peak_bytes']):+.1f}%"
-    compared = ["", ""] if pair is None else [pair.over(n).told for n in range(len(CLOCKS))]
+    compared = ["", ""] if pair is None else [pair.over(n).reported for n in range(len(CLOCKS))]
     first = f"{row['first_s']:.1f}" if "first_s" in row else ""
     same = [name for name, off in row["differs"].items() if not off]
     values = f"as {' and '.join(same)}" if same else f"off by {min(row['differs'].values()):.0e}"

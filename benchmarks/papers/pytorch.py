@@ -38,7 +38,7 @@ def measure(part: str, python: str = sys.executable) -> dict[str, Any]:
 
         def theirs(form: str) -> Running:
             one = Running(form, [python, str(SCRIPT), part, form], folder, {})
-            one.step()  # which tells its peak
+            one.step()  # which reports its peak
             return one
 
         pytorch = [theirs(form) for form in (PLAIN, *FORMS)]
@@ -54,7 +54,7 @@ def measure(part: str, python: str = sys.executable) -> dict[str, Any]:
 
     def lines(of: list[Any], base: Running) -> list[dict[str, Any]]:
         return [
-            {"label": one.label, "peak_bytes": one.peak_bytes, "took_s": one.took} | _times(one, base) | one.told
+            {"label": one.label, "peak_bytes": one.peak_bytes, "took_s": one.took} | _times(one, base) | one.reported
             for one in of
         ]
 
@@ -78,10 +78,10 @@ def present(found: dict[str, Any]) -> Section:
             reached = own.memory <= form.memory
             over = [own.over(form, clock) for clock in standing.CLOCKS]
             verdict = tuple(FASTEST[one.standing] for one in over)
-            last = [f"{who}, {one.told}" for who, one in zip(verdict, over, strict=True)]
+            last = [f"{who}, {one.reported}" for who, one in zip(verdict, over, strict=True)]
             lines.append([name, form.label, *form.cells, *own.cells, *(last if reached else [ABOVE, ABOVE])])
-            told = f"{form.label} ({form.told}; tfswap {own.told})"
-            verdicts.setdefault(verdict[-1] if reached else ABOVE, []).append(told)
+            reported = f"{form.label} ({form.reported}; tfswap {own.reported})"
+            verdicts.setdefault(verdict[-1] if reached else ABOVE, []).append(reported)
             standings.append([COUNTED[one] for one in (verdict if reached else (ABOVE, ABOVE))])
             label = f"{name}, time by the clock at the memory of {form.label}"
             comparisons.append(standing.as_comparison(label, over[0], reached=reached))
@@ -120,8 +120,10 @@ def across(figures: dict[str, Any]) -> list[str]:
         floor = next((line["peak_bytes"] for line in lines if line["label"] == "tfswap, its floor"), 0)
         below = [row for row in one["found"]["pytorch"][1:] if row["peak_bytes"] < floor]
         if below:
-            told = ", ".join(f"{row['label']} {mib(row['peak_bytes'])}" for row in below)
-            notes.append(f"{name}: below tfswap's floor, {mib(floor)} MiB in the row [solvers](solvers.md): {told}.")
+            reported = ", ".join(f"{row['label']} {mib(row['peak_bytes'])}" for row in below)
+            notes.append(
+                f"{name}: below tfswap's floor, {mib(floor)} MiB in the row [solvers](solvers.md): {reported}."
+            )
     return notes
 
 
@@ -146,7 +148,7 @@ class Side(NamedTuple):
         return [mine[n] / base[n] for mine, base in zip(self.line["took_s"], self.base["took_s"], strict=True)]
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         return f"{100 * (self.memory - 1):+.1f}% at {self.times[-1]:.2f}"
 
 
@@ -168,13 +170,13 @@ def _ours(net: dict[str, Any]) -> list[Side]:
 def _notes(name: str, net: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
     """How the frameworks' own steps compare, and who is faster with what."""
     across, (theirs, ours) = net["across"], (mib(net[of][0]["peak_bytes"]) for of in ("pytorch", "tensorflow"))
-    told = [f"{verb} {', '.join(verdicts[who])}" for who, verb in VERBS.items() if who in verdicts]
+    reported = [f"{verb} {', '.join(verdicts[who])}" for who, verb in VERBS.items() if who in verdicts]
     both = list(zip(net["pytorch"][1:], net["tensorflow"][len(REFERENCES) :], strict=True))
     leaner = sum(form["peak_bytes"] < own["peak_bytes"] for form, own in both)
     return [
         f"{name}, unoptimised: PyTorch's step peaks at {theirs} MiB, TensorFlow's at {ours}. PyTorch's step takes "
         f"{across['clock_ratio']:.2f} of TensorFlow's by the clock, {across['cpu_ratio']:.2f} by CPU time.",
-        f"{name}, by CPU time, each over its own framework's unoptimised step: {'; '.join(told)}.",
+        f"{name}, by CPU time, each over its own framework's unoptimised step: {'; '.join(reported)}.",
         f"{name}: in bytes, not shares, PyTorch's form peaks below tfswap's counterpart in {leaner} of {len(both)} "
         "pairs.",
     ]

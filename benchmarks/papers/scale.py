@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.harness.page import Plot, Section, Series, Table, mib
-from papers.harness.turns import quartiles, told_by, written_by
+from papers.harness.turns import quartiles, reported_by, written_by
 
 PLANNING, MOVES, LINKS, DEVICES = "planning", "moves", "links", "devices"
 PARTS = PLANNING, MOVES, LINKS, DEVICES
@@ -40,7 +40,7 @@ SHARES = 0.8, 0.6, 0.4
 def measure(part: str) -> Any:
     if part == PLANNING:
         return written_by(SCRIPT, "--layers", *DEPTHS)
-    return told_by({"module": "scale", "part": part}, 1000)
+    return reported_by({"module": "scale", "part": part}, 1000)
 
 
 def child(spec: dict[str, Any]) -> None:
@@ -182,8 +182,8 @@ def present(found: dict[str, Any]) -> Section:
         columns = ("tactics", "link, GB/s each way", *(f"{share:.0%}" for share in SHARES))
         lines, series = [], []
         for row in links["rows"]:
-            told = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
-            lines.append([_named(row["tactics"]), f"{row['rate']:g}", *told])
+            reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+            lines.append([_named(row["tactics"]), f"{row['rate']:g}", *reported])
         for tactics in ("swapping alone", "all tactics"):
             for n, share in enumerate(SHARES):
                 of = [row for row in links["rows"] if _named(row["tactics"]) == tactics]
@@ -193,24 +193,24 @@ def present(found: dict[str, Any]) -> Section:
         title = f"A ResNet of {links['layers']} layers, 224x224, batch {links['batch']}, {peak} MiB, {links['machine']}"
         tables.append(Table(f"{title}; predicted time over unoptimised:", columns, lines))
         plots.append(Plot("scale_links", title, "link, GB/s each way", "predicted time over unoptimised", series))
-        told = [
+        reported = [
             f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']:g} GB/s"
             for row in links["rows"]
             if row["rate"] in (RATES[0], RATES[-1]) and row["ratios"][1] is not None
         ]
-        words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(told)}")
+        words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(reported)}")
     if devices := found.get(DEVICES):
         columns = ("GPU", "tactics", "link, GB/s each way", "unoptimised, ms", *(f"{share:.0%}" for share in SHARES))
         lines = []
         for row in devices["rows"]:
-            told = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+            reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
             lines.append(
                 [
                     row["machine"],
                     _named(row["tactics"]),
                     f"{row['rate']:.1f}",
                     f"{1e3 * row['unoptimised_s']:.0f}",
-                    *told,
+                    *reported,
                 ]
             )
         title = (
@@ -249,14 +249,14 @@ def _planning_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
 
     longer = [f"{row['nodes']:,}" for row in rows if row["total_s"] > row["tracing_s"]]
     share = [f"{row['nodes']:,}" for row in rows if share_total_s(row) > row["tracing_s"]]
-    told = [
+    reported = [
         f"{verb} takes longer than tracing at {_listed(which, len(rows))}."
         for verb, which in (("Planning for a limit in bytes", longer), ("For a limit that is a share, it", share))
         if which
     ]
     broken = [(row["layers"], sorted({*row["broken"]} - {"longer than tracing"})) for row in rows]
     return [
-        *told,
+        *reported,
         *(f"{layers:,} layers: {', '.join(which)}." for layers, which in broken if which),
         f"n log n does not extrapolate from small sizes to large ones. Up to {TWO_SOLVERS:,} kernels two solvers are "
         f"asked at least, above that one may be alone. The unoptimised peak is predicted from {MOST_RUNS} runs of "

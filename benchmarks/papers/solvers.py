@@ -1,6 +1,6 @@
 """Published policies as solvers in tfswap's own engine, compared with tfswap's own curve of memory and time.
 
-The policies choose what is swapped or made again (planner/solvers/published.py, planner/solvers/meng.py); orders, the
+The policies choose what is swapped or recomputed (planner/solvers/published.py, planner/solvers/meng.py); orders, the
 allocator's simulation, the rewriting and the runtime are tfswap's. Each runs at the smallest cap that it reaches, and
 tfswap under the peak that it was then measured at.
 """
@@ -65,7 +65,7 @@ def present(found: dict[str, Any]) -> Section:
         lowest = mib(by_label["tfswap, its floor"]["peak_bytes"])
         least = mib(min(line["peak_bytes"] for line, _ in pairs if line["fits"]))
         found_at = [[_standing(*pair, clock) for pair in pairs] for clock in CLOCKS]
-        told = " and ".join(f"by {word} {counted(which)}" for word, which in zip(WORDS, found_at, strict=True))
+        reported = " and ".join(f"by {word} {counted(which)}" for word, which in zip(WORDS, found_at, strict=True))
         brief.append(f"{name} {lowest} MiB, theirs {least} at least")
         by_clock += found_at[0]
         lows = [line["peak_bytes"] for line, _ in pairs if line["fits"]]
@@ -80,7 +80,7 @@ def present(found: dict[str, Any]) -> Section:
             for policy, ours in pairs
         ]
         words.append(
-            f"{name}: tfswap comes to {lowest} MiB, the others to {least} at least; at their peaks it is {told}"
+            f"{name}: tfswap comes to {lowest} MiB, the others to {least} at least; at their peaks it is {reported}"
         )
     words.append(OVERLAP)
     return Section(
@@ -117,7 +117,7 @@ def _compared(policy: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     line = [policy["label"], *_figures(policy), *_figures(ours)]
     if not ours["fits"]:
         return [*line, "", "", UNREACHED, UNREACHED]
-    line += [of_lines(ours, policy, clock).told for clock in CLOCKS]
+    line += [of_lines(ours, policy, clock).reported for clock in CLOCKS]
     return [*line, *(_standing(policy, ours, clock) for clock in CLOCKS)]
 
 

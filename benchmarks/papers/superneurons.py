@@ -13,7 +13,7 @@ from papers.harness.turns import UNOPTIMISED, Form, attempt, quartiles, written_
 
 SCRIPT = Path(__file__).parent.parent / "depth.py"
 CONVOLUTIONS, LAYERS = 3, 10
-"""Of a block; a step that does not fit doesn't tell of them. Layers are basic ones, as SuperNeurons counts them:
+"""Of a block; a step that does not fit does not report them. Layers are basic ones, as SuperNeurons counts them:
 convolutions, normalisations, ReLUs, sums.
 """
 DEPTH, DEEP = "depth", "10^4 layers"

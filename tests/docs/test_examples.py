@@ -59,7 +59,7 @@ def test_what_examples_share_says_that_it_is_none():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["keras_fit", "saved_model", "seq2seq", "transformer"])
-def test_an_example_run_whole_tells_before_and_after(name: str) -> None:
+def test_an_example_run_whole_prints_before_and_after(name: str) -> None:
     printed = printed_by(name)
     before, after = peaks(printed)
     assert after <= limit(printed) < before

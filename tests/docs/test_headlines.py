@@ -49,7 +49,7 @@ def test_the_page_is_made_from_its_figures(headlines, tmp_path, monkeypatch):
     assert all(f"]({name})" in text for name in plots)
 
 
-def test_every_row_has_a_module_and_is_told_of(headlines):
+def test_every_row_has_a_module_and_is_listed(headlines):
     modules = {path.stem for path in (BENCHMARKS / "papers").glob("*.py") if "\ndef present(" in path.read_text()}
     assert modules == set(headlines.ROWS)
     assert all(f"\n    {row} " in headlines.__doc__ for row in headlines.ROWS)
@@ -102,7 +102,7 @@ def test_forms_are_level_where_the_quartiles_of_their_rounds_lie_on_both_sides_o
     assert standing.of_rounds(noisy, others).standing == standing.EVEN
     assert standing.of_rounds(clear, others).standing == standing.FASTER
     assert standing.of_rounds(others, clear).standing == standing.SLOWER
-    assert standing.of_rounds(noisy, others).told == "0.94 (0.92 to 1.02)"
+    assert standing.of_rounds(noisy, others).reported == "0.94 (0.92 to 1.02)"
 
 
 def test_rounds_are_of_the_form_and_the_other_and_without_them_quartiles_must_not_overlap(headlines):
@@ -114,13 +114,13 @@ def test_rounds_are_of_the_form_and_the_other_and_without_them_quartiles_must_no
     assert standing.of_lines(line(0.9, 0.8, 1.0), line(1.1, 0.95, 1.2), "clock").standing == standing.EVEN
     over = standing.of_lines(line(0.9, 0.85, 0.94), line(1.1, 0.95, 1.2), "clock")
     assert over.standing == standing.FASTER
-    assert over.told == "0.82"
+    assert over.reported == "0.82"
     ours, theirs = ({"took_s": [[clock, 1.0]] * 3} for clock in (2.0, 1.0))
     over = standing.of_lines(line(0.9, 0.8, 1.0, **ours), line(1.1, 0.95, 1.2, **theirs), "clock")
     assert over == (2.0, (2.0, 2.0), False)
 
 
-def test_peers_tell_the_quartiles_of_the_ratio_and_where_the_peer_wins(headlines):
+def test_peers_report_the_quartiles_of_the_ratio_and_where_the_peer_wins(headlines):
     from papers import peers
 
     found = figures_of("peers")
@@ -188,7 +188,7 @@ def test_a_limit_that_is_a_share_takes_the_prediction_of_the_peak_too(headlines)
     assert "For a limit that is a share, it takes longer than tracing at all of these sizes." in section.notes
 
 
-def test_layrub_tells_the_average_without_its_deepest_nets(headlines):
+def test_layrub_reports_the_average_without_its_deepest_nets(headlines):
     from papers import layrub
 
     found = figures_of("layrub")
@@ -231,7 +231,7 @@ def test_a_tactic_that_raises_the_lowest_limit_is_said_and_what_a_plan_of_its_ow
     assert cached(0.1).startswith("the tensor cache differs in time: 100 ms")
 
 
-def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
+def test_the_papers_multiple_is_reported_where_it_was_planned(headlines):
     from papers import batch
 
     found = {batch.PAPERS: copy.deepcopy(figures_of("batch")[batch.PAPERS])}
@@ -240,10 +240,10 @@ def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
     assert not any("predicted time" in note for note in batch.present(found).notes)
     for row, ratio in zip(found[batch.PAPERS], (1.25, None), strict=True):
         row["at_papers_multiple"] = {"size": 816, "time_ratio": ratio}
-    told = (
+    reported = (
         "at 816, 4.6 times the unoptimised batch, in the same memory: predicted time 1.25 by swapping alone and no plan"
     )
-    assert any(told in note for note in batch.present(found).notes)
+    assert any(reported in note for note in batch.present(found).notes)
 
 
 def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said(headlines):
@@ -252,9 +252,9 @@ def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said
     lines = [{"peak_bytes": 100}, {"peak_bytes": 50, "baseline_bytes": 80}]
     runs = {"unoptimised": {"peak_bytes": 105, "measured_bytes": 100}}
     nets = {"net, batch 8": {"found": {"runs": runs}}, "unmeasured": {"found": {"runs": {"unoptimised": lines[0]}}}}
-    told = predictions.told({"layrub": {"VGG": {"found": {"lines": lines}}}, "kinds": nets})
-    assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in told
-    assert "VGG 0 for 0" in told
+    reported = predictions.reported({"layrub": {"VGG": {"found": {"lines": lines}}}, "kinds": nets})
+    assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in reported
+    assert "VGG 0 for 0" in reported
     taken = {"when": "", "took_s": 1.0, "load": 1.0, "versions": "", "cores": 2, "command": "", "machine": "EPYC"}
     assert "headlines.py pytorch --python PYTHON<" in page._taken("pytorch", {"a": {"taken": taken}})
     assert page.UNRECORDED in page._taken("gist", {"a": {"taken": taken}})

@@ -92,7 +92,7 @@ def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number:
 
 
 @pytest.mark.parametrize(("redirect", "says"), [(">/dev/full", "No space left"), (">&-", "it is closed")])
-def test_where_nothing_can_be_printed_the_error_is_told(redirect: str, says: str) -> None:
+def test_where_nothing_can_be_printed_the_error_is_reported(redirect: str, says: str) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"} | {"PYTHONPATH": str(ROOT)}
     command = f'"{sys.executable}" -m tfswap doctor {redirect}'
     done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
@@ -241,15 +241,15 @@ def test_explain_says_all_about_one_tensor(model: str, capsys: pytest.CaptureFix
         assert word in out
     status, out, _ = run(capsys, "explain", model, "Relu:0", "--memory_limit=60%", *FLAGS, "--json")
     assert status == 0
-    told = json.loads(out)["explanation"]
-    assert told["tensor"] == "Relu:0"
-    assert told["nbytes"] == 1024 * 256 * 4
-    assert told["made_by"] == ["Relu", "Relu"]
-    first, last = told["wait"]
-    uses = [*told["made_at"], *(position for _, position in told["read_by"])]
+    reported = json.loads(out)["explanation"]
+    assert reported["tensor"] == "Relu:0"
+    assert reported["nbytes"] == 1024 * 256 * 4
+    assert reported["made_by"] == ["Relu", "Relu"]
+    first, last = reported["wait"]
+    uses = [*reported["made_at"], *(position for _, position in reported["read_by"])]
     assert {first, last} <= set(uses)
     assert not [use for use in uses if first < use < last]
-    assert told["wait_s"] > 0 < min(told["copy_s"])
+    assert reported["wait_s"] > 0 < min(reported["copy_s"])
     status, _, err = run(capsys, "explain", model, "Relo", "--memory_limit=60%", *FLAGS)
     assert status == 1
     assert "no tensor 'Relo'" in err
@@ -287,9 +287,9 @@ def test_verify_compares_two_models_to_the_bit(model: str, tmp_path: Path, capsy
     tf.saved_model.save(changed, str(tmp_path / "changed"))
     status, text, _ = run(capsys, "verify", model, str(tmp_path / "changed"), *FLAGS, "--json")
     assert status == 1
-    told = json.loads(text)
-    assert told["same"] is False
-    assert "result 0 of step 0" in {d["name"] for d in told["differences"]}
+    reported = json.loads(text)
+    assert reported["same"] is False
+    assert "result 0 of step 0" in {d["name"] for d in reported["differences"]}
     status, _, err = run(capsys, "verify", model, str(out))
     assert status == 1
     assert "leaves sizes open" in err
@@ -298,7 +298,7 @@ def test_verify_compares_two_models_to_the_bit(model: str, tmp_path: Path, capsy
     assert "no function 'fly'" in err
 
 
-def test_verify_tells_a_rewritten_model_from_a_damaged_one(
+def test_verify_distinguishes_a_rewritten_model_from_a_damaged_one(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tensorflow.core.protobuf import saved_model_pb2
@@ -408,7 +408,7 @@ def test_errors_have_their_exit_status(
         ("analyze", "MODEL", "--save=OUT/x.html"),
     ],
 )
-def test_what_can_t_be_written_is_told_before_tensorflow_is_loaded(
+def test_what_can_t_be_written_is_reported_before_tensorflow_is_loaded(
     model: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -422,7 +422,9 @@ def test_what_can_t_be_written_is_told_before_tensorflow_is_loaded(
 
 
 @pytest.mark.parametrize("pipe", ["saved_model.pb", "variables/variables.index", "tfswap_request.json"])
-def test_a_pipe_in_a_model_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: str) -> None:
+def test_a_pipe_in_a_model_is_reported(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: str
+) -> None:
     """To open it would wait for ever. Each of these commands reads a SavedModel the same way."""
     broken = tmp_path / "model"
     shutil.copytree(model, broken)
@@ -443,7 +445,7 @@ def test_a_pipe_in_a_model_is_told(model: str, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("option", ["plan", "profile"])
-def test_a_pipe_in_place_of_a_file_is_told(
+def test_a_pipe_in_place_of_a_file_is_reported(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     os.mkfifo(tmp_path / "pipe")

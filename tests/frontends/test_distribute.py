@@ -132,7 +132,7 @@ print(json.dumps([names, [each.numpy().tobytes().hex() for each in found]]))
 
 
 def test_a_keras_model_of_several_workers_is_refused_before_its_fit_fails():
-    told = on_workers("""
+    reported = on_workers("""
 import json
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -146,8 +146,8 @@ try:
 except tfswap.TfswapError as error:
     print(json.dumps(str(error)))
 """)
-    assert "examples/multi_worker.py" in told[0]
-    assert told[0] == told[1]
+    assert "examples/multi_worker.py" in reported[0]
+    assert reported[0] == reported[1]
 
 
 COLLECTIVES = """
@@ -304,16 +304,16 @@ def after_failing(failing):
     try:
         optimized(x)
     except tf.errors.InvalidArgumentError as error:
-        told = str(error)
+        reported = str(error)
     left = pool_in_use()
     values, peak = trained(net.weights, start, optimized, *calls)
     moved = len(optimized.plan().evictions)
-    return [told, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
+    return [reported, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
 
 print(json.dumps([after_failing(0), after_failing(1)]))
 """)
-    for told, left, same, peak, limit, moved in found:
-        assert "the loss" in told
+    for reported, left, same, peak, limit, moved in found:
+        assert "the loss" in reported
         assert left == 0
         assert same
         assert peak <= limit
@@ -389,13 +389,13 @@ print(json.dumps(as_undecorated(weights, step, "60%", [(batch(seed=i),) for i in
 
 
 def test_what_runs_elsewhere_is_refused_by_name():
-    told = on_arena(f"""{DEVICES}
-told = []
+    reported = on_arena(f"""{DEVICES}
+reported = []
 def refused(function):
     try:
         tfswap.optimize(tf.function(function), memory_limit="60%")(batch())
     except tfswap.UnsupportedGraph as error:
-        told.append(str(error))
+        reported.append(str(error))
 
 net = Net()
 @tf.autograph.experimental.do_not_convert
@@ -411,7 +411,7 @@ def remote(x):
 
 refused(looped)
 refused(remote)
-print(json.dumps(told))
+print(json.dumps(reported))
 """)
-    assert "in a loop outside" in told[0]
-    assert "another process's" in told[1]
+    assert "in a loop outside" in reported[0]
+    assert "another process's" in reported[1]

@@ -129,7 +129,7 @@ def test_only_multiples_are_tried():
     assert all(n % 32 == 0 for n in asked)
 
 
-def test_a_size_that_does_not_matter_is_told():
+def test_a_size_that_does_not_matter_is_reported():
     with pytest.raises(TfswapError, match="does not depend on x"):
         search(1, LIMIT).largest(lambda _: 5)
 
@@ -296,12 +296,12 @@ print(json.dumps([found.size, found.confirmed, str(found)]))
 """
 
 
-def test_where_the_allocator_tells_no_peak_nothing_is_confirmed():
+def test_where_the_allocator_reports_no_peak_nothing_is_confirmed():
     pytest.importorskip("tensorflow")
-    size, confirmed, told = last_json(run_forked(UNMEASURED))
+    size, confirmed, reported = last_json(run_forked(UNMEASURED))
     assert size > 0
     assert not confirmed
-    assert "planned; no run has measured it" in told
+    assert "planned; no run has measured it" in reported
 
 
 def test_the_run_that_confirms_has_what_the_size_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

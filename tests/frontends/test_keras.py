@@ -19,13 +19,13 @@ import tfswap  # noqa: E402 needs TensorFlow to be worth it
 
 # What an LSTM of this size holds in its loops is too little to be moved; the VAE's floor is 72%, and the third's 71%,
 # of which a fifth is room for batches that are made during its tiny step.
-LIMITS = {"lstm": "100%", "told_much": "75%", "vae": "75%"}
+LIMITS = {"lstm": "100%", "several_inputs": "75%", "vae": "75%"}
 PROGRAMS = (
     *(pytest.param(program, marks=pytest.mark.slow) for program in ("mobilenet", "vae", "convnet", "gan")),
     "transformer",
     "lstm",
     "unet",
-    "told_much",
+    "several_inputs",
     "accumulated",
     "mixed",
     "parts",
@@ -50,13 +50,13 @@ def test_values_are_those_of_plain_fit_and_the_limit_is_kept(program):
         assert found["peak"] < 0.75 * found["baseline"]
 
 
-@pytest.mark.parametrize("program", ["told_much", "unet"])
+@pytest.mark.parametrize("program", ["several_inputs", "unet"])
 def test_the_last_batch_needs_no_plan_of_its_own(program):
     assert run(program)["plans"] == 1
 
 
 def test_an_epoch_whose_pipeline_holds_more_batches_needs_no_new_plan():
-    assert run("told_much")["plannings"] == 1  # its batches are large compared with its step
+    assert run("several_inputs")["plannings"] == 1  # its batches are large compared with its step
 
 
 def test_one_plan_serves_fit_and_batches_of_any_smaller_size():
@@ -302,7 +302,7 @@ def test_compiled_again_it_is_planned_again():
     assert second.baseline_peak_bytes < first.baseline_peak_bytes, "no moments"
 
 
-def test_memory_is_told_epoch_by_epoch(tmp_path):
+def test_memory_is_reported_epoch_by_epoch(tmp_path):
     found = on_arena(
         f"""
         import json, logging
@@ -312,9 +312,9 @@ def test_memory_is_told_epoch_by_epoch(tmp_path):
         from tensorflow.core.util import event_pb2
 
         settle()
-        told = []
+        reported = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())
+        handler.emit = lambda record: reported.append(record.getMessage())
         logging.getLogger("tfswap").addHandler(handler)
         logging.getLogger("tfswap").setLevel(logging.INFO)
         model = tfswap.keras.optimize(dense(), memory_limit="75%")
@@ -327,7 +327,7 @@ def test_memory_is_told_epoch_by_epoch(tmp_path):
                 for value in event.summary.value:
                     written.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
         epochs = [vars(epoch) for epoch in memory.epochs]
-        print(json.dumps({{"epochs": epochs, "written": written, "told": told}}))
+        print(json.dumps({{"epochs": epochs, "written": written, "reported": reported}}))
         """
     )
     assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
@@ -337,7 +337,7 @@ def test_memory_is_told_epoch_by_epoch(tmp_path):
     for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
         expected = [[epoch["epoch"], float(np.float32(epoch[name]))] for epoch in found["epochs"]]
         assert found["written"][f"memory/{name}"] == expected
-    assert sum("epoch" in line and "measured" in line for line in found["told"]) == 2
+    assert sum("epoch" in line and "measured" in line for line in found["reported"]) == 2
 
 
 def test_the_figures_of_an_epoch_are_of_all_its_steps():

@@ -125,7 +125,7 @@ def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it
     )
     if found["said"]:
         assert f"a limit of {limits[way]} bytes" in found["said"][0]
-        assert found["peak"] < found["before"] + 2**16, "its kernels have run, or the peak tells of the region"
+        assert found["peak"] < found["before"] + 2**16, "its kernels have run, or the peak is of the region"
     else:
         assert found["peak"] <= limits[way]
     assert bool(found["said"]) or not others_mib
@@ -164,7 +164,7 @@ def test_steps_of_one_model_have_a_limit_each(tmp_path: Path) -> None:
         assert f"The plan is in tfswap_plan{plan}.json." in section
 
 
-def test_a_folder_without_planned_steps_is_told_apart(tmp_path: Path) -> None:
+def test_a_folder_without_planned_steps_is_distinguished(tmp_path: Path) -> None:
     run_forked(
         f"""
 import load_programs, tensorflow as tf

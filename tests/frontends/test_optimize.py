@@ -544,7 +544,7 @@ def test_who_differentiates_a_rewritten_step_gets_the_custom_gradient(derive, of
 
 
 def test_a_tape_that_can_not_be_planned_for_gets_the_right_gradients_and_one_warning(caplog):
-    """Of those that can tests/runtime/test_outside_gradients.py tells."""
+    """Of those that can tests/runtime/test_outside_gradients.py is about."""
     net, twin = Net(), Net()
     forward = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
     reference = tf.function(twin.loss)

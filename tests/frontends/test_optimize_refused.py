@@ -174,7 +174,7 @@ def test_a_loop_over_an_iterator_is_what_the_refusal_says_to_write(unrolled):
 
 
 @pytest.mark.parametrize("looped", [False, True])
-def test_batches_of_an_iterator_that_tells_no_size_are_refused_with_what_to_do(looped):
+def test_batches_of_an_iterator_without_a_size_are_refused_with_what_to_do(looped):
     net = Net(layers=1)
 
     def step(iterator):
@@ -187,11 +187,11 @@ def test_batches_of_an_iterator_that_tells_no_size_are_refused_with_what_to_do(l
         tfswap.optimize(tf.function(step), memory_limit=LIMIT)(iter(in_batches()))
 
 
-def with_numpy(net, tell):
+def with_numpy(net, declare):
     def step(x):
         with tf.GradientTape() as tape:
             made = tf.numpy_function(lambda: 2 * batch().numpy(), [], tf.float32)  # this line is named
-            loss = net.loss(tell(made) + 0 * x)
+            loss = net.loss(declare(made) + 0 * x)
         for weight, gradient in zip(net.weights, tape.gradient(loss, net.weights), strict=True):
             weight.assign_sub(0.1 * gradient)
         return loss
@@ -205,21 +205,21 @@ def set_shape(tensor):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_size_that_tensorflow_can_t_infer_can_be_told(nested):
-    def told(net, tell):
+def test_a_size_that_tensorflow_can_t_infer_can_be_declared(nested):
+    def step_of(net, declare):
         if nested:
             net.loss = tf.function(net.loss)
-        return tf.function(with_numpy(net, tell))
+        return tf.function(with_numpy(net, declare))
 
     expected = bits(unoptimised(tf.function(with_numpy(Net(), tf.identity)), batch()))
     with pytest.raises(
         tfswap.UnsupportedGraph, match=r"PyFunc.*made at .*test_optimize_refused.py:\d+.*tf.ensure_shape"
     ) as error:
-        tfswap.optimize(told(Net(), tf.identity), memory_limit=LIMIT)(batch())
+        tfswap.optimize(step_of(Net(), tf.identity), memory_limit=LIMIT)(batch())
     line = int(re.search(r"test_optimize_refused.py:(\d+)", str(error.value))[1])
     assert "this line is named" in Path(__file__).read_text().splitlines()[line - 1]
-    for tell in (lambda y: tf.ensure_shape(y, [1024, WIDTH]), set_shape):
-        step = tfswap.optimize(told(Net(), tell), memory_limit=LIMIT)
+    for declare in (lambda y: tf.ensure_shape(y, [1024, WIDTH]), set_shape):
+        step = tfswap.optimize(step_of(Net(), declare), memory_limit=LIMIT)
         assert bits(step(batch())) == expected
         assert step.plan().evictions
 

@@ -61,7 +61,7 @@ def test_a_step_that_fails_leaves_no_host_memory_and_can_run_again():
         def step(x, fail):
             with tf.GradientTape() as tape:
                 loss = net.loss(x)
-                with tf.control_dependencies([tf.debugging.assert_equal(fail, False, "told to fail")]):
+                with tf.control_dependencies([tf.debugging.assert_equal(fail, False, "made to fail")]):
                     loss = tf.identity(loss)
             for weight, gradient in zip(net.weights, tape.gradient(loss, net.weights), strict=True):
                 weight.assign_sub(0.1 * gradient)
@@ -75,7 +75,7 @@ def test_a_step_that_fails_leaves_no_host_memory_and_can_run_again():
     for fail in (no, yes, no, yes, no):
         if fail:
             before = bits(net.weights)
-            with pytest.raises(tf.errors.InvalidArgumentError, match="told to fail"):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="made to fail"):
                 step(batch(), fail)
             assert bits(net.weights) == before
             assert pool_in_use() == 0

@@ -1,4 +1,4 @@
-"""`policy=`: what it says of a tensor holds everywhere; what it is told, and what it may say."""
+"""`policy=`: what it says of a tensor holds everywhere; what it is given, and what it may say."""
 
 from __future__ import annotations
 
@@ -84,37 +84,37 @@ def test_a_tactic_is_not_used_where_it_is_forbidden(tactic: str, limit: str) -> 
         return {row.name: f"{row.tactic}: {row.reason}" for row in report.rows}
 
     free = used(None)
-    name = next(name for name, told in free.items() if told.startswith(f"{tactic}: "))
+    name = next(name for name, reported in free.items() if reported.startswith(f"{tactic}: "))
     restricted = used(without(name, tactic))
     others = " and ".join(repr(t) for t in TACTICS if t != tactic)
     assert restricted[name].startswith(f"keep: policy allows only {others}")
-    assert any(told.startswith(f"{tactic}: ") for told in restricted.values())
+    assert any(reported.startswith(f"{tactic}: ") for reported in restricted.values())
 
 
 def test_no_tactic_is_as_with_keep() -> None:
     names = "Relu_1:0", "Relu_2:0"
     optimized = tfswap.optimize(step(), memory_limit="60%", policy=lambda facts: () if facts.name in names else None)
     optimized(batch())
-    told = {row.name: row for row in optimized.report().rows}
-    assert {(told[name].tactic, told[name].reason) for name in names} == {("keep", "policy allows nothing")}
+    reported = {row.name: row for row in optimized.report().rows}
+    assert {(reported[name].tactic, reported[name].reason) for name in names} == {("keep", "policy allows nothing")}
     assert optimized.report().explain(names[0]).reason == "policy allows nothing"
-    assert any(row.tactic != "keep" for row in told.values())
+    assert any(row.tactic != "keep" for row in reported.values())
 
 
-def test_what_it_is_told_once_of_each_tensor() -> None:
-    told: list[tfswap.TensorFacts] = []
+def test_what_it_is_given_once_of_each_tensor() -> None:
+    reported: list[tfswap.TensorFacts] = []
 
     def policy(facts: tfswap.TensorFacts) -> None:
-        told.append(facts)
+        reported.append(facts)
 
     tfswap.optimize(step(), memory_limit="60%", policy=policy)(batch())
-    names = Counter(facts.name for facts in told)
+    names = Counter(facts.name for facts in reported)
     assert set(names.values()) == {1}
-    relu = next(facts for facts in told if facts.name == "Relu_2:0")
+    relu = next(facts for facts in reported if facts.name == "Relu_2:0")
     assert (relu.op, relu.shape, relu.dtype, relu.nbytes) == ("Relu", (4096, 256), "float32", 4096 * 256 * 4)
     line = 1 + HERE.read_text(encoding="utf-8").splitlines().index("                h = x + tf.nn.relu(h @ w)")
     assert relu.line == f"{HERE}:{line}"
-    ops = {facts.op for facts in told}
+    ops = {facts.op for facts in reported}
     assert {"Relu", "ReluGrad", "MatMul"} <= ops
     assert ops.isdisjoint({"Placeholder", "ReadVariableOp", "Const", "Identity", "Reshape", "AssignSubVariableOp"})
     with pytest.raises(AttributeError):
@@ -168,17 +168,17 @@ def scan() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "limit", "told"),
+    ("allowed", "limit", "reported"),
     [
         ("swap", "70%", "swap: saved by a loop, and swapped inside of it"),
         ("encode", "100%", "keep: saved by a loop; policy allows only 'encode'"),
     ],
 )
-def test_a_loop_goes_by_what_is_said_of_the_tensors_in_its_body(allowed: str, limit: str, told: str) -> None:
+def test_a_loop_goes_by_what_is_said_of_the_tensors_in_its_body(allowed: str, limit: str, reported: str) -> None:
     policy = {"Tanh": (allowed,)}
     rows, asked = on_arena(REAL.format(program="scan", rows=2048, limit=limit, policy=policy))
     assert any(name.startswith("while[1]/") and name.endswith("Tanh:0") for name in asked)
-    assert told in {f"{tactic}: {reason}" for op, tactic, reason in rows if op == "list"}
+    assert reported in {f"{tactic}: {reason}" for op, tactic, reason in rows if op == "list"}
 
 
 # --- bodies -----------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_loop_makes_nothing_again_by_kernels_that_may_not_run_again() -> None:
     assert {r.recomputed for r in bound.search.alternatives.recomputed(0, bound.costs, swap=False)} == {("tanhs",)}
     with pytest.raises(InvalidModel, match=r"recomputes 'shifted:0' in place of saving 'sums'"):
         bound.variants[both]
-    # What may be made again and not swapped is not swapped where it is made again either.
+    # What may be recomputed and not swapped is not swapped where it is recomputed either.
     carried = optimizer(graph, policy=without(f"{body}/tanh:0", "swap"))
     made = carried.variants[both].graph
     permits = {t.name: permit for part in made.all_bodies() for t, permit in part.permits.items()}
@@ -283,7 +283,7 @@ def test_a_plan_that_does_what_is_forbidden_is_refused(tactic: str) -> None:
 
 
 def test_what_is_made_on_the_way_is_made_again_too() -> None:
-    """A tensor that may not be made again is not made for another one either."""
+    """A tensor that may not be recomputed is not made for another one either."""
     free = optimizer(tactics=("recompute",))
     plan = free.plan(free.floor_bytes())
     again = [name for name, count in Counter(plan.order).items() if count > 1]
@@ -293,7 +293,7 @@ def test_what_is_made_on_the_way_is_made_again_too() -> None:
 
 
 def test_with_all_tactics_those_that_are_left_are_used() -> None:
-    """Swapped where nothing may be made again, made again where nothing may be swapped."""
+    """Swapped where nothing may be recomputed, recomputed where nothing may be swapped."""
     for allowed, moved, not_moved in (("swap", "evictions", "again"), ("recompute", "again", "evictions")):
         made = optimizer(tactics=("swap", "recompute"), policy=lambda _, allowed=allowed: [allowed])
         plan = made.plan(made.floor_bytes())

@@ -134,9 +134,9 @@ def test_what_needs_our_ops_is_refused(model: Path, tmp_path: Path) -> None:
 def test_the_command_line_writes_it_too(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--function=serve", "--batch_size=8", "--memory_limit=90%", "--portable"]
     assert cli.main(["optimize", str(model), str(tmp_path / "smaller"), *flags]) == cli.OK
-    told = capsys.readouterr().out
-    assert "import tfswap" not in told
-    assert "note: portable" in told
+    reported = capsys.readouterr().out
+    assert "import tfswap" not in reported
+    assert "note: portable" in reported
     require_stock(tmp_path / "smaller")
     assert cli.main(["verify", str(tmp_path / "smaller"), "--json"]) == cli.OK
     assert len(json.loads(capsys.readouterr().out)["functions"]) == 1

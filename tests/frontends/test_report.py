@@ -11,7 +11,7 @@ from pathlib import Path
 
 import networkx
 import pytest
-from browser import needs_browser, told_by
+from browser import needs_browser, shown_by
 from graphs import Layer, training_step
 from terminals import on_terminal
 
@@ -97,9 +97,9 @@ def test_without_pydot_a_dot_file_is_refused(report: Report, tmp_path: Path, mon
 
 
 @needs_browser
-def test_the_page_tells_what_is_alive_and_sorts_its_table(report: Report, tmp_path: Path) -> None:
+def test_the_page_shows_what_is_alive_and_sorts_its_table(report: Report, tmp_path: Path) -> None:
     page = saved(report, tmp_path, ".html")
-    told = told_by(
+    seen = shown_by(
         page,
         """
         const read = document.querySelectorAll(".read")[1], box = document.querySelectorAll(".box")[1];
@@ -128,30 +128,30 @@ def test_the_page_tells_what_is_alive_and_sorts_its_table(report: Report, tmp_pa
     )
     after = timeline(report).after
     assert after is not None
-    assert told["title"] == report.title
-    assert told["wide"]
-    assert told["charts"] == 2 * len(KINDS)
-    assert format_bytes(after.record.peak_bytes) in told["at_peak"]
+    assert seen["title"] == report.title
+    assert seen["wide"]
+    assert seen["charts"] == 2 * len(KINDS)
+    assert format_bytes(after.record.peak_bytes) in seen["at_peak"]
     state = after.record.peak_state
     alive = [h for h in after.record.holds if h.first <= state < h.last]
     assert sum(h.nbytes for h in alive) <= after.record.peak_bytes
-    assert len(told["alive"]) > 3
-    assert {*told["alive"]} <= {*map(after.name, alive), "all others"}
+    assert len(seen["alive"]) > 3
+    assert {*seen["alive"]} <= {*map(after.name, alive), "all others"}
     first = after.columns(COLUMNS, max(after.total_s, timeline(report).before.total_s))[0].state
     there = {after.name(h) for h in after.record.holds if h.first <= first < h.last}
-    assert {*told["alive_first"]} - {"all others"} <= there
-    assert len({told["at_peak"], told["before"], told["start"]}) == 3
-    assert "at " in told["start"]
-    assert told["first"][0] == format_bytes(report.rows[0].nbytes)
+    assert {*seen["alive_first"]} - {"all others"} <= there
+    assert len({seen["at_peak"], seen["before"], seen["start"]}) == 3
+    assert "at " in seen["start"]
+    assert seen["first"][0] == format_bytes(report.rows[0].nbytes)
     rows = (*report.rows, *report.others)
-    assert told["rising"] == [format_bytes(n) for n in sorted(row.nbytes for row in rows)]
-    assert [name.split("\n")[0] for name in told["names"]] == sorted((row.name for row in rows), key=natural)
-    assert told["swapped"] == ["swap"] * len(report.swapped)
+    assert seen["rising"] == [format_bytes(n) for n in sorted(row.nbytes for row in rows)]
+    assert [name.split("\n")[0] for name in seen["names"]] == sorted((row.name for row in rows), key=natural)
+    assert seen["swapped"] == ["swap"] * len(report.swapped)
 
 
 @needs_browser
 def test_the_page_filters_by_tactic_and_goes_from_a_chart_to_a_tensor_and_back(report: Report, tmp_path: Path) -> None:
-    found = told_by(
+    found = shown_by(
         saved(report, tmp_path, ".html"),
         """
         const rows = () => [...document.querySelectorAll("table.tensors tbody tr")];
@@ -184,7 +184,7 @@ def test_the_page_filters_by_tactic_and_goes_from_a_chart_to_a_tensor_and_back(r
 
 @needs_browser
 def test_a_chart_zooms(report: Report, tmp_path: Path) -> None:
-    found = told_by(
+    found = shown_by(
         saved(report, tmp_path, ".html"),
         """
         const plot = document.querySelectorAll(".plot")[1], box = plot.querySelector(".box");
@@ -221,14 +221,14 @@ def test_the_page_has_every_tensor_with_what_explain_says_of_it(report: Report, 
     text = saved(report, tmp_path, ".html").read_text(encoding="utf-8")
     data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
     names = data["names"]
-    told = {names[row["name"]]: (row["tactic"], names[row["reason"]], row["nbytes"]) for row in data["rows"]}
+    seen = {names[row["name"]]: (row["tactic"], names[row["reason"]], row["nbytes"]) for row in data["rows"]}
     planned = timeline(report).planned
     assert planned is not None
-    assert {value.tensor.name for value in planned.flow.values if value.nbytes} == {*told}
-    for name, row in told.items():
+    assert {value.tensor.name for value in planned.flow.values if value.nbytes} == {*seen}
+    for name, row in seen.items():
         explained = report.explain(name)
         assert (explained.tactic, explained.reason, explained.nbytes) == row
-    kept = {reason for tactic, reason, _ in told.values() if tactic == "keep"}
+    kept = {reason for tactic, reason, _ in seen.values() if tactic == "keep"}
     assert {"there before the step: a variable, an argument or a constant", "never waits between two uses"} <= kept
     assert not {row.name for row in report.rows} & {row.name for row in report.others}
 
@@ -252,7 +252,7 @@ def test_long_names_stay_in_their_place(report: Report, tmp_path: Path) -> None:
         const places = [...document.querySelectorAll(".facts div")];
         return places.map(p => within(p.querySelector("dd").getBoundingClientRect(), p.getBoundingClientRect()));
         """
-    assert set(told_by(saved(long, tmp_path, ".html"), script)) == {True}
+    assert set(shown_by(saved(long, tmp_path, ".html"), script)) == {True}
 
 
 @needs_browser
@@ -264,14 +264,14 @@ def test_labels_hide_nothing_of_a_chart_and_its_lanes(report: Report, tmp_path: 
         const inside = labels.map(label => place(label).left >= 0);
         return {outside, inside, key: document.querySelector(".plot .legend").innerText};
         """
-    told = told_by(saved(report, tmp_path, ".html"), script)
-    assert set(told["outside"]) == set(told["inside"]) == {True}
-    assert told["key"].split("\n") == [BLOCKS[kind] for kind in ("run", "copy")]
+    seen = shown_by(saved(report, tmp_path, ".html"), script)
+    assert set(seen["outside"]) == set(seen["inside"]) == {True}
+    assert seen["key"].split("\n") == [BLOCKS[kind] for kind in ("run", "copy")]
 
 
 @needs_browser
 def test_the_page_of_a_step_that_is_left_alone_has_one_chart(unchanged: Report, tmp_path: Path) -> None:
-    assert told_by(saved(unchanged, tmp_path, ".html"), 'return document.querySelectorAll(".box").length') == 1
+    assert shown_by(saved(unchanged, tmp_path, ".html"), 'return document.querySelectorAll(".box").length') == 1
 
 
 def test_the_page_needs_no_network_and_quotes_what_it_is_given(report: Report, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_report_and_a_curve_in_one_notebook_leave_each_other_alone(report: Rep
         const box = drawn.getBoundingClientRect();
         return [around.top <= box.top && box.bottom <= around.bottom, getComputedStyle(drawn).position];
         """
-    assert told_by(page, script) == [True, "static"]
+    assert shown_by(page, script) == [True, "static"]
 
 
 def test_the_trace_is_the_schedule_on_its_lanes(report: Report, tmp_path: Path) -> None:
@@ -404,9 +404,9 @@ def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path
 
 
 def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = str(report).splitlines()
+    seen = str(report).splitlines()
     for row in report.rows[:ROWS_SHOWN]:
-        assert any(row.name in line and line.endswith(row.reason) for line in told)
+        assert any(row.name in line and line.endswith(row.reason) for line in seen)
     monkeypatch.setenv("COLUMNS", "60")
     with on_terminal("stdout") as screen:
         show(report)

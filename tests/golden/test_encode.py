@@ -93,7 +93,7 @@ def pool(**changed: object) -> Graph:
         ({"dtype": "float64"}, 2 * 4 * 4 * 2),
         ({"ksize": "(1, 3, 3, 1)", "padding": "SAME"}, 2 * 4 * 4 * 2),
         ({"ksize": "(1, 5, 5, 1)", "padding": "SAME"}, 2 * 4 * 4 * 3),
-        ({"ksize": "(1, 17, 17, 1)", "padding": "SAME"}, None),  # more positions than a byte tells
+        ({"ksize": "(1, 17, 17, 1)", "padding": "SAME"}, None),  # more positions than a byte holds
         ({"dtype": "int32"}, None),
         ({"layout": "NCHW"}, None),
         ({"ksize": "(1, 2, 2, 2)"}, None),

@@ -64,7 +64,7 @@ def silu_net():
 
 
 def table():
-    """A table that is read and written in part only, so that no op tells its size."""
+    """A table that is read and written in part only, so that no op gives its size."""
     rows = tf.Variable(tf.random.stateless_normal([100, 8], seed=(1, 2)))
 
     @tf.function

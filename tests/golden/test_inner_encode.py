@@ -1,4 +1,4 @@
-"""Encodings in the bodies of loops and conditionals: found, carried out, planned, told and run."""
+"""Encodings in the bodies of loops and conditionals: found, carried out, planned, reported and run."""
 
 from __future__ import annotations
 

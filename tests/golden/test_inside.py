@@ -1,4 +1,4 @@
-"""What waits inside of a body: planned there as in a step, carried out, counted, told and run."""
+"""What waits inside of a body: planned there as in a step, carried out, counted, reported and run."""
 
 from __future__ import annotations
 
@@ -179,9 +179,9 @@ def test_the_floor_is_lower_and_the_plan_says_why():
     assert sum(row.cost_bytes for row in report.swapped) == 2 * TRIPS * away
     assert report.reruns == TRIPS * (len(inside.order) - len(set(inside.order)))
     assert all("each time that loop[1] runs" in row.reason for row in (*report.swapped, *report.recomputed))
-    told = report.explain(report.swapped[0].name)
-    assert (told.tactic, told.tensor) == (report.swapped[0].tactic, report.swapped[0].name)
-    assert told.made_by == (told.tensor.removeprefix("loop[1]/").removesuffix(":0"), "Tanh")
+    reported = report.explain(report.swapped[0].name)
+    assert (reported.tactic, reported.tensor) == (report.swapped[0].tactic, report.swapped[0].name)
+    assert reported.made_by == (reported.tensor.removeprefix("loop[1]/").removesuffix(":0"), "Tanh")
     assert made.plan(plan.planned_peak_bytes * 4, ordered=True).inside == ()
 
 
@@ -214,7 +214,7 @@ def test_a_body_has_its_facts_made_once_for_all_that_is_planned_in_it(monkeypatc
     assert len(analysed) == len({inside.body for plan in planned for inside in plan})
 
 
-def test_below_the_floor_the_floor_is_told():
+def test_below_the_floor_the_floor_is_reported():
     made = optimizer()
     with pytest.raises(InfeasibleMemoryLimit) as refused:
         made.plan(made.floor_bytes() - 1)
@@ -264,17 +264,17 @@ def changed(plan: Plan, **fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"body": "loop[2]"}, "loop\\[2\\]"),
         ({"order": ("next",)}, "does not say when"),
         ({"order": ("nobody",)}, "nobody"),
     ],
 )
-def test_a_plan_for_another_body_is_refused(fields, told):
+def test_a_plan_for_another_body_is_refused(fields, reported):
     made = optimizer()
     plan = made.plan(made.floor_bytes())
-    with pytest.raises(InvalidModel, match=told):
+    with pytest.raises(InvalidModel, match=reported):
         made.require_fit(changed(plan, **fields, evictions=()))
 
 
@@ -327,7 +327,7 @@ def test_a_body_with_most_of_the_step_in_it(program):
 
 
 def test_a_loop_inside_of_a_body_saves_nothing_there():
-    """What a recurrent net saves for its own backward loop, in each micro-batch, is swapped or made again inside."""
+    """What a recurrent net saves for its own backward loop, in each micro-batch, is swapped or recomputed inside."""
     pytest.importorskip("tensorflow")
     expected = run("recurrent_micro_batches", "unoptimised")
     limit = little_more_than_the_floor("recurrent_micro_batches")

@@ -54,7 +54,7 @@ def test_what_acts_is_put_on_its_side():
     assert graph["backward/printed"].controls == (outside_of(graph),)
 
 
-def halves() -> tuple[Graph, Graph]:
+def parts() -> tuple[Graph, Graph]:
     graph = step()
     fix_sides(graph, Target(DeviceModel()), 1, is_backward)
     for before, after in zip(kernels(graph), kernels(graph)[1:], strict=False):
@@ -63,7 +63,7 @@ def halves() -> tuple[Graph, Graph]:
 
 
 def test_each_kernel_is_in_one_half():
-    forward, backward = halves()
+    forward, backward = parts()
     assert [n.name for n in forward if n.name in kernels(step())] == ["product", "y", "counted"]
     assert [n.name for n in backward if n.name in kernels(step())] == [
         "backward/relu",
@@ -75,7 +75,7 @@ def test_each_kernel_is_in_one_half():
 
 
 def test_what_the_second_half_reads_is_carried_once_and_costs_nothing_else():
-    forward, backward = halves()
+    forward, backward = parts()
     carried = [n.inputs[0].name for n in forward if n.op == CARRY]
     assert sorted(carried) == ["weight:0", "y:0"], "not the view of y, nor the constant, nor the argument"
     assert len([n for n in backward if n.op == DELIVER]) == 2
@@ -87,7 +87,7 @@ def test_what_the_second_half_reads_is_carried_once_and_costs_nothing_else():
 
 
 def test_nothing_of_the_second_half_runs_before_its_gate():
-    _, backward = halves()
+    _, backward = parts()
     gate = next(n for n in backward if n.op == GATE)
     assert gate.attrs["gate"] == 7
     waiting = {n.name for n in backward if gate in n.controls}
@@ -96,7 +96,7 @@ def test_nothing_of_the_second_half_runs_before_its_gate():
 
 
 def test_all_of_the_first_half_runs_also_what_nothing_is_fetched_from():
-    forward, _ = halves()
+    forward, _ = parts()
     assert forward["counted"] in forward.live_nodes()
 
 
@@ -116,20 +116,20 @@ TWICE = """
     x = tf.random.stateless_normal([64, 64], seed=(1, 2))
     carrier = put(x)
     same = bool(tf.reduce_all(take(carrier) == x))
-    told = []
+    reported = []
     for wrong in (carrier, tf.raw_ops.OptionalNone(), put(tf.constant(1))):
         try:
             take(wrong)
         except (tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
-            told.append(error.message)
-    print(json.dumps([same, told]))
+            reported.append(error.message)
+    print(json.dumps([same, reported]))
 """
 
 
 def test_a_carrier_delivers_once():
-    same, told = last_json(run_forked(TWICE))
+    same, messages = last_json(run_forked(TWICE))
     assert same
-    assert len(told) == 3
-    assert "delivered before" in told[0]
-    assert "scalar that Carry returned" in told[1]
-    assert "int32" in told[2]
+    assert len(messages) == 3
+    assert "delivered before" in messages[0]
+    assert "scalar that Carry returned" in messages[1]
+    assert "int32" in messages[2]

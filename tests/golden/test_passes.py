@@ -89,7 +89,7 @@ def test_order(name, added, gate):
     assert places == sorted(places)
 
 
-def test_what_onednn_would_join_across_the_order_is_told_apart():
+def test_what_onednn_would_join_across_the_order_is_kept_apart():
     graph = parse_graph("""\
 %x = Placeholder() -> float32[2,4,4,3]
 %size = Const() -> int32[4]
@@ -164,7 +164,7 @@ def test_replaced_ops():
     assert keep_replaced_ops(golden.graph, Target(DeviceModel())) == 0
 
 
-def test_likes():
+def test_zeros_like():
     golden = Golden("likes")
     before = len(golden.graph)
     assert fill_zeros_like(golden.graph, Target(DeviceModel())) == 2

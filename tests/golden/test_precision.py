@@ -50,16 +50,16 @@ STEP = """
 %size = Const() {{dtype=int32}} -> int32[2]
 %axis = Const() {{dtype=int32}} -> int32[]
 %means = Mean(%map, %axis) {{T={dtype}, Tidx=int32, keep_dims=false}} -> {dtype}[4]
-%told = Tanh(%map) {{T={dtype}}} -> {dtype}[8,4]
+%tanh = Tanh(%map) {{T={dtype}}} -> {dtype}[8,4]
 %skip = AddV2(%map, %rows) {{T={dtype}}} -> {dtype}[8,4]
-%begun = SigmoidGrad(%map, %told) {{T={dtype}}} -> {dtype}[8,4]
+%begun = SigmoidGrad(%map, %tanh) {{T={dtype}}} -> {dtype}[8,4]
 %late = Mul(%begun, %tall2) {{T={dtype}}} -> {dtype}[8,4]
 %tall2 = Reshape(%tall, %size2) {{T={dtype}, Tshape=int32}} -> {dtype}[8,4]
 %size2 = Const() {{dtype=int32}} -> int32[2]
 %change = MatMul(%late, %scaled) {{T={dtype}, transpose_a=false, transpose_b=true}} -> {dtype}[8,4]
 %norm = Mul(%change, %means) {{T={dtype}}} -> {dtype}[8,4]
 feeds %x, %handle
-fetches %norm, %told, %skip
+fetches %norm, %tanh, %skip
 """
 
 
@@ -74,7 +74,7 @@ def test_only_feature_maps_of_the_forward_pass_are_saved_ones():
     saved = saved_tensors(graph)
     assert set(saved) == {"map:0"}
     assert {n.name for n in saved["map:0"].backward} == {"begun", "late"}  # one of them through two views
-    assert {n.name for n in saved["map:0"].forward} == {"means", "told", "skip"}
+    assert {n.name for n in saved["map:0"].forward} == {"means", "tanh", "skip"}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_backward_pass_reads_what_is_decoded():
     [
         ("rows:0", "fp8", (("begun",),)),
         ("map:0", "fp7", (("begun",),)),
-        ("map:0", "fp8", (("told",),)),  # of the forward pass
+        ("map:0", "fp8", (("tanh",),)),  # of the forward pass
         ("map:0", "fp8", ((),)),
     ],
 )

@@ -150,37 +150,37 @@ void PoolKeepsTheLimit() {
   CHECK(pool.reserved_bytes() == 10 * two_mib);
 }
 
-void ClaimsAddUp() {
+void RegisteredLimitsAddUp() {
   HostBudget budget;
   MmapBlockSource source;
   HostPool pool(&source, &budget);
   HostPool::Failure failure;
-  budget.Claim(1, 1000);
-  budget.Claim(1, 1000);  // the same one, twice: counts once
-  budget.Claim(2, 256);
+  budget.Register(1, 1000);
+  budget.Register(1, 1000);  // the same one, twice: counts once
+  budget.Register(2, 256);
   CHECK(budget.usage().limit_bytes == 1256);
   // A limit that is no multiple of anything can be used up.
   CHECK(pool.Reserve(1000) == HostPool::Failure::kNone);
   CHECK(budget.usage().reserved_bytes == 1024);
-  budget.Claim(2, 300);
+  budget.Register(2, 300);
   void* rest = pool.Allocate(1024, &failure);
   CHECK(rest != nullptr);
   CHECK(pool.Allocate(512, &failure) == nullptr);
   CHECK(failure == HostPool::Failure::kLimit);
   pool.Free(rest);
-  budget.Claim(3, HostBudget::kUnlimited);
+  budget.Register(3, HostBudget::kUnlimited);
   CHECK(budget.usage().limit_bytes == HostBudget::kUnlimited);
   budget.SetLimit(2000);  // what the process has been given holds for all together
   CHECK(budget.usage().limit_bytes == 2000);
-  budget.Drop(3);
+  budget.Unregister(3);
   CHECK(budget.usage().limit_bytes == 1300);
-  budget.Drop(1);
+  budget.Unregister(1);
   CHECK(budget.usage().limit_bytes == 1300);
-  budget.Drop(1);
+  budget.Unregister(1);
   CHECK(budget.usage().limit_bytes == 300);
   CHECK(budget.usage().reserved_bytes == 0);  // what lay unused went back
-  budget.Drop(2);
-  budget.Drop(2);
+  budget.Unregister(2);
+  budget.Unregister(2);
   CHECK(budget.usage().limit_bytes == 2000);
 }
 
@@ -356,7 +356,7 @@ void LaneFromManyThreads() {
 }
 
 // What a copy throws, or says, is its failure; the next copy is none the worse.
-void LaneToldOfFailure() {
+void LaneHearsOfFailure() {
   auto* lane = new CopyLane(1000, 2);
   for (const bool throws : {true, false}) {
     std::atomic<int> pieces{0};
@@ -514,8 +514,8 @@ void FileGivesBackEveryByte() {
   CHECK(file != nullptr);
   CHECK(SpillFile::Of(folder + "/.", &why) == file);
   HostPool::Failure failure;
-  CHECK(file->Allocate(1, &failure) == nullptr);  // nobody has claimed anything
-  CHECK(file->Claim(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Allocate(1, &failure) == nullptr);  // nobody is registered
+  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
   CHECK(budget.usage().in_use_bytes >= Staging::kBytes);
   CHECK(file->Reserve(size_t{8} << 20) == HostPool::Failure::kNone);
   const size_t chunk = Staging::kChunkBytes;
@@ -533,7 +533,7 @@ void FileGivesBackEveryByte() {
   rmdir(folder.c_str());
   CHECK(ThereAndBack(slots[3].first.get(), slots[3].second, 9).empty());  // nor needs the folder
   slots.clear();
-  file->Drop(1);
+  file->Unregister(1);
   CHECK(SpillFile::usage().reserved_bytes == 0);
   CHECK(budget.usage().in_use_bytes == 0);
 }
@@ -548,9 +548,9 @@ void FileKeepsItsLimit() {
   CHECK(why.find(folder + "/none: No such file or directory") != std::string::npos);
   SpillFile* const file = SpillFile::Of(folder, &why);
   budget.SetLimit(4096);
-  CHECK(file->Claim(1, 100000, &pool).find("Raise host_memory_limit=") != std::string::npos);
+  CHECK(file->Register(1, 100000, &pool).find("Raise host_memory_limit=") != std::string::npos);
   budget.SetLimit(HostBudget::kUnlimited);
-  CHECK(file->Claim(1, 100000, &pool).empty());
+  CHECK(file->Register(1, 100000, &pool).empty());
   HostPool::Failure failure;
   CHECK(file->Reserve(200000) == HostPool::Failure::kLimit);
   auto first = file->Allocate(90000, &failure);
@@ -560,7 +560,7 @@ void FileKeepsItsLimit() {
   why = file->WhyNoRoom(failure, "node", 90000, "x");
   CHECK(why.find(folder) != std::string::npos && why.find("Raise spill_limit=") != std::string::npos);
   first.reset();
-  file->Drop(1);
+  file->Unregister(1);
   rmdir(folder.c_str());
 }
 
@@ -619,7 +619,7 @@ void FileSurvivesAWorseSystem() {
   std::string why;
   static const FileCalls worse{WorseWrite, WorseRead, WorseReserve};
   SpillFile* const file = SpillFile::Of(folder, &why, worse);
-  CHECK(file->Claim(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
   HostPool::Failure failure;
   const size_t bytes = 3 * Staging::kChunkBytes + 12345;
   auto slot = file->Allocate(bytes, &failure);
@@ -638,7 +638,7 @@ void FileSurvivesAWorseSystem() {
   CHECK(before > 0 && lseek(reserving, 0, SEEK_END) == before);
   CHECK(file->WhyNoRoom(failure, "node", 1, "x").find("No space left on device") != std::string::npos);
   slot.reset();
-  file->Drop(1);
+  file->Unregister(1);
   rmdir(folder.c_str());
 }
 
@@ -650,7 +650,7 @@ void FileCompressesWhatGains() {
   const std::string folder = NewFolder();
   std::string why;
   SpillFile* const file = SpillFile::Of(folder, &why);
-  CHECK(file->Claim(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
   HostPool::Failure failure;
   std::vector<char> random(2 * Staging::kChunkBytes + 4104);
   std::mt19937 generator(1);
@@ -673,7 +673,7 @@ void FileCompressesWhatGains() {
     }
   }
   SpillFile::SetCompression(false);
-  file->Drop(1);
+  file->Unregister(1);
   rmdir(folder.c_str());
 }
 
@@ -703,12 +703,12 @@ void FileNoticesAFlippedBit() {
   std::string why;
   static const FileCalls lying{pwrite, LyingRead, FileCalls::System().reserve};
   SpillFile* const file = SpillFile::Of(folder, &why, lying);
-  CHECK(file->Claim(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
   HostPool::Failure failure;
   auto slot = file->Allocate(5000, &failure);
   CHECK(ThereAndBack(slot.get(), 5000, 1).find("is not what was written there") != std::string::npos);
   slot.reset();
-  file->Drop(1);
+  file->Unregister(1);
   rmdir(folder.c_str());
 }
 
@@ -750,7 +750,7 @@ void ClientsFromManyThreads() {
       std::vector<char> from(300000, static_cast<char>(t)), to(from.size());
       for (int i = 0; i < 50; ++i) {
         const int64_t owner = 1 + (t + i) % 3;
-        CHECK(runtime.Claim(owner, size_t{8} << 20, owner == 1 ? "" : folder, HostBudget::kUnlimited, &runtime.pool())
+        CHECK(runtime.Register(owner, size_t{8} << 20, owner == 1 ? "" : folder, HostBudget::kUnlimited, &runtime.pool())
                   .empty());
         const auto client = runtime.client(owner);
         const uint64_t step = client->traffic.Begin();
@@ -764,7 +764,7 @@ void ClientsFromManyThreads() {
         CHECK(to == from);
         client->IsAmongFirstSaved(1, 10);
         if (i % 7 == 0) runtime.Forget(owner);
-        runtime.Drop(owner);
+        runtime.Unregister(owner);
       }
     });
   }
@@ -803,7 +803,7 @@ int main() {
   PoolTakesTheBestFit();
   PoolsLeaveEachOtherWhatTheyDoNotUse();
   PoolKeepsTheLimit();
-  ClaimsAddUp();
+  RegisteredLimitsAddUp();
   AStepsMemoryIsOneBlock();
   PoolFromManyThreads();
   MemoryIsTheMachinesAndTheContainers();
@@ -813,7 +813,7 @@ int main() {
   LaneNoticesANewThrottleWhileItCopies();
   LaneIsASerialLink();
   LaneFromManyThreads();
-  LaneToldOfFailure();
+  LaneHearsOfFailure();
   FileGivesBackEveryByte();
   FileKeepsItsLimit();
   FileSurvivesAWorseSystem();

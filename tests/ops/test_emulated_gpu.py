@@ -136,7 +136,7 @@ import ctypes, json, os
 import tensorflow as tf
 from tfswap.device import machine
 
-BYTES = 8 << 20  # nothing else on the device is as large, so that its size tells where the tensor is
+BYTES = 8 << 20  # nothing else on the device is as large, so that its size shows where the tensor is
 x = tf.fill([BYTES // 4], 7.0)
 x.numpy()
 [begin] = [begin for begin, size, in_use in machine.snapshot("GPU:0").chunks if in_use and size >= BYTES]

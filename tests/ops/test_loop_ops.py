@@ -149,7 +149,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
-def test_a_condition_that_compares_numbers_is_told_as_tensorflow_tells_it(condition):
+def test_a_condition_that_compares_numbers_is_as_tensorflow_computes_it(condition):
     def loop(n):
         return tf.while_loop(condition, lambda i, n: (i + 1, n), [0, n])[0]
 

@@ -2,7 +2,7 @@
 
 What needs its own allocator or threads runs in a process of its own. No test compares with
 an absolute time: a copy that must not end yet is throttled to take hours, and the test lifts the
-throttle when it is done; else pytest's timeout tells.
+throttle when it is done; else pytest's timeout ends it.
 """
 
 from __future__ import annotations

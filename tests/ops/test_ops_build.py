@@ -82,16 +82,16 @@ def test_a_library_that_was_shipped_needs_no_compiler_and_no_cache(tmp_path):
     assert not cache.exists()
 
 
-def test_without_a_compiler_it_is_told_which_tensorflow_the_installation_has_ops_for(tmp_path):
+def test_without_a_compiler_the_error_names_the_tensorflow_that_ops_are_compiled_for(tmp_path):
     made, empty = shipped_in(tmp_path / "shipped"), tmp_path / "empty"
     empty.mkdir()
     made.rename(made.with_name("core-tensorflow-2.4.0-0123456789abcdef"))
     code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
     run = start_python(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(tmp_path / "cache"))
-    _, told = run.communicate()
+    _, reported = run.communicate()
     assert run.returncode
-    assert "found no C++ compiler" in told
-    assert "brings its ops compiled for TensorFlow 2.4.0, and " in told
+    assert "found no C++ compiler" in reported
+    assert "brings its ops compiled for TensorFlow 2.4.0, and " in reported
 
 
 @pytest.mark.parametrize("damage", ["cut short", "not loadable"])
@@ -534,21 +534,21 @@ def test_a_quote_without_an_end_in_cxx_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "says", ["fatal error: error writing to /tmp/x.s: No space left on device", "Disk quota exceeded"]
 )
-def test_a_full_disk_is_told(tmp_path, monkeypatch, says):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch, says):
     more = "code\n 18 | }\n | ^\ncompilation terminated."
     full = script(tmp_path / "full++", f'#!/bin/sh\n[ "$1" = --version ] || {{ echo "{says}\n{more}" >&2; exit 1; }}\n')
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(full))
-    with pytest.raises(OpLibraryError, match="no more can be written to disk") as told:
+    with pytest.raises(OpLibraryError, match="no more can be written to disk") as reported:
         build.ensure_built(build.CORE, build.tensorflow_facts())
-    assert f"the compiler says: {says}\nIt takes" in str(told.value)
-    assert f"in {tmp_path / 'cache'}" in str(told.value)
-    assert " free) and in " in str(told.value)
-    assert "set TFSWAP_CACHE_DIR and TMPDIR" in str(told.value)
+    assert f"the compiler says: {says}\nIt takes" in str(reported.value)
+    assert f"in {tmp_path / 'cache'}" in str(reported.value)
+    assert " free) and in " in str(reported.value)
+    assert "set TFSWAP_CACHE_DIR and TMPDIR" in str(reported.value)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_of_our_own_files_is_told(tmp_path, monkeypatch, quick_compiler, number):
+def test_a_full_disk_of_our_own_files_is_reported(tmp_path, monkeypatch, quick_compiler, number):
     def full(*_, **__):
         raise OSError(number, os.strerror(number))
 

@@ -87,12 +87,12 @@ def test_pieces_are_tensorflows(dtype: Any, shape: list[int], sizes: Any, axis: 
     ("sizes", "axis"), [(4, 2), (4, -3), ([1, 2, 3, 4], 1), ([-1, 3, -1, 2], 1), ([-2, 3, 4, 3], 1)]
 )
 def test_what_tensorflow_refuses_is_refused_in_its_words(sizes: Any, axis: int) -> None:
-    told = []
+    reported = []
     for own in (True, False):
         with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
             pieces(tf.zeros([3, 8]), sizes, axis, own=own)
-        told.append(refusal.value.message.partition("[[")[0])
-    assert told[0] == told[1]
+        reported.append(refusal.value.message.partition("[[")[0])
+    assert reported[0] == reported[1]
 
 
 def test_only_splits_of_several_outputs_on_a_cpu() -> None:

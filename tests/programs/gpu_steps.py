@@ -84,7 +84,7 @@ def make(net: str, device: str) -> tuple[list[Any], Any, Any]:
 
 def train(net: str, device: str, limit: str) -> dict[str, Any]:
     weights, function, batch = make(net, device)
-    digest, peaks, told = hashlib.sha256(), [], {}
+    digest, peaks, reported = hashlib.sha256(), [], {}
     reference = limit == "unoptimised"
     if not reference:
         function = tfswap.optimize(function, memory_limit=limit)
@@ -97,8 +97,8 @@ def train(net: str, device: str, limit: str) -> dict[str, Any]:
         digest.update(weight.numpy().tobytes())
     if not reference:
         plan = function.plan()
-        told = {"limit": plan.limit_bytes, "swapped": len(plan.evictions)}
-    return {"digest": digest.hexdigest(), "peak": max(peaks[SETTLED:]), **told}
+        reported = {"limit": plan.limit_bytes, "swapped": len(plan.evictions)}
+    return {"digest": digest.hexdigest(), "peak": max(peaks[SETTLED:]), **reported}
 
 
 def overlap(net: str, device: str, limit: str) -> dict[str, Any]:

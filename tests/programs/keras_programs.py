@@ -1,6 +1,6 @@
 """Keras programs, as Keras' own guides and examples write them, on small data: what test_keras.py runs.
 
-Each is a function that makes a compiled model, and one that trains it and returns what it tells.
+Each is a function that makes a compiled model, and one that trains it and returns what it reports.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def gan() -> Program:
     return build, lambda model: model.fit(data, verbose=0).history
 
 
-# --- what fit and compile can be told -------------------------------------------------------------------------
+# --- what fit and compile are given -------------------------------------------------------------------------
 
 
 def dense(**compiled: Any) -> Any:
@@ -332,7 +332,7 @@ def fit_dense(model: Any, **options: Any) -> Any:
     ).history
 
 
-def told_much() -> Program:
+def several_inputs() -> Program:
     """Callbacks, metrics, sample weights, several steps at a time, clipping, frozen layers."""
 
     def build() -> Any:
@@ -414,9 +414,9 @@ def on_batches() -> Program:
 
     def train(model: Any) -> Any:
         x, y = dense_data()
-        told = [fit_dense(model, epochs=1)]
-        told += [model.train_on_batch(x[:rows], y[:rows], return_dict=True) for rows in (256, 100, 256, 31)]
-        return [*told, fit_dense(model, epochs=1)]
+        reported = [fit_dense(model, epochs=1)]
+        reported += [model.train_on_batch(x[:rows], y[:rows], return_dict=True) for rows in (256, 100, 256, 31)]
+        return [*reported, fit_dense(model, epochs=1)]
 
     return lambda: dense(metrics=["mae"]), train
 
@@ -431,7 +431,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
         convnet,
         unet,
         gan,
-        told_much,
+        several_inputs,
         accumulated,
         mixed,
         parts,
@@ -440,11 +440,11 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-def digest(model: Any, told: Any) -> list[str]:
-    """Every variable, the optimizers' included, and every figure that was told, to the bit."""
+def digest(model: Any, reported: Any) -> list[str]:
+    """Every variable, the optimizers' included, and every figure that was reported, to the bit."""
     optimizers = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
     variables = [*model.variables, *(v for optimizer in optimizers for v in optimizer.variables)]
-    return [repr(told), *(np.asarray(variable).tobytes().hex() for variable in variables)]
+    return [repr(reported), *(np.asarray(variable).tobytes().hex() for variable in variables)]
 
 
 def main(name: str, limit: str) -> dict[str, Any]:

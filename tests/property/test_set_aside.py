@@ -39,7 +39,7 @@ def preloaded(tmp_path_factory) -> str:
 
 
 def test_a_limit_is_kept_wherever_threads_are_set_aside(preloaded):
-    """One step in six passed it with TensorFlow's own While, which is done before it lets go."""
+    """One step in six passed it with TensorFlow's own While, which is done before it frees them."""
     floor = on_arena("import json, control_flow; print(json.dumps(control_flow.main('scan', 'floor')))")["floor"]
     limit = int(floor * 1.02)
     arena = {

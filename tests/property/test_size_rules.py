@@ -56,7 +56,7 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def sizes(program: Callable[..., Any], *given: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the rule tells of what `program` makes, and what TensorFlow makes of it."""
+    """What the rule gives for what `program` makes, and what TensorFlow makes of it."""
     specs = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
     made = tf.compat.v1.wrap_function(program, specs)
     tensor = import_function(made).fetches[0]
@@ -73,8 +73,8 @@ def sizes(program: Callable[..., Any], *given: Any) -> tuple[tuple[int, ...], tu
 @pytest.mark.parametrize("n", [1, 6, 10])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_size_is_that_of_tensorflow_s_own_result(name: str, n: int) -> None:
-    told, made = sizes(PROGRAMS[name], GIVEN, tf.constant(n))
-    assert told == made
+    reported, made = sizes(PROGRAMS[name], GIVEN, tf.constant(n))
+    assert reported == made
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -89,8 +89,8 @@ def test_slices_of_all_kinds_are_as_large_as_tensorflow_makes_them(seed: int) ->
         begin, end, strides = (tf.ensure_shape(each, [3]) for each in (begin, end, strides))
         return tf.raw_ops.StridedSlice(input=x, begin=begin, end=end, strides=strides, **masks)
 
-    told, made = sizes(sliced, tf.zeros([9, 8, 7, 5]), *ends, strides)
-    assert told == made
+    reported, made = sizes(sliced, tf.zeros([9, 8, 7, 5]), *ends, strides)
+    assert reported == made
 
 
 @pytest.mark.parametrize("rows", [[3, 0, 1], [0, 0], []])
@@ -100,8 +100,8 @@ def test_ragged_rows_are_padded_to_the_longest_or_as_asked(rows: list[int], shap
         ragged = tf.RaggedTensor.from_row_splits(tf.ensure_shape(values, [None, 2]), splits, validate=False)
         return ragged.to_tensor(shape=None if shape is None else [*shape, None])
 
-    told, made = sizes(padded, tf.zeros([sum(rows), 2]), tf.constant([0, *accumulate(rows)], tf.int64))
-    assert told == made
+    reported, made = sizes(padded, tf.zeros([sum(rows), 2]), tf.constant([0, *accumulate(rows)], tf.int64))
+    assert reported == made
 
 
 def test_rows_in_rows_are_padded_each_to_its_longest() -> None:
@@ -117,5 +117,5 @@ def test_ranges_one_after_another_are_as_long_as_all_of_them() -> None:
     def ranges(limits: Any) -> Any:
         return tf.ragged.range(0, limits, 3).flat_values
 
-    told, made = sizes(ranges, tf.constant([7, 0, 30, -4, 1]))
-    assert told == made
+    reported, made = sizes(ranges, tf.constant([7, 0, 30, -4, 1]))
+    assert reported == made

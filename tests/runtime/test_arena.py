@@ -597,7 +597,7 @@ print(json.dumps([peaks, limit, messages]))
     assert len(messages) == 2
 
 
-def test_what_comes_with_every_step_is_told_once_with_the_limit_that_has_room_for_it():
+def test_what_comes_with_every_step_is_reported_once_with_the_limit_that_has_room_for_it():
     program = f"""{SURPRISE}
 def trained(limit):
     step = tfswap.optimize(function, memory_limit=limit)
@@ -648,7 +648,7 @@ print(json.dumps([peaks, report.memory_limit_bytes, report.planned_peak_bytes]))
     assert max(peaks) <= planned <= limit
 
 
-def test_a_limit_that_can_not_be_kept_any_more_is_told_once():
+def test_a_limit_that_can_not_be_kept_any_more_is_reported_once():
     messages, passed = run("""
 settle()
 net = Dense(256, 4)

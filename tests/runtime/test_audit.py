@@ -230,13 +230,13 @@ ONE = ("one", "Abs", "x", "^gate")
 
 def test_an_edge_between_devices_is_followed(planned):
     sent = [GATE, ONE, ("sends_one", "_Send", "one", "one:y:0")]
-    tells = [("done", "NoOp", "^gate"), ("sends_done", "_Send", "gate", "^done")]
+    reports = [("done", "NoOp", "^gate"), ("sends_done", "_Send", "gate", "^done")]
     heard = [("hears_done", "_Recv", "gate"), ("hears_one", "_Recv", "one")]
     two = ("two", "Neg", "hears_one:tensor:0", "^hears_done")
-    assert audit(planned, functions([*sent, *tells], [*heard, two]), 7) == 3
+    assert audit(planned, functions([*sent, *reports], [*heard, two]), 7) == 3
     unordered = [GATE, ("one", "Abs", "x"), *sent[2:]]
     with pytest.raises(VerificationError, match="edge 'gate' -> 'one'"):
-        audit(planned, functions([*unordered, *tells], [*heard, two]), 7)
+        audit(planned, functions([*unordered, *reports], [*heard, two]), 7)
 
 
 def test_an_edge_that_others_stand_for_is_there(planned):

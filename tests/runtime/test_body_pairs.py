@@ -306,7 +306,7 @@ from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 tf.config.threading.set_inter_op_parallelism_threads(THREADS)
 ops, seen, manager = load().ops, [], cancellation.CancellationManager()
 
-def told():
+def reported():
     seen.append(threading.get_ident())
     return np.float32(0)
 
@@ -316,7 +316,7 @@ def failing():
 def cancelling():
     if len(seen) == 7:
         manager.start_cancel()
-    return told()
+    return reported()
 
 def kernel(op, name, *inputs, **attrs):
     made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
@@ -333,7 +333,7 @@ python = kernel("PyFunc", "python", token=Value(s=token.encode()), Tin=Value(lis
 x = tf.random.stateless_normal([700, 700], seed=(1, 2))
 
 def inner(n, x):
-    where = tf.numpy_function(told, [], tf.float32)
+    where = tf.numpy_function(reported, [], tf.float32)
     with tf.control_dependencies([where]):
         y, said = ops.tfswap_pair(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
     return n + 1, tf.ensure_shape(x + 0 * y + said, x.shape)
@@ -378,7 +378,7 @@ print(json.dumps({"same": same, "elsewhere": elsewhere, "seen": len(seen), "erro
 PRODUCT_BYTES = 4 * 700**2
 
 
-def in_loops(threads: int, function: str = "told") -> Any:
+def in_loops(threads: int, function: str = "reported") -> Any:
     return on_arena(THREADS.replace("THREADS", str(threads)).replace("FUNCTION", function), TF_NUM_INTRAOP_THREADS="2")
 
 
@@ -394,7 +394,7 @@ def test_where_there_is_one_thread_it_runs_both():
     assert not found["elsewhere"]
 
 
-def test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name():
+def test_a_kernel_of_a_pair_that_fails_in_a_loop_is_reported_by_name():
     found = in_loops(3, "failing")
     assert "on purpose" in found["error"]
     assert "{{node python}}" in found["error"]

@@ -78,7 +78,7 @@ def test_hits_of_a_sampler_that_takes_nothing_twice_are_one_for_each_class_at_mo
     assert found["SparseToDense"] == "float32[100,64]"
 
 
-def test_a_shape_of_several_tensors_tells_sizes():
+def test_a_shape_of_several_tensors_gives_sizes():
     def function(x: Any) -> Any:
         first, _ = tf.shape_n([x, x])
         return tf.sin(tf.tile(tf.ones([1, 3]), [first[0], 1]))
@@ -109,7 +109,7 @@ def test_sizes_that_turn_out_equal_are_left_open_where_their_bounds_differ():
     assert types(function, (100,), (200,))["AddV2"] == "float32[?]"
 
 
-def test_a_branch_that_leaves_rows_out_tells_how_many_are_left():
+def test_a_branch_that_leaves_rows_out_says_how_many_are_left():
     """Keras divides so by the root of a sparse gradient's squares: all rows, or those that are in a table."""
 
     def function(x: Any, table: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_look_up_gives_as_much_for_each_key_as_the_table_holds():
     found = {node.op: str(*node.outputs[:1]) for part in (graph, *graph.all_bodies()) for node in part}
     assert found["Exp"] == "float32[100,3]"
     assert found["Sin"] == "float32<=[100]"  # so many keys at most
-    assert found["Tan"] == "float32<=[100,3,8]"  # the trace does not tell of this table that keys are no vectors
+    assert found["Tan"] == "float32<=[100,3,8]"  # the trace does not say of this table that keys are no vectors
     assert found["Cos"] == "float32[3]"
 
 
@@ -330,7 +330,7 @@ print(json.dumps(True))
     assert on_arena(program)
 
 
-def test_bodies_are_told_apart_whatever_order_attributes_come_in():
+def test_bodies_are_distinguished_whatever_order_attributes_come_in():
     concrete = tf.function(lambda x: tf.cond(x[0] > 0, lambda: x * 2.0, lambda: x + 1.0)).get_concrete_function(
         tf.TensorSpec([8])
     )

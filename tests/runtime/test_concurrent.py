@@ -70,7 +70,7 @@ def test_one_node_runs_the_kernels_and_gives_what_others_read() -> None:
     kernels = [kernel.name for kernel in attrs["kernels"]]
     assert sorted(kernels) == ["a", "b", "c", "d", "e", "f", "v"]
     kept = {name for name, kept in zip(kernels, attrs["kept"], strict=True) if kept}
-    assert kept == {"c", "d", "f"}, "a view that others read is made again, of what the group gives"
+    assert kept == {"c", "d", "f"}, "a view that others read is recomputed, of what the group gives"
     assert graph.fetches[1].node.inputs[0].node.inputs[0].node is node
     assert graph["u"].inputs[1].node is node
     memory = simulate_memory(joint := analyse_dataflow(graph, TWO_CORES), schedule(joint), live=True)

@@ -216,7 +216,7 @@ def padded_to_the_longest(x: Any, weight: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("forward", "told"),
+    ("forward", "reported"),
     [
         (grows_as_it_goes, r"'while:3' .*the loop gives this one another shape in each iteration"),
         (list_until_done, r"TensorListStack.*how many elements this list gets, or.*size=.*ensure_shape"),
@@ -224,9 +224,9 @@ def padded_to_the_longest(x: Any, weight: Any) -> Any:
         (padded_to_the_longest, r"RaggedTensorToTensor.*to_tensor\(shape="),
     ],
 )
-def test_what_hangs_on_values_is_refused_with_what_can_be_told(forward: Any, told: str) -> None:
+def test_what_depends_on_values_is_refused_with_what_can_be_declared(forward: Any, reported: str) -> None:
     step = tfswap.optimize(step_of(forward, new_weight()), memory_limit="80%")
-    with pytest.raises(tfswap.UnsupportedGraph, match=told) as refused:
+    with pytest.raises(tfswap.UnsupportedGraph, match=reported) as refused:
         step(tf.ones([ROWS, STEPS, WIDTH]))
     assert "batch_size=" not in str(refused.value)
 

@@ -349,8 +349,12 @@ def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = page.read_text()
     assert text.count("<circle class=point") == 3 + 1  # and in the legend
     assert text.count("<circle class=knee") == text.count("<circle class=plain") == 1 + 1
-    for told in ("memory limit</text>", "step time, predicted, over unoptimised</text>", "the step as it is</text>"):
-        assert told in text
+    for reported in (
+        "memory limit</text>",
+        "step time, predicted, over unoptimised</text>",
+        "the step as it is</text>",
+    ):
+        assert reported in text
     assert "http" not in text.replace("http-equiv", "")
     pytest.importorskip("matplotlib")
     drawn.save_png(tmp_path / "curve.png")

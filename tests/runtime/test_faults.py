@@ -48,7 +48,7 @@ def eventually(condition):
 
 
 @pytest.mark.timeout(300, method="thread")
-def test_a_forked_child_is_told_and_its_parent_goes_on(tmp_path):
+def test_a_forked_child_gets_an_error_and_its_parent_goes_on(tmp_path):
     run_forked(
         PRELUDE
         + f"""
@@ -67,15 +67,15 @@ if child == 0:
     try:
         swap_out(tensor)
     except tfswap.TfswapError as error:
-        told = str(error)
+        reported = str(error)
     del step  # as at its end, which is not the file's
     gc.collect()
     try:
-        ops.claim(7, None, {str(tmp_path)!r})
+        ops.register(7, None, {str(tmp_path)!r})
     except OSError as error:
-        told += str(error)
+        reported += str(error)
     refusals = ("it was forked from one in which TensorFlow had started", "was forked when tfswap's copies had begun")
-    os._exit(0 if all(refusal in told for refusal in refusals) else 1)
+    os._exit(0 if all(refusal in reported for refusal in refusals) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert os.stat(spilled).st_blocks == blocks, (os.stat(spilled), blocks)
 for n in (1, 2):
@@ -101,16 +101,16 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     )
 
 
-def test_a_system_without_memory_is_told_and_a_disk_helps(tmp_path):
+def test_a_system_without_memory_is_reported_and_a_disk_helps(tmp_path):
     run_forked(
         PRELUDE
         + f"""
 tensor = tf.random.stateless_normal([16 * MIB], seed=(1, 2))  # 64 MiB
 copied = tensor + 0.0
 del copied
-ops.claim(7, None, {str(tmp_path)!r})
+ops.register(7, None, {str(tmp_path)!r})
 back(swap_out(tf.zeros([MIB])))  # there are threads
-ops.configure(host_memory_limit=8 * MIB)  # gives back what is there and unused
+ops.configure(host_memory_limit=8 * MIB)  # gives back what is held and unused
 ops.configure(host_memory_limit=None)
 
 def address_space():
@@ -119,11 +119,11 @@ def address_space():
 unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 resource.setrlimit(resource.RLIMIT_AS, (address_space() + 32 * MIB, resource.RLIM_INFINITY))
 try:
-    told = reserved = ""
+    reported = reserved = ""
     try:
         swap_out(tensor)
     except tf.errors.ResourceExhaustedError as error:
-        told = error.message
+        reported = error.message
     try:
         ops.reserve(64 * MIB)
     except MemoryError as error:
@@ -132,7 +132,7 @@ try:
     ops.release(handle)
 finally:
     resource.setrlimit(resource.RLIMIT_AS, unlimited)
-assert "the system gave no more. Free memory on this machine, let some of it go to disk" in told, told
+assert "the system gave no more. Free memory on this machine, let some of it go to disk" in reported, reported
 assert "the system has no more" in reserved and "spill_dir=" in reserved, reserved
 assert ops.stats().disk_out_bytes == 64 * MIB, ops.stats()
 assert bits(back(handle)) == bits(tensor)
@@ -141,7 +141,7 @@ handle = swap_out(tensor)  # there is memory again
 ops.release(handle)
 assert bits(back(handle)) == bits(tensor)
 del handle
-ops.drop(7)
+ops.unregister(7)
 assert (ops.stats().pool_in_use_bytes, ops.stats().disk_in_use_bytes) == (0, 0)
 """
     )
@@ -154,7 +154,7 @@ def test_a_step_that_is_cancelled_on_its_way_to_disk_leaves_nothing(tmp_path):
         + f"""
 from tensorflow.python.eager import cancellation
 
-ops.claim(7, None, {str(tmp_path)!r})
+ops.register(7, None, {str(tmp_path)!r})
 x = tf.random.stateless_normal([MIB], seed=(1, 2))
 
 @tf.function
@@ -186,7 +186,7 @@ for settle_s in (0.0, 0.01, 0.05, 0.0, 0.0):
     ops.configure(disk_bandwidth_bytes_per_s=None)
     eventually(lambda: ops.stats().disk_in_use_bytes == 0)
     assert bits(step(x)) == bits(x)
-ops.drop(7)
+ops.unregister(7)
 assert ops.stats().disk_reserved_bytes == 0
 """
     )
@@ -245,11 +245,11 @@ assert min(more - less for less, more in zip(resident, resident[1:])) < MIB, res
     )
 
 
-def test_a_bit_that_is_flipped_on_disk_is_told_and_gives_no_wrong_values(tmp_path):
+def test_a_bit_that_is_flipped_on_disk_is_reported_and_gives_no_wrong_values(tmp_path):
     run_forked(
         PRELUDE
         + f"""
-ops.claim(7, None, {str(tmp_path)!r})
+ops.register(7, None, {str(tmp_path)!r})
 weight = tf.Variable(tf.zeros([MIB]))
 x = tf.random.stateless_normal([MIB], seed=(1, 2))
 links = (f"/proc/self/fd/{{n}}" for n in os.listdir("/proc/self/fd"))
@@ -289,7 +289,7 @@ bit = None
 step(x)
 assert bits(weight) == bits(x)
 assert ops.stats().disk_written_bytes < ops.stats().disk_out_bytes
-ops.drop(7)
+ops.unregister(7)
 assert (ops.stats().disk_reserved_bytes, ops.stats().pool_in_use_bytes) == (0, 0)
 """
     )
@@ -416,8 +416,8 @@ assert "No such file or directory" in refused(Net(8), folder)
 other = folder + "2"
 os.mkdir(other)
 mount("-t", "tmpfs", "-o", "ro", "tmpfs", other)
-told = refused(Net(8), other)
-assert "Read-only file system" in told and "may write to" in told, told
+reported = refused(Net(8), other)
+assert "Read-only file system" in reported and "may write to" in reported, reported
 """
 
 

@@ -106,7 +106,7 @@ def made_up(lines: dict[str, Iterable[tuple[str, int, int]]], plane: str = "/dev
     return space
 
 
-def test_copies_are_told_from_kernels_and_streams_from_what_is_made_of_them():
+def test_copies_are_distinguished_from_kernels_and_streams_from_what_is_made_of_them():
     space = made_up(
         {
             "Stream #1(Compute)": [("sgemm", 0, 1000), ("Memset", 1000, 1500), ("relu", 2000, 3000)],

@@ -39,7 +39,7 @@ def made(kind):
         def body(i):
             counts.insert(i, counts.lookup(i) + 1)
             return train(BATCH * (table.lookup(i) + counts.lookup(i)))
-    elif kind == "queue":  # which tells sizes as it is traced, and no op does
+    elif kind == "queue":  # which gives sizes as it is traced, and no op does
         queue = tf.queue.PriorityQueue(4, [tf.float32], [[ROWS, WIDTH]])
         queue.enqueue((tf.constant(0, tf.int64), BATCH))
 

@@ -66,7 +66,7 @@ host(batch())
 host_bytes = host.plan().host_bytes
 del host
 gc.collect()
-ops.configure(host_memory_limit=0)  # gives back what is there
+ops.configure(host_memory_limit=0)  # gives back what is held
 ops.configure(host_memory_limit=None)
 ops.reset_stats()
 step = optimized(host_bytes)
@@ -81,7 +81,7 @@ print(json.dumps([host_bytes, stats.pool_reserved_bytes, stats.pool_peak_bytes, 
 
 
 def test_a_process_that_may_take_less_refuses_the_step_before_it_runs():
-    told, kept, ran = run(
+    reported, kept, ran = run(
         """
 net = Net()
 step = optimized(None, net)
@@ -89,16 +89,18 @@ before = [w.numpy().tobytes() for w in net.weights]
 ops.configure(host_memory_limit=MIB)
 try:
     step(batch())
-    told = ""
+    reported = ""
 except tfswap.TfswapError as error:
-    told = str(error)
+    reported = str(error)
 kept = before == [w.numpy().tobytes() for w in net.weights]
 ops.configure(host_memory_limit=None)
 step(batch())
-print(json.dumps([told, kept, before != [w.numpy().tobytes() for w in net.weights]]))
+print(json.dumps([reported, kept, before != [w.numpy().tobytes() for w in net.weights]]))
 """
     )
-    assert "host memory" in told and "host_memory_limit=1048576" in told and "Raise host_memory_limit=" in told
+    assert (
+        "host memory" in reported and "host_memory_limit=1048576" in reported and "Raise host_memory_limit=" in reported
+    )
     assert kept and ran
 
 
@@ -124,10 +126,10 @@ if allowed:
 try:
     for _ in range(2):
         model.train_step(batch())
-    told = ""
+    reported = ""
 except tf.errors.ResourceExhaustedError as error:
-    told = error.message
-print(json.dumps([before, limit(), told, ops.stats().pool_reserved_bytes]))
+    reported = error.message
+print(json.dumps([before, limit(), reported, ops.stats().pool_reserved_bytes]))
 """
 
 
@@ -135,10 +137,14 @@ def test_a_file_carries_its_limit(tmp_path):
     folder = f"folder = {str(tmp_path)!r}\n"
     run_forked(PRELUDE + folder + SAVED)
     assert "16.0 MiB of host memory (host_memory_limit)" in (tmp_path / "made" / "README.txt").read_text()
-    before, after, told, reserved = run(f"{folder}allowed = None\n{LOADED}")
-    assert (before, after, told) == (2**64 - 1, 16 * 2**20, "")
+    before, after, reported, reserved = run(f"{folder}allowed = None\n{LOADED}")
+    assert (before, after, reported) == (2**64 - 1, 16 * 2**20, "")
     assert 0 < reserved <= after
     # A process of which less is wanted says so, and what to do.
-    _, after, told, reserved = run(f"{folder}allowed = MIB\n{LOADED}")
-    assert "has no host memory" in told and "of a limit of 1048576" in told and "Raise host_memory_limit=" in told
+    _, after, reported, reserved = run(f"{folder}allowed = MIB\n{LOADED}")
+    assert (
+        "has no host memory" in reported
+        and "of a limit of 1048576" in reported
+        and "Raise host_memory_limit=" in reported
+    )
     assert reserved <= after == 2**20

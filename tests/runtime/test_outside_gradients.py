@@ -175,7 +175,7 @@ def test_dropout_makes_one_mask_for_both():
     same(run, net.weights, batch())
 
 
-def test_a_random_mask_is_the_same_in_both_halves():
+def test_a_random_mask_is_the_same_forward_and_backward():
     """By values: such a mask is another one in each function."""
     net = Net()
 
@@ -260,9 +260,9 @@ def test_a_call_without_a_plan_says_why(caplog):
     net = Net(layers=3)
     step = planned(features(net), memory_limit="200%")
     gradients(step, net.weights, batch(), persistent=True)
-    for told in (step.report, step.plan, step.stats):
+    for reported in (step.report, step.plan, step.stats):
         with pytest.raises(tfswap.TfswapError, match="no plan of the latest call.*it is persistent"):
-            told()
+            reported()
     assert "it is persistent" in caplog.text
     gradients(step, net.weights, batch())
     with pytest.raises(tfswap.TfswapError, match="no plan of the latest call.*has done so before"):
@@ -472,8 +472,8 @@ LEFT_ALONE = """
     from test_outside_gradients import batch, features
     from nets import Net
 
-    told = []
-    logging.getLogger("tfswap").addFilter(lambda record: told.append(record.getMessage()) or True)
+    reported = []
+    logging.getLogger("tfswap").addFilter(lambda record: reported.append(record.getMessage()) or True)
     net, x = Net(), batch()
     step = tfswap.optimize(tf.function(features(net)), memory_limit="200%")
     plans = []
@@ -484,11 +484,11 @@ LEFT_ALONE = """
         taken = tf.zeros([16 << 20], tf.uint8) if large else None
         tape.gradient(loss, net.weights)
         del taken
-    print(json.dumps([plans, told]))
+    print(json.dumps([plans, reported]))
 """
 
 
 def test_a_call_that_was_left_alone_is_planned_when_its_backward_pass_took_too_much():
-    plans, told = on_arena(LEFT_ALONE)
+    plans, reported = on_arena(LEFT_ALONE)
     assert plans == [True, True, False]
-    assert any("over its limit" in message for message in told)
+    assert any("over its limit" in message for message in reported)

@@ -259,9 +259,9 @@ def test_a_later_process_plans_nothing(tmp_path: Path) -> None:
 
 def test_of_processes_that_start_together_one_plans(tmp_path: Path) -> None:
     env = {"TFSWAP_PLAN_CACHE": str(tmp_path), "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}
-    told = [last_json(run) for run in run_together([PROGRAM.replace("SLEEP", "2")] * 2, **env)]
-    assert sorted(planned > 0 for planned, *_ in told) == [False, True]
-    assert len({tuple(rest) for _, _, *rest in told}) == 1
+    reported = [last_json(run) for run in run_together([PROGRAM.replace("SLEEP", "2")] * 2, **env)]
+    assert sorted(planned > 0 for planned, *_ in reported) == [False, True]
+    assert len({tuple(rest) for _, _, *rest in reported}) == 1
 
 
 def test_files_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_what_was_kept_is_found_by_other_processes_whatever_was_traced_there_bef
     assert set(found) <= set(names)
 
 
-def test_functions_out_of_sight_are_told_apart_by_their_content() -> None:
+def test_functions_out_of_sight_are_distinguished_by_their_content() -> None:
     import tensorflow as tf
 
     from tfswap.compiler.process_names import contents

@@ -16,8 +16,8 @@ from tfswap.kernels.device import DeviceModel  # noqa: E402
 
 WAYS = {
     "as it is": "made",
-    "told": "tf.ensure_shape(made, [ROWS, WIDTH])",
-    "told by a reshape": "tf.reshape(made, tf.shape(h))",
+    "declared": "tf.ensure_shape(made, [ROWS, WIDTH])",
+    "declared by a reshape": "tf.reshape(made, tf.shape(h))",
     "set": "(made.set_shape([ROWS, WIDTH]), made)[1]",
 }
 PROGRAM = """

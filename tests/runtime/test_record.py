@@ -42,7 +42,7 @@ def check(record: Record) -> None:
         assert 0 <= hold.first < hold.last <= len(held)
         for state in range(hold.first, hold.last):
             held[state] += hold.nbytes
-    assert all(told <= used for told, used in zip(held, record.in_use_bytes, strict=True))
+    assert all(reported <= used for reported, used in zip(held, record.in_use_bytes, strict=True))
     assert all(a <= b for a, b in pairwise(record.began_s))
     run = Run(record, 1.0)
     kinds = run.at(range(len(held)))
@@ -138,7 +138,7 @@ def test_kinds_are_what_tensors_are() -> None:
         assert peak[VARIABLES] == 4 * 128 * 128 * 4
 
 
-def test_what_else_is_in_the_arena_is_told_apart() -> None:
+def test_what_else_is_in_the_arena_is_distinguished() -> None:
     graph = training_step(NET, 512, 128)
     optimizer = Optimizer(graph, CPU)
     plan = optimizer.plan(None, ordered=True)

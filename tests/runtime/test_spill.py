@@ -44,7 +44,7 @@ def expected(function, count, without=unoptimised):
 def peak():
     return tf.config.experimental.get_memory_info("CPU:0")["peak"]
 
-def told(kind, call):
+def reported(kind, call):
     try:
         call()
     except kind as error:
@@ -174,32 +174,32 @@ assert slow.seconds > fast.seconds
 assert planned(10e9, None).disk_bytes == 0
 little = planned(10e9, Spill("/somewhere", fast.disk_bytes // 2))
 assert 0 < little.disk_bytes <= fast.disk_bytes // 2
-assert "2.0 MiB on disk" in told(
+assert "2.0 MiB on disk" in reported(
     tfswap.InfeasibleMemoryLimit, lambda: planned(10e9, Spill("/somewhere", 2 * MIB), "20%")
 )
-refused = told(tfswap.InvalidModel, lambda: Optimizer(graph, device, Options(("swap",))).rewrite(fast))
+refused = reported(tfswap.InvalidModel, lambda: Optimizer(graph, device, Options(("swap",))).rewrite(fast))
 assert "on disk, and spill_dir is not given" in refused, refused
 print(json.dumps(0))
 """
     )
 
 
-def test_a_disk_that_can_not_be_used_is_told_before_the_step_runs(tmp_path):
+def test_a_disk_that_can_not_be_used_is_reported_before_the_step_runs(tmp_path):
     run(
         f"""
 folder = {str(tmp_path)!r}
 net = Net(8)
 before = bits(net.weights)
-error = told(tfswap.TfswapError, lambda: optimized(net, spill_dir=f"{{folder}}/none")(batch(ROWS)))
+error = reported(tfswap.TfswapError, lambda: optimized(net, spill_dir=f"{{folder}}/none")(batch(ROWS)))
 why = "No such file or directory. Give a folder"
 assert f"step: tfswap can't make a file in spill_dir={{folder}}/none: {{why}}" in error, error
 assert bits(net.weights) == before
-error = told(tfswap.TfswapError, lambda: optimized(net, spill_dir="/proc")(batch(ROWS)))
+error = reported(tfswap.TfswapError, lambda: optimized(net, spill_dir="/proc")(batch(ROWS)))
 assert "spill_dir=/proc" in error, error
 
 # Full: no file may be larger than this.
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, resource.RLIM_INFINITY))
-error = told(tfswap.TfswapError, lambda: optimized(net, spill_dir=folder)(batch(ROWS)))
+error = reported(tfswap.TfswapError, lambda: optimized(net, spill_dir=folder)(batch(ROWS)))
 assert f"no room in spill_dir={{folder}} for node 'step'" in error and "File too large. Make room there" in error, error
 assert bits(net.weights) == before and ops.stats().pool_in_use_bytes == 0
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -222,7 +222,7 @@ for n in range(2):
 for n in range(2, 5):
     before = bits(net.weights)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-    error = told(tf.errors.InternalError, lambda: step(batch(ROWS)))
+    error = reported(tf.errors.InternalError, lambda: step(batch(ROWS)))
     assert f"Writing to the spill file in {{folder}} failed: File too large. Make room there" in error, error
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     deadline = time.monotonic() + 60
@@ -257,7 +257,7 @@ tfswap.optimize_graph(
 )
 assert disk in open(folder + "/made/README.txt").read()
 loaded = tf.saved_model.load(folder + "/made")
-error = told(tf.errors.ResourceExhaustedError, lambda: loaded.train_step(batch(ROWS)))
+error = reported(tf.errors.ResourceExhaustedError, lambda: loaded.train_step(batch(ROWS)))
 assert f"can't make a file in spill_dir={{disk}}" in error, error
 os.mkdir(disk)
 loaded, plain = tf.saved_model.load(folder + "/made"), Net(8)
@@ -389,7 +389,7 @@ assert 1e6 < measured.rates.disk_bytes_per_s <= 64e6, measured.rates
 assert ops.stats().disk_reserved_bytes == 0
 plain = tfswap.profile(tf.function(net.step), batch(64), steps=1)
 assert plain.rates.disk_bytes_per_s == 1e9
-assert "spill_dir=/none" in told(
+assert "spill_dir=/none" in reported(
     tfswap.TfswapError, lambda: tfswap.profile(tf.function(net.step), batch(64), steps=1, spill_dir="/none")
 )
 print(json.dumps(0))
@@ -404,18 +404,18 @@ import tensorflow as tf
 import tfswap
 from tfswap.planner.host_tiers import STAGING_BYTES
 
-def told(**options):
+def reported(**options):
     try:
         tfswap.optimize(tf.function(lambda: 1), memory_limit="1GiB", **options)
     except tfswap.TfswapError as error:
         return str(error)
     raise AssertionError
 
-assert "spill_dir is not given" in told(spill_limit="1GiB")
-assert "give the path of a folder" in told(spill_dir="")
-assert "give the path of a folder" in told(spill_dir=5)
-assert "spill_limit" in told(spill_dir="/tmp", spill_limit="much")
-assert f"by way of buffers that take {STAGING_BYTES}" in told(spill_dir="/tmp", host_memory_limit="1MiB")
+assert "spill_dir is not given" in reported(spill_limit="1GiB")
+assert "give the path of a folder" in reported(spill_dir="")
+assert "give the path of a folder" in reported(spill_dir=5)
+assert "spill_limit" in reported(spill_dir="/tmp", spill_limit="much")
+assert f"by way of buffers that take {STAGING_BYTES}" in reported(spill_dir="/tmp", host_memory_limit="1MiB")
 """
     )
 

@@ -79,8 +79,8 @@ def test_the_planned_peak_is_the_measured_one_whatever_the_mode_was(net):
 @pytest.mark.parametrize("different", [2000, 50])
 def test_equal_ids_take_less_and_ids_that_all_differ_what_is_planned(different):
     """How many rows are updated is known by a bound; the limit holds for all data."""
-    told = "run()\nrun()\nprint(json.dumps([peaks, step.plan().planned_peak_bytes, limit]))"
-    peaks, planned, limit = on_arena((PROGRAM + told).format(net="Sparse", count=2000, different=different))
+    reported = "run()\nrun()\nprint(json.dumps([peaks, step.plan().planned_peak_bytes, limit]))"
+    peaks, planned, limit = on_arena((PROGRAM + reported).format(net="Sparse", count=2000, different=different))
     assert max(peaks) <= planned <= limit
     if different == 2000:
         assert min(peaks) == planned

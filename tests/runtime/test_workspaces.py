@@ -1,4 +1,4 @@
-"""Convolutions' workspaces: what a plan leaves to each, which algorithm that buys, and who is told."""
+"""Convolutions' workspaces: what a plan leaves to each, which algorithm that buys, and who is configured."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def convolutions(rows: int = 8, size: int = 16, channels: int = 16) -> Graph:
 RUNS = 3 * LAYERS - 1  # of convolutions: nobody asks for the gradient of the images
 
 
-def test_each_convolution_is_told_what_is_free_at_its_place():
+def test_each_convolution_is_listed_with_what_is_free_at_its_place():
     optimizer = Optimizer(convolutions(), CPU, Options(("swap",)))
     floor = optimizer.floor_bytes()
     plan = optimizer.plan(floor + (optimizer.baseline.peak_bytes - floor) // 2)
@@ -211,7 +211,7 @@ def dense(rows: int = 512):
     return training_step([Layer("dense"), Layer("relu")] * 4, rows=rows, width=64)
 
 
-def test_buffers_that_are_taken_over_are_told_by_themselves():
+def test_forwarded_buffers_are_listed_by_themselves():
     optimizer = Optimizer(training_step([Layer("dense"), Layer("relu"), Layer("scale")] * 3, 512, 64), CPU, Options(()))
     flow = optimizer.flow
     steps = build_schedule(optimizer.planner.problems[0].order, ())
@@ -222,7 +222,7 @@ def test_buffers_that_are_taken_over_are_told_by_themselves():
     assert found.taken_over_bytes >= 4 * made and found.taken_over_bytes % made == 0
 
 
-def test_what_tensors_that_are_away_save_is_told_by_itself():
+def test_what_evicted_tensors_save_is_listed_by_itself():
     optimizer = Optimizer(dense(), CPU, Options(("swap",)))
     low = optimizer.report(optimizer.plan(optimizer.floor_bytes()))
     none = optimizer.report(optimizer.plan(None))
@@ -244,10 +244,10 @@ def test_at_the_floor_one_kernels_working_set_is_alive_at_a_time():
     assert report.largest_kernel in str(report)
 
 
-# --- TensorFlow is told ------------------------------------------------------------------------------------------
+# --- TensorFlow is configured ------------------------------------------------------------------------------------
 
 
-def test_cudnn_is_told_when_the_user_asks_and_before_the_step_runs():
+def test_cudnn_is_limited_when_the_user_asks_and_before_the_step_runs():
     found = on_arena(
         """
 import ctypes, json, os
@@ -257,7 +257,7 @@ from models import vgg
 
 NAME = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 
-def told():  # as TensorFlow reads it
+def reported():  # as TensorFlow reads it
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     return getenv(NAME.encode())
@@ -267,12 +267,12 @@ seen = []
 
 def watched(*arguments):
     loss = step(*arguments)
-    tf.py_function(lambda: seen.append(told()), [], [])
+    tf.py_function(lambda: seen.append(reported()), [], [])
     return loss
 
 silent = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=())
 silent(*arguments)
-assert told() is None
+assert reported() is None
 asked = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
 asked(*arguments)
 least = asked.report().workspace_bytes
@@ -281,7 +281,7 @@ assert seen and set(seen) == {str(least >> 20).encode()}, (seen, least)
 os.environ[NAME] = "1"  # a user's own that is smaller stays
 again = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
 again(*arguments)
-assert told() == b"1"
+assert reported() == b"1"
 print(json.dumps(least))
 """,
         1024,

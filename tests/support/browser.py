@@ -24,27 +24,27 @@ def browser() -> str | None:
 needs_browser = pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(NAMES)} is installed")
 
 
-def told_by(page: Path, script: str) -> Any:
+def shown_by(page: Path, script: str) -> Any:
     """What `script`, the body of a function, returns in the page once it is loaded. It must not raise, nor the page."""
     watch = """
     window.failures = [];
     addEventListener("error", event => failures.push(event.message));
     addEventListener("securitypolicyviolation", event => failures.push(event.violatedDirective));
     """
-    tell = """
-    const told = document.createElement("pre");
-    told.id = "told";
-    try { told.textContent = JSON.stringify([(() => {%s})(), failures]); } catch (e) { told.textContent = `"${e}"`; }
-    document.body.append(told);
+    probe = """
+    const shown = document.createElement("pre");
+    shown.id = "shown";
+    try { shown.textContent = JSON.stringify([(() => {%s})(), failures]); } catch (e) { shown.textContent = `"${e}"`; }
+    document.body.append(shown);
     """
     text = page.read_text(encoding="utf-8")
     probed = page.with_name(f"probed_{page.name}")
     text = text.replace("<head>", f"<head><script>{watch}</script>", 1)
-    probed.write_text(text.replace("</body>", f"<script>{tell % script}</script></body>"), encoding="utf-8")
+    probed.write_text(text.replace("</body>", f"<script>{probe % script}</script></body>"), encoding="utf-8")
     command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1200", "--dump-dom"]
     command += [f"--user-data-dir={page.parent / 'profile'}", probed.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+    found = re.search(r'<pre id="shown">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr
     content = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
     assert isinstance(content, list), content

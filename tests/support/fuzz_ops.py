@@ -47,7 +47,7 @@ NUMBERS = (-(2**62), -(2**31), -1, 0, 1, 2, 3, 5, 8, 64, 255, 4096, 2**31 - 1, 2
 WORDS = ("positive", "relu6", "true", "SAME", "VALID", "EXPLICIT", "float16", "bfloat16", "gist_float8", "gist_float10")
 FOLDERS = ("", "/none", tempfile.gettempdir())
 MOST_BYTES = 64 << 20  # of host memory and of a file, whatever a call asks for
-CLAIM = {
+RESERVATION = {
     "owner": 7,
     "disk": False,
     "saved_on_disk": 0,
@@ -119,7 +119,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (codecs.tfswap_encode_groups, {"tensor": small, "seed": 1, **groups}),
         (codecs.tfswap_decode_groups, {"encoded": grouped, "shape": shape, "T": kept, **groups}),
         (core.tfswap_swap_out, {"tensor": x}),
-        (core.tfswap_swap_out, {"tensor": x, **CLAIM, "spill_dir": draw.choice(FOLDERS)}),
+        (core.tfswap_swap_out, {"tensor": x, **RESERVATION, "spill_dir": draw.choice(FOLDERS)}),
         (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
         (core.tfswap_release, {"handle": handle}),
         (core.tfswap_prefetch, {"list": handles, "nbytes": x.dtype.size * rows * columns}),

@@ -50,7 +50,7 @@ def on_gpus(code: str, gpus: Gpus, **env: str) -> Any:
 
 
 # A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in, and may
-# have ended before the others hear that it has been told of them.
+# have ended before the others hear that it has heard of them.
 TOGETHER = """
 import contextlib as _contextlib
 from tensorflow.python.eager import context as _context

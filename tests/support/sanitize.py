@@ -60,7 +60,7 @@ CHECKED = (
     "runtime/test_pairs.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
     "runtime/test_concurrent.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
     "runtime/test_body_pairs.py::test_in_loops_the_second_runs_on_another_thread",
-    "runtime/test_body_pairs.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",
+    "runtime/test_body_pairs.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_reported_by_name",
     "runtime/test_body_pairs.py::test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing",
 )
 CALLS = 5000

@@ -1,4 +1,4 @@
-"""The exact solver: its choices keep the target, its bound is one, and it finds what can be told by hand."""
+"""The exact solver: its choices keep the target, its bound is one, and it finds what is known by hand."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_can_not_be_met_is_proven_so():
     assert found == milp.Optimum(None, math.inf, math.inf, True)
 
 
-def test_out_of_time_it_claims_nothing():
+def test_out_of_time_it_proves_nothing():
     problem = priced_problem(1.0)
     found = milp.optimise(problem, problem.live_peak_bytes, 0.0)
     assert found.bound_s <= problem.starts_s[-1] * (1 + milp.GAP_SHARE)

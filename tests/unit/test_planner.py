@@ -223,7 +223,7 @@ def test_a_copy_under_way_keeps_a_buffer_from_being_taken_over():
     memory = simulate_memory(flow, build_schedule(order, [Interval(a, 0, 2, 3, 3)]), detail=True)
     assert memory.forwarded == []
     assert [b // UNIT for b in memory.during_bytes] == [2, 2, 3, 3, 3, 3, 3, 4]
-    # Once the copy has let go of it, it may be: the fresh buffer is d's own.
+    # Once the copy has released it, it may be: the fresh buffer is d's own.
     gone = simulate_memory(
         flow, build_schedule(order, [Interval(a, 0, 1, 1, 1), Interval(a, None, 2, 3, 3)]), detail=True
     )
@@ -617,7 +617,7 @@ def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
 
 
 def test_only_what_there_is_no_room_to_make_is_copied_instead():
-    """One kernel reads two values that can't both be made again: what they are made of still can, for other readers."""
+    """One kernel reads two values that can't both be recomputed: what they are made of still can, for other readers."""
     layers = [Layer("dense"), Layer("add"), Layer("dense", 1), Layer("dense", 1), Layer("scale", 1)]
     planner = Optimizer(training_step(layers, 8192, 256), DeviceModel("gpu")).planner
     problem = planner.problems[0]
@@ -629,7 +629,7 @@ def test_only_what_there_is_no_room_to_make_is_copied_instead():
 
 @pytest.mark.parametrize("room_mib", [0, 2, 4])
 def test_what_host_memory_has_no_room_for_runs_again(room_mib):
-    """Copies are cheap, and without a limit all that leaves is swapped; with one, the rest is made again."""
+    """Copies are cheap, and without a limit all that leaves is swapped; with one, the rest is recomputed."""
     flow = analyse_dataflow(training_step([Layer("dense"), Layer("relu")] * 6, 2048, 256), DeviceModel("gpu"))
     rates = default_rates(DeviceModel("gpu"))
     seconds = [kernel_seconds(node, rates) for node in flow.nodes]

@@ -1,4 +1,4 @@
-"""cuDNN's recurrent kernels: sizes that TensorFlow does not tell, against those of an H200 with cuDNN 9.19."""
+"""cuDNN's recurrent kernels: sizes that TensorFlow does not infer, against those of an H200 with cuDNN 9.19."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Buffer:
         parts: what the list in it keeps; None for an element that is not set.
         endless: a list of which nothing is known: it has as many elements as are asked for.
         away_bytes: what goes with it in host memory: the copy that it is the handle of.
-        ahead: the tensor that this copy is on its way back into, for who reads the handle next.
+        ahead: the tensor that this copy is on its way back into, for the next reader of the handle.
     """
 
     __slots__ = ("ahead", "away_bytes", "endless", "nbytes", "number", "on_host", "parts", "refs", "source", "value")

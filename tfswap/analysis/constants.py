@@ -69,7 +69,7 @@ def thrown_away(graph: Graph) -> list[Node]:
     """The first of what TensorFlow computes beforehand for nothing: it runs in each step all the same.
 
     Its results are too large to be kept, or it is a loop or a conditional, which runs here as it is planned. What is
-    computed from these is not told: it is computed in the step once they are.
+    computed from these is left open: it is computed in the step once they are.
     """
     found: list[Node] = []
     in_step: set[Node] = set()
@@ -85,8 +85,8 @@ def thrown_away(graph: Graph) -> list[Node]:
 def large_spreads(graph: Graph) -> list[Node]:
     """What spreads one value over a large constant that TensorFlow keeps, as the gradient of a mean over examples.
 
-    It is made again faster than it is read, and so is what follows from it. One from which other constants follow than
-    by arithmetic is not told: a sum may be all that is kept of it, a product may take long.
+    It is recomputed faster than it is read, and so is what follows from it. One from which other constants follow than
+    by arithmetic is not computed: a sum may be all that is kept of it, a product may take long.
     """
     order = graph.topological()
     constants = constant_nodes(graph, order)

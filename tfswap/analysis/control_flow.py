@@ -75,10 +75,10 @@ class Record:
     """A loop's or conditional's dealings with the allocator.
 
     Attributes:
-        events: as `KernelMemory.events`, and ("let go", value) of one that was given up; ("split", bytes) of one of the
-            next requests, which is to get a chunk of its own size, ("part", 0) after the last of these, and ("rest", 0)
-            where what parts the latest is given back. Outputs from the node's own
-            number of outputs on are buffers that its lists keep.
+        events: as `KernelMemory.events`, and ("release", value) of one that was given up; ("split", bytes) of one of
+            the next requests, which is to get a chunk of its own size, ("part", 0) after the last of these, and
+            ("rest", 0) where what parts the latest is given back. Outputs from the node's own number of outputs on are
+            buffers that its lists keep.
         part_bytes: sizes of those buffers.
         alias: by output, the input whose buffer or list it is.
         twins: by output, the output before it whose buffer or list it is.
@@ -97,7 +97,7 @@ class Record:
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
-        passing_bytes: what is there at most besides, while it runs.
+        passing_bytes: the most that is held in addition, while it runs.
     """
 
     events: tuple[Event, ...] = ()
@@ -202,7 +202,7 @@ def record(
         strict: raise UnsupportedGraph when a loop keeps something of each iteration, and how many there are is not
             known; else a few iterations stand for it.
         given_up: by input, the value of the step that it is, where TensorFlow lowers the node to an executor's own
-            control flow: who gave it holds it no longer, and it is let go of as soon as a body has read it last.
+            control flow: who gave it holds it no longer, and it is released as soon as a body has read it last.
         lowered: seconds of a kernel, where TensorFlow lowers the node: the kernels of bodies have no order then. The
             record is that of the run that peaks in the middle of a few.
         course: what the step decides; by default a bound is found.
@@ -460,7 +460,7 @@ class Machine:
         if buffer.ahead is not None:
             self.drop(buffer.ahead)
         if given and buffer.value is not None:
-            self._log.append(("let go", buffer.value, 0))
+            self._log.append(("release", buffer.value, 0))
         if buffer.number is None:
             return
         self._log.append(("free", buffer.number, 0))
@@ -806,7 +806,7 @@ class Machine:
                 trial.given(i, a.nbytes, None if a.endless else _contents(a, {})) for i, a in enumerate(arguments)
             ]
             known.append(trial._run(body, stand_ins, integers, consume=False)[1])
-            # What a branch passes on, or saves, of what it is given stays after all others have let go of it.
+            # What a branch passes on, or saves, of what it is given stays after all others have released it.
             given = (*stand_ins, *(part.buffer for b in stand_ins for part in b.parts if part is not None))
             kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
             found.append((trial.live_bytes + kept_bytes, trial.peak_bytes, body))

@@ -88,7 +88,7 @@ class Request(NamedTuple):
 
     Attributes:
         kind: as of `kernels.Event`.
-        subject: the value made, for "out"; which temporary, for "free"; the value, for "let go".
+        subject: the value made, for "out"; which temporary, for "free"; the value, for "release".
         nbytes: what is asked for, where no candidate's buffer is taken over. Nothing is, for an output without buffer.
             For "split", what the next request asks for.
         candidates: values read.
@@ -120,7 +120,7 @@ class Dataflow:
             variable for them.
         is_kernel: per node, whether it has a place in the order.
         reads: per node, the values that its inputs hold, once per edge.
-        consumes: by node where there are any, those of its inputs' values that it lets go of while it runs, once per
+        consumes: by node where there are any, those of its inputs' values that it releases while it runs, once per
             edge; they are not among `reads`.
         makes: per node, (output index, value) for outputs with a buffer of their own.
         forwards: per node, (value made, candidate values read), as `KernelMemory.forward`.
@@ -254,7 +254,7 @@ class Dataflow:
             if kind == "temp":
                 found.append(Request(kind, temporaries, amount, temp_forwards.get(temporaries, ())))
                 temporaries += 1
-            elif kind in ("free", "let go", "part", "rest"):
+            elif kind in ("free", "release", "part", "rest"):
                 found.append(Request(kind, amount, 0, ()))
             elif kind == "split":
                 found.append(Request(kind, 0, amount, ()))
@@ -367,7 +367,7 @@ def analyse_dataflow(
     Args:
         strict: raise UnsupportedGraph for a loop whose memory has no bound; else a few iterations stand for it.
         lowered: seconds of a kernel, where loops and conditionals are lowered to the executor's own control flow, as
-            TensorFlow does unless it is told not to: they hold of what they are given only what they still need, and
+            TensorFlow does unless it is set not to: they hold of what they are given only what they still need, and
             the kernels of their bodies have no order.
     """
     builder = _Builder(graph, device, strict, lowered)
@@ -618,7 +618,7 @@ class _Builder:
             return
         reads = tuple([r for v, t in zip(inputs, node.inputs, strict=True) for r in (v, *self._kept(t)) if r >= 0])
         reads += tuple([v for t in held_until(node) if (v := flow.value_of.get((t.node, t.index), -1)) >= 0])
-        consumed = [v for kind, v in memory.events if kind == "let go"]
+        consumed = [v for kind, v in memory.events if kind == "release"]
         if consumed:
             left = Counter(reads)
             left.subtract(consumed)

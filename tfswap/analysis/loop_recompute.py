@@ -92,7 +92,7 @@ class Passage:
         return True
 
     def recomputed(self, tensor: Output, kept: Collection[Output]) -> list[Node] | None:
-        """The kernels that make a tensor of the forward body from what is there going back, in order.
+        """The kernels that make a tensor of the forward body from what exists in the backward loop, in order.
 
         None where it can't be made.
 

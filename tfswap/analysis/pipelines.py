@@ -1,6 +1,6 @@
 """What a step takes from data pipelines itself: `next(iterator)` in it, or in what its loops and conditionals run.
 
-Not handled: how much a pipeline holds besides its elements, and elements whose size it does not tell (they count 0).
+Not handled: how much a pipeline holds besides its elements, and elements whose size is not known (they count 0).
 """
 
 from __future__ import annotations

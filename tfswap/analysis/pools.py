@@ -150,7 +150,7 @@ def _largest(ways: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def structure(buffers: Sequence[Buffer]) -> tuple[object, ...]:
-    """What tells two states apart in which a run can be: which buffers there are, and who keeps which."""
+    """What distinguishes two states of a run: which buffers there are, and who keeps which."""
     numbers: dict[Buffer, int] = {}
     found: list[object] = []
     pending = list(reversed(buffers))

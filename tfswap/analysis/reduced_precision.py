@@ -123,7 +123,7 @@ class Saved(NamedTuple):
 
 
 def saved_tensors(graph: Graph) -> dict[str, Saved]:
-    """By name, what waits for the backward pass as floats and may be rounded."""
+    """By name, tensors that are saved for the backward pass as floats and may be rounded."""
     backward = backward_nodes(graph)
     varying = _varying(graph)
     readers: dict[Output, tuple[dict[Node, None], dict[Node, None]]] = {}

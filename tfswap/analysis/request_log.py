@@ -10,7 +10,7 @@ from typing import Literal
 
 from tfswap.kernels.events import Event
 
-Logged = tuple[Literal["request", "free", "let go", "split", "part", "rest"], int, int]
+Logged = tuple[Literal["request", "free", "release", "split", "part", "rest"], int, int]
 """A kind of event (kernels/events.py), where it is not known yet whether a request is an output's; the number of the
 request or the value, or bytes; and the bytes of a request."""
 

@@ -37,7 +37,7 @@ from tfswap.planner.planner import Planner
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
 MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
-"""Of a step: as it is, with what loops save swapped, with what they need not save made again, with what is swapped in
+"""Of a step: as it is, with what loops save swapped, with what they need not save recomputed, with what is swapped in
 these prefetched, with kernels that take encodings, also in addition to the most of these, and with whole tensors in a
 smaller form besides, as sparse rows last."""
 
@@ -181,7 +181,7 @@ class Alternatives:
         return {(where[pop.graph], pop.node.name): name for name, pops in looped.items() for pop in pops}
 
     def recomputed(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
-        """What may be chosen among where loops make again what they need not save.
+        """What may be chosen among where loops recompute what they need not save.
 
         Args:
             smallest_bytes: as of `stages`.

@@ -28,7 +28,7 @@ def trains(graph: Graph) -> bool:
 
 def _returns_gradients(graph: Graph) -> bool:
     """Whether a result is shaped as a variable that the step reads. A backward pass that is written by hand has no
-    names that tell it.
+    names that say it.
     """
     read = {n.outputs[0] for n in graph if reads_variable(n.op) and n.outputs and n.outputs[0].shape}
     return any(t.type in read and not reads_variable(origin(t).node.op) for t in graph.fetches)

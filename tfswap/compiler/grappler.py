@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 READS = frozenset({"ReadVariableOp"})
 WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 GATHER = "ResourceGather"
-"""Ops that tell what is in a variable: by what they give, by what they are given, and by rows of it."""
+"""Ops that show what is in a variable: by what they give, by what they are given, and by rows of it."""
 
 FUSED = "_FusedConv2D"
 ONEDNN_FUSED = "_MklNativeFusedConv2D"
@@ -201,7 +201,7 @@ def _optimized(
     """What Grappler makes of a graph.
 
     Args:
-        shapes: what Grappler gets to know of the arguments' shapes, by name; by default all that `graph` tells.
+        shapes: what Grappler gets to know of the arguments' shapes, by name; by default all that `graph` says.
         kept: names of nodes that are there afterwards, besides what the graph's ends are.
     """
     room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # what finds none ends the process
@@ -234,7 +234,7 @@ def _optimized(
         if shapes is not None:
             _drop_controls(node, feeds)
         _as_onednn(node)
-    padded = _tell_padded(made, graph)
+    padded = _declare_padded(made, graph)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
@@ -297,7 +297,7 @@ def _as_onednn(node: node_def_pb2.NodeDef) -> None:
         node.attr["_kernel"].s = KERNEL_LABEL
 
 
-def _tell_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
+def _declare_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
     """Pass on what convolutions make that Grappler has fused with a Pad, by a node that says what its shape is.
 
     TensorFlow infers that shape as if there were no Pad. Returns by kernel, which is called otherwise then, that node.
@@ -307,17 +307,17 @@ def _tell_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
     if padded:
         import tfswap.ops  # noqa: F401 TensorFlow knows the op from then on; few steps need it to be planned
     for node in padded:
-        told = made.node.add(name=node.name, op=custom_ops.DEFER, device=node.device)
+        declared = made.node.add(name=node.name, op=custom_ops.DEFER, device=node.device)
         node.name = f"{node.name}/padded"
-        told.input.append(node.name)
-        told.attr["T"].CopyFrom(node.attr["T"])
-        fill_shape(told.attr["shape"].shape, traced[told.name].outputs[0].shape)
-        found[node.name] = told.name
+        declared.input.append(node.name)
+        declared.attr["T"].CopyFrom(node.attr["T"])
+        fill_shape(declared.attr["shape"].shape, traced[declared.name].outputs[0].shape)
+        found[node.name] = declared.name
     return found
 
 
 def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
-    """What of `made` has a size that its ops do not tell, as `set_shape` has said it, or as it was found out. Named as
+    """What of `made` has a size that its ops do not give, as `set_shape` has said it, or as it was found out. Named as
     `import_with_bodies` names it.
     """
     found: dict[str, TensorType] = {}
@@ -416,7 +416,7 @@ def _in_signature(name: str) -> str:
 
 
 def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:
-    """What the step is given, by name; for variables with what is in them, as far as the step's own ops tell."""
+    """What the step is given, by name; for variables with what is in them, as far as the step's own ops show."""
     held: dict[str, list[HandleType]] = {
         node.name: [(enum_of(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
     }

@@ -103,7 +103,7 @@ def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
     made = list(changed)
     digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
     for one in made:
-        reserve_memory(one.graph, Target(DeviceModel()), request.options.claim(int(digest[:15], 16), one.plan))
+        reserve_memory(one.graph, Target(DeviceModel()), request.options.reservation(int(digest[:15], 16), one.plan))
 
 
 def offline_optimizer(

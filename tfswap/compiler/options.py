@@ -10,7 +10,7 @@ from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
-from tfswap.passes.memory_reservation import Claim
+from tfswap.passes.memory_reservation import Reservation
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES, Tiers
 from tfswap.planner.planner import SOLVERS, TACTICS
@@ -40,8 +40,8 @@ class Options:
         keep: names of tensors that must stay ("node:0").
         solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
         profile: measured times to plan with.
-        precision: what waits for the backward pass in fewer bits; nothing by default.
-        limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
+        precision: tensors saved for the backward pass in fewer bits; nothing by default.
+        limit_workspaces: limit cuDNN to take no more for a convolution than the plan leaves to each.
         portable: use TensorFlow's own ops alone.
         policy: says of each tensor what may be done to it; None where everything may.
     """
@@ -65,12 +65,12 @@ class Options:
         host = None if self.host_limit_bytes is None else self.host_limit_bytes - STAGING_BYTES
         return Tiers(host, self.spill.limit_bytes)
 
-    def claim(self, owner: int, plan: Plan) -> Claim:
+    def reservation(self, owner: int, plan: Plan) -> Reservation:
         """What a step of `owner` takes with `plan`, and may take."""
         spill = self.spill
         if spill is None:
-            return Claim(owner, plan.host_bytes, self.host_limit_bytes)
-        return Claim(
+            return Reservation(owner, plan.host_bytes, self.host_limit_bytes)
+        return Reservation(
             owner,
             plan.host_bytes,
             self.host_limit_bytes,

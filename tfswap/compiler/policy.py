@@ -24,7 +24,7 @@ HELD = Permit(frozenset(), "a Python function holds it until its gradient has be
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a policy is told of a tensor.
+    """What a policy is given of a tensor.
 
     They are of the step as TensorFlow's own optimizers leave it: what those fold, join or rename is called as they do.
 

@@ -31,7 +31,7 @@ Locate = Callable[[str], str | None]
 
 
 class UnknownSizes(UnsupportedGraph):
-    """The step has tensors whose sizes its arguments' shapes do not tell.
+    """The step has tensors whose sizes its arguments' shapes do not give.
 
     Args:
         what: a sentence.
@@ -75,7 +75,7 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
             f"{others}.",
-            _how_to_tell(graph, first, has_line=bool(where)),
+            _how_to_say(graph, first, has_line=bool(where)),
         )
 
 
@@ -113,7 +113,7 @@ def bound_of_loop(loop: str, locate: Locate) -> str:
     )
 
 
-def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
+def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
     """
     Args:
         has_line: whether the line of the user's is known that made it. In a file none is: it may be a library's op.

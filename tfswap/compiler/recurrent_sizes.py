@@ -1,7 +1,7 @@
-"""Sizes of cuDNN's recurrent kernels, which TensorFlow tells nobody before they run.
+"""Sizes of cuDNN's recurrent kernels, which TensorFlow reports to nobody before they run.
 
 `CudnnRNNV3` keeps what its gradient needs in a tensor whose size is cuDNN's own matter, so that its shape is unknown in
-every graph; Keras' LSTM and GRU become it on a GPU. cuDNN tells the size, and that of the workspace
+every graph; Keras' LSTM and GRU become it on a GPU. cuDNN reports the size, and that of the workspace
 (device/cudnn_rnn.py). Where there is no cuDNN, the size is what version 9 was seen to keep.
 """
 

@@ -123,7 +123,7 @@ def check(
 
 def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:
     """What a user may give for a disk: a folder, and what may be taken there. A file is refused here; whether a folder
-    can be used, its use tells.
+    can be used, its use shows.
     """
     if folder is None:
         if limit is not None:

@@ -21,8 +21,8 @@ class Rewriting(NamedTuple):
     Attributes:
         accumulators: names of the accumulators whose elements are swapped inside their loops.
         encoded: names of the kernels that take an encoding in place of a tensor; of one in a body, after the body's.
-        reduced: what waits for the backward pass in fewer bits.
-        recomputed: names of the accumulators whose elements are made again in place of being saved.
+        reduced: tensors saved for the backward pass in fewer bits.
+        recomputed: names of the accumulators whose elements are recomputed in place of being saved.
         inside: what is planned inside of bodies.
         packed: what waits in a smaller form that gives back every bit.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.

@@ -195,7 +195,7 @@ class Search:
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:
-        """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
+        """With kernels in bodies that take encodings, and the most of what loops save moved, or recomputed."""
         if self._encoded is None or len(self._stages) == 1:
             return []
         swapped = [stage for stage in self._stages if not stage.recomputed]
@@ -204,7 +204,7 @@ class Search:
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
-        """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
+        """What of what loops save is swapped inside of them, from nothing to the most, or recomputed there."""
         tactics = self._options.tactics
         if self._options.solver != "default" or self._options.portable or not self.variants.accumulators:
             return [self.variants.base]
@@ -273,7 +273,7 @@ class Search:
     def _inner_forms(self) -> dict[Rewriting, int]:
         """The variants in whose bodies tensors may be moved, each with what is live around these however much is moved.
 
-        The step as it is, and with the most of what loops save moved or made again; both without encodings in bodies
+        The step as it is, and with the most of what loops save moved or recomputed; both without encodings in bodies
         and with them.
         """
         if self._options.solver != "default" or self._options.portable or not self.variants.plain.graph.bodies:

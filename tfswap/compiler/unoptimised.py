@@ -173,7 +173,7 @@ class UnoptimisedStep:
         """
         graph = (self._graph.traced or self._graph).copy()
         graph.fetches += map(graph.tensor, self._target.held)
-        # Grappler's result does not tell what a list holds that a function returns.
+        # Grappler's result does not say what a list holds that a function returns.
         if not self.holds_lists:
             graph = as_executed(graph, self._device)
         unroll_loops(graph, self._target, lowered=True)

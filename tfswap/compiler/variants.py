@@ -157,7 +157,7 @@ class Variants:
         return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
 
     def recomputing_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
-        """By list whose elements are made again, the seconds that it takes in a step."""
+        """By list whose elements are recomputed, the seconds that it takes in a step."""
         found: dict[str, float] = {}
         flow, graph = self.plain.flow, self.plain.graph
         for passage, saved, kernels in self._recomputed(rewriting.recomputed):
@@ -167,7 +167,7 @@ class Variants:
         return found
 
     def _recomputed(self, recomputed: Collection[str]) -> Iterator[tuple[Passage, Saved, list[Node]]]:
-        """Of lists whose elements are made again, the kernels that do it."""
+        """Of lists whose elements are recomputed, the kernels that do it."""
         for passage in find_passages(self.unordered, find_accumulators(self.unordered)) if recomputed else ():
             kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in recomputed}
             for s in passage.saved:

@@ -1,4 +1,4 @@
-"""How much memory cuDNN takes for a recurrent net: asked of the library, which tells without a GPU's memory.
+"""How much memory cuDNN takes for a recurrent net: asked of the library, which answers without a GPU's memory.
 
 `cudnnGetRNNTempSpaceSizes` is what TensorFlow asks, too (cuda_dnn.cc, CudnnRnnDescriptor): its kernel's workspace, and
 its third output, which the gradient's kernel reads. On an H200 with cuDNN 9.19 the answers were the bytes that

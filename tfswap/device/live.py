@@ -40,10 +40,10 @@ class LiveDevice:
         return tfswap.ops.looker(), machine.allocator(self.name) if self.has_arena else 0
 
     def look(self, *, before: bool) -> CLook:
-        """What the allocator tells now.
+        """What the allocator reports now.
 
         Args:
-            before: a step comes next, which finds the arena in the layout that is told.
+            before: a step comes next, which finds the arena in the layout that is reported.
         """
         looker, allocator = self._looked_at
         return looker(allocator, before)
@@ -125,5 +125,5 @@ def _raise_peak(peak_bytes: int, device: str) -> None:
 
 
 def free_functions() -> None:
-    """Let go of functions that nobody refers to: their captures and kernels hold constants in the arena."""
+    """Release functions that nobody refers to: their captures and kernels hold constants in the arena."""
     gc.collect()  # a function's graph is full of cycles

@@ -40,7 +40,7 @@ class MemoryOwners:
 
         Args:
             layout: the arena's before the step.
-            snapshot: what is there now.
+            snapshot: the arena's contents now.
             result: of the step: its tensors are new too, and expected.
         """
         import tensorflow as tf
@@ -74,7 +74,7 @@ def _known() -> Iterator[tuple[Any, str]]:
 
 
 def _address(tensor: Any) -> int:
-    """Where its bytes are; 0 where that can't be told."""
+    """Where its bytes are; 0 where that is not known."""
     import tensorflow as tf
 
     if getattr(tensor, "dtype", tf.variant) in (tf.string, tf.resource, tf.variant):

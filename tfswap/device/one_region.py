@@ -14,7 +14,7 @@ from tfswap.kernels.alignment import ALIGNMENT_BYTES
 
 
 def make_one_region(device: str, limit_bytes: int) -> None:
-    """Let a device's arena have what a step of this limit may take besides what is there, in one piece.
+    """Let a device's arena have what a step of this limit may take in addition to its contents, in one piece.
 
     Does nothing where the device has no arena, where that piece is there, and where the arena may not grow by so much.
     """

@@ -1,4 +1,4 @@
-"""Places for small tensors, made in the arena of this process; planner/small_slots.py tells which."""
+"""Places for small tensors, made in the arena of this process; planner/small_slots.py chooses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> 
     Args:
         device: as in "CPU:0".
         slots: bytes of each.
-        limit_bytes: as much may be in use on the way, what is there counted.
+        limit_bytes: as much may be in use on the way, the present contents counted.
 
     Returns what parts them, to be kept for as long as they are to be there; nothing where there is no room.
     """

@@ -13,7 +13,7 @@ from tfswap.native.forks import refuse_in_late_child
 from tfswap.support.gc_pause import without_collector
 
 
-class Half:
+class FlatFunction:
     """One of the two, or what is measured: a function of flat tensors, called with Grappler off and seen by no tape.
 
     Args:

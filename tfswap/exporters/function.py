@@ -329,7 +329,7 @@ def _scopes(name: str) -> list[str]:
 
 
 _users: Counter[str] = Counter()
-"""Functions that run `name`, for the bodies of loops and conditionals, whose names tell their content."""
+"""Functions that run `name`, for the bodies of loops and conditionals, whose names identify their content."""
 
 
 def _register(functions: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BodyFunctions:
-    """What loops and conditionals run, as functions whose names tell their content.
+    """What loops and conditionals run, as functions whose names identify their content.
 
     A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
     an order of their own, and what they take from the allocator is part of that kernel's dealings with it.

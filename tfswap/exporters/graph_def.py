@@ -42,7 +42,7 @@ def encode_nodes(
     """The nodes of `graph` as NodeDefs. Nothing can be colocated with a node that a pass has removed.
 
     Args:
-        running: makes the attributes by which a node runs bodies. A gate is told of them.
+        running: makes the attributes by which a node runs bodies. A gate lists them.
     """
     encode = _AttrEncoder()
     functions: dict[str, list[str]] = {}  # by device: who makes a body is there where it is run

@@ -74,7 +74,7 @@ def _status() -> int:
             sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text that stdout can carry
         status = main(sys.argv[1:])
         sys.stdout.flush()
-    except OSError as error:  # of stdout: `main` tells those of the commands
+    except OSError as error:  # of stdout: `main` reports those of the commands
         status = FAILED
         if not isinstance(error, BrokenPipeError):  # then the reader, `head` say, has seen enough
             print(f"tfswap: stdout can't be written: {error.strerror}", file=sys.stderr)
@@ -477,6 +477,6 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         type=cli_values.precision,
-        help="round what waits for the backward pass: fp16, bf16, fp10, fp8, fp8_e4m3, fp8_e5m2, int8 or int4, for all "
-        'or by pattern of the names of nodes, "head/*=exact;*=fp8"; it changes gradients',
+        help="round tensors saved for the backward pass: fp16, bf16, fp10, fp8, fp8_e4m3, fp8_e5m2, int8 or int4, for "
+        'all or by pattern of the names of nodes, "head/*=exact;*=fp8"; it changes gradients',
     )

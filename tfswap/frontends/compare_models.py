@@ -194,7 +194,7 @@ def _drawn(random: np.random.Generator, name: str, dtype: Any, shape: Any) -> An
 
 
 def _variables(model: Any) -> list[Any]:
-    """All variables that hang on the model, in an order that its structure gives."""
+    """All variables that the model tracks, in an order that its structure gives."""
     import tensorflow as tf
     from tensorflow.python.checkpoint.trackable_view import TrackableView
 

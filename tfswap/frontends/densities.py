@@ -1,7 +1,7 @@
-"""How many of the values of what waits for the backward pass are not zero, in one step of a user's.
+"""How many of the values of tensors saved for the backward pass are not zero, in one step of a user's.
 
-What sparse rows take depends on it (csrc/codecs/sparse_ops.cc), and a graph does not tell. A value counts as zero where
-all of its bits are, as it does there.
+What sparse rows take depends on it (csrc/codecs/sparse_ops.cc), and a graph does not show it. A value counts as zero
+where all of its bits are, as it does there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from tfswap.analysis.lossless_forms import SPARSE_TYPES
 from tfswap.analysis.reduced_precision import saved_tensors
-from tfswap.exporters.flat_function import Half
+from tfswap.exporters.flat_function import FlatFunction
 from tfswap.ir.graph import Dtype, Graph, Output
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.profile import Density, types_of
@@ -34,17 +34,17 @@ def measure_densities(graph: Graph, concrete: Any, inputs: list[Any]) -> tuple[D
     counting.targets = []
     counting.prune()
     try:
-        halves = Half(counting, f"{concrete.graph.name}_densities", concrete.graph.inputs, concrete)(inputs)
+        counts = FlatFunction(counting, f"{concrete.graph.name}_densities", concrete.graph.inputs, concrete)(inputs)
     except tf.errors.ResourceExhaustedError:
         return ()
     return tuple(
-        Density(tensor.name, types_of(tensor.node), 2 * float(half) / int(tensor.type.num_elements or 1))
-        for tensor, half in zip(saved, halves, strict=True)
+        Density(tensor.name, types_of(tensor.node), 2 * float(count) / int(tensor.type.num_elements or 1))
+        for tensor, count in zip(saved, counts, strict=True)
     )
 
 
 def _half_the_count(graph: Graph, tensor: Output) -> Output:
-    """Half of how many values are not zero: L2Loss of ones and zeros, which has no axes to be told."""
+    """Half of how many values are not zero: L2Loss of ones and zeros, which has no axes to give."""
     kind = tensor.type
     words = TensorType(f"int{8 * ELEMENT_BYTES[kind.dtype]}", kind.shape)
 

@@ -241,7 +241,7 @@ class OptimizedFunction(Generic[P, R]):
             return self._bound[instance]
 
     if TYPE_CHECKING:
-        # By name, so that type checkers tell others from misspelt ones.
+        # By name, so that type checkers reject misspelt ones.
         experimental_get_tracing_count: Callable[[], int]
         function_spec: Any
         function_type: Any

@@ -137,7 +137,7 @@ def optimize_graph_def(
 
 
 class _Step:
-    """The part of a GraphDef that some fetches need. What is `named` stays next to it, for whoever looks it up."""
+    """The part of a GraphDef that some fetches need. What is `named` stays next to it, for lookups by name."""
 
     def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str], named: Iterable[str]):
         self.graph_def = graph_def

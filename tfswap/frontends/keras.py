@@ -5,7 +5,7 @@ they have. Here a batch is taken first, and the step on it is an optimized funct
 the iterator may give, or for the batches that train_on_batch() was given), and planned for the sizes that there are.
 `steps_per_execution` is a loop around it.
 
-`evaluate` and `predict` stay as Keras makes them. So does what `compile` was told: nothing that Keras saves differs.
+`evaluate` and `predict` stay as Keras makes them. So does what `compile` was given: nothing that Keras saves differs.
 
 A model made under a strategy trains on its replicas: a batch is then what the strategy's iterator gives, a part for
 each replica of this worker. Keras' own aggregation of their logs is part of the step.

@@ -1,4 +1,4 @@
-"""A Keras callback that tells, epoch by epoch, what an optimized model's training takes of the device's memory."""
+"""A Keras callback that reports, epoch by epoch, what an optimized model's training takes of the device's memory."""
 
 from __future__ import annotations
 

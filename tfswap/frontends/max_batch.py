@@ -87,7 +87,7 @@ def max_batch(
         function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
         confirm: run the step once at the size found, under the limit, and go down where that fails. The variables
             have their old values back afterwards. A SavedModel's is loaded and given zeros, where the allocator
-            tells its peak. Not with `device`.
+            reports its peak. Not with `device`.
 
     Raises:
         InfeasibleMemoryLimit: not even the smallest size fits.
@@ -123,7 +123,7 @@ def max_batch(
         if not saved:
             traced = undecorated(step)
             size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
-        elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
+        elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would measure nothing
             size, measured = _confirmed_saved(step, function, found, search, size)
     if not size:
         raise _refusal(search, planned)
@@ -253,7 +253,7 @@ class Search:
         return self._peaks[size]
 
     def largest(self, needs: Callable[[int], int]) -> int:
-        """The largest size that needs no more than the limit, as far as a search tells; 0 where the smallest does.
+        """The largest size that needs no more than the limit, as far as a search finds; 0 where the smallest does.
 
         Args:
             needs: bytes, by size.
@@ -350,7 +350,7 @@ def _confirmed_saved(
 def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, int | None]:
     """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
 
-    With its run's peak, where the allocator tells it, counted anew for each run: an earlier one says nothing of it.
+    With its run's peak, where the allocator reports it, counted anew for each run: an earlier one says nothing of it.
 
     Args:
         traced: the step's function.

@@ -89,7 +89,7 @@ def optimize(
         precision: what tensors that wait for the backward pass may be rounded to, of "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" and "int4", for all, or by pattern of the names of nodes, of which the first
             that fits holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
-        limit_workspaces: tell cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
+        limit_workspaces: limit cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
             each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
             runs on a GPU; see docs/memory_model.md.
         policy: says of each tensor which of `tactics` may be used on it: a function that is called with its

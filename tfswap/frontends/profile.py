@@ -114,7 +114,7 @@ def profile(
 
 
 def _densities(graph: Graph, traced: Any, concrete: Any, args: Sequence[Any]) -> tuple[Density, ...]:
-    """Of what waits for the backward pass, in a step of these arguments. GPUs have no codec for what is sparse."""
+    """Of tensors saved for the backward pass, in a step of these arguments. GPUs have no codec for what is sparse."""
     inputs = concrete.function_type.unpack_inputs(bind_call(traced, concrete, args, {}))
     return measure_densities(graph, concrete, [*inputs, *concrete.captured_inputs])
 
@@ -302,7 +302,7 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
 
     owner = 1 + secrets.randbits(62)
     try:
-        ops.claim(owner, None, os.fspath(folder))
+        ops.register(owner, None, os.fspath(folder))
     except OSError as error:
         raise TfswapError(str(error)) from error
     try:
@@ -314,13 +314,13 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
             handle = load().ops.tfswap_swap_out(tensor=tensor, owner=owner, disk=True)
             ops.release(handle)
             ops.await_copy(*ops.swap_in(handle, tensor.dtype))
-            del handle  # with its place in the file, which goes with the claim
+            del handle  # with its place in the file, which goes with the registration
             after = ops.stats()
             out_s, in_s = after.disk_out_busy_s - before.disk_out_busy_s, after.disk_in_busy_s - before.disk_in_busy_s
             rates.append(COPY_BYTES / max(out_s, in_s))
         return max(rates)
     finally:
-        ops.drop(owner)
+        ops.unregister(owner)
         ops.forget_owner(owner)
 
 

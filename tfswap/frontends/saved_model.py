@@ -333,7 +333,7 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     for name, (graph, optimizer) in found.items():
         try:
             traced = TRACED.fullmatch(name)
-            step = traced[1] if traced is not None and len(found) == 1 else name  # which tells several apart
+            step = traced[1] if traced is not None and len(found) == 1 else name  # which distinguishes several
             planned[name] = plan_with(optimizer, step, graph, request)
         except InvalidModel as error:
             refused.append(error)

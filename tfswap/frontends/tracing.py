@@ -49,7 +49,7 @@ def runs_plainly() -> bool:
 
 
 def plain_key(args: Any, kwargs: Any) -> Any:
-    """Tells apart the calls of a `tf.function` that may have traces of their own; None for all but the plainest.
+    """Distinguishes the calls of a `tf.function` that may have traces of their own; None for all but the plainest.
 
     What TensorFlow goes by besides the arguments (function_context.py) is always the same where a call runs plainly,
     outside of a distribution strategy, and not to be saved. So one look-up finds the trace, and binding the arguments

@@ -52,21 +52,21 @@ def import_with_bodies(
     feeds: Sequence[str],
     fetches: Sequence[str],
     targets: Sequence[str],
-    told: Mapping[str, TensorType] | None = None,
+    known_types: Mapping[str, TensorType] | None = None,
 ) -> Graph:
     """The IR of `graph_def`, pruned to what runs, with shapes as TensorFlow infers them, and with bodies.
 
     Args:
         arguments: what the feeds are given, by name.
         feeds, fetches, targets: as `import_graph_def`'s.
-        told: tensors ("node:0"; "loop[1]/node:0" in a body, by `inside`) whose sizes TensorFlow can't infer, and what
-            they are.
+        known_types: tensors ("node:0"; "loop[1]/node:0" in a body, by `inside`) whose sizes TensorFlow can't infer, and
+            what they are.
 
     Raises:
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
         InvalidModel: the graph does not fit the arguments.
     """
-    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), told or {})) as made:
+    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), known_types or {})) as made:
         made.take_back_from_choices()
         return made.graph
 
@@ -80,11 +80,11 @@ class _Called(NamedTuple):
     """A function that a loop or a conditional runs.
 
     Attributes:
-        told: as of `import_with_bodies`, in its body.
+        known_types: as of `import_with_bodies`, in its body.
     """
 
     name: str
-    told: Mapping[str, TensorType]
+    known_types: Mapping[str, TensorType]
 
 
 class _Import:
@@ -95,7 +95,7 @@ class _Import:
         graph_def: graph_pb2.GraphDef,
         arguments: Mapping[str, Argument],
         ends: Ends,
-        told: Mapping[str, TensorType],
+        known_types: Mapping[str, TensorType],
     ):
         # A part of a graph can be colocated with the rest of it, a loop's body with what the loop was given.
         drop_lost_colocations(graph_def.node)
@@ -108,17 +108,17 @@ class _Import:
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
-        self._told_inside = {name: kind for name, kind in told.items() if "[" in name}
-        told = {name: kind for name, kind in told.items() if name not in self._told_inside}
-        if told or any(a.bound for a in arguments.values()):
+        self._known_inside = {name: kind for name, kind in known_types.items() if "[" in name}
+        known_types = {name: kind for name, kind in known_types.items() if name not in self._known_inside}
+        if known_types or any(a.bound for a in arguments.values()):
             self._arguments = {name: _opened(a) if a.bound else a for name, a in arguments.items()}
             self._infer()
-            if certain := {name: kind for name, kind in told.items() if not kind.bound}:
-                self._tell(certain)
+            if certain := {name: kind for name, kind in known_types.items() if not kind.bound}:
+                self._declare(certain)
             self._bind(exact=True)
             self._open = self._unknown()
             self._arguments = arguments
-            self._tell(told)
+            self._declare(known_types)
         else:
             self._infer()
         self._take_shapes()
@@ -167,17 +167,17 @@ class _Import:
         # A branch can hand on a shape that is known outside, by which what comes after it is sized.
         return argument if given is None or given.value is None else replace(argument, value=given.value)
 
-    def told_inside(self, node: str, position: int) -> dict[str, TensorType]:
+    def known_inside(self, node: str, position: int) -> dict[str, TensorType]:
         """The declared types of tensors in a function that a node runs, by their names there."""
         prefix = inside(node, position)
-        found = self._told_inside.items()
+        found = self._known_inside.items()
         return {name.removeprefix(prefix): kind for name, kind in found if name.startswith(prefix)}
 
     def _import_bodies(self) -> None:
         library = {f.signature.name: f for f in self._graph_def.library.function}
         bodies: dict[str, tuple[Graph, ...]] = {}
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
-            if self._is_told_by_news(node):
+            if self._news_matters(node):
                 self._take_news()
             bodies[node.name], results = _bodies(node, self, library)
             # What a loop gives is known better from its body than from its node: for lists, what is in them.
@@ -217,7 +217,7 @@ class _Import:
         self._bind()
         return True
 
-    def _is_told_by_news(self, node: Node) -> bool:
+    def _news_matters(self, node: Node) -> bool:
         """Whether more may be known of what a node is given once what waits is taken in."""
         if not self._news:
             return False
@@ -292,9 +292,9 @@ class _Import:
             if not bounds or not self._takes(bounds):
                 return
 
-    def _tell(self, told: Mapping[str, TensorType]) -> None:
+    def _declare(self, known_types: Mapping[str, TensorType]) -> None:
         """Take in declared types of tensors."""
-        for name, kind in told.items():
+        for name, kind in known_types.items():
             self._known[name] = replace(self._inferred.argument(name), shape=kind.shape, bound=kind.bound)
         self._infer()
 
@@ -367,7 +367,7 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
     """What a loop or a conditional runs, and what is known of what it gives: as much as it can be, or less."""
     kind = control_flow(node.op)
     assert kind is not None
-    called = [_Called(name, made.told_inside(node.name, k)) for k, name in enumerate(functions_of(node))]
+    called = [_Called(name, made.known_inside(node.name, k)) for k, name in enumerate(functions_of(node))]
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
         bodies, given = _loop(
@@ -383,11 +383,11 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
 
 
 def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
-    """What is known of a conditional's result: the most that it can be, and what branches tell that give less.
+    """What is known of a conditional's result: the most that it can be, and what is known of branches that give less.
 
     A branch that leaves out rows can have the lower bound, where another gives all since there are none to leave out:
     then so few are all (Keras' optimizers, of a table's gradient: as many rows as the table has at most, and as many as
-    ids at most). What the result is combined with tells.
+    ids at most). What the result is combined with decides.
     """
     given = _held(branches, position)
     largest = functools.reduce(_larger, given)
@@ -414,10 +414,10 @@ def _loop(
     """The condition and the body of a loop, with the sizes that its variables have in every iteration."""
     condition, body = called
     steady, made, results = _steady(body, list(arguments), library)
-    if told := _with_invariants(made, arguments, values):
+    if known_types := _with_invariants(made, arguments, values):
         # Values that no iteration gets to use can contradict each other.
         with contextlib.suppress(InvalidModel):
-            steady, made, results = _steady(body, told, library)
+            steady, made, results = _steady(body, known_types, library)
     test = _body(condition, steady, library)[0]
     return (test, made), _after_loop(test, made, arguments, values, results)
 
@@ -436,17 +436,17 @@ def _with_invariants(
     body: Graph, arguments: Sequence[Argument], values: Sequence[Values | None]
 ) -> list[Argument] | None:
     """`arguments`, with the values of what is the same in all iterations, where the body has tensors of unknown size;
-    None where there is nothing to tell. A filter's gradient has the shape that the loop is given (`tf.vectorized_map`
+    None where nothing more is known. A filter's gradient has the shape that the loop is given (`tf.vectorized_map`
     makes loops of convolutions').
     """
     if all(kind.nbytes is not None for node in body for kind in node.outputs):
         return None
     handed_on = [passed_on(fetch).node is feed for feed, fetch in zip(body.feeds, body.fetches, strict=True)]
-    told = [
+    known_types = [
         replace(one, value=value) if same and value is not None else one
         for one, value, same in zip(arguments, values, handed_on, strict=True)
     ]
-    return None if told == list(arguments) else told
+    return None if known_types == list(arguments) else known_types
 
 
 def _after_loop(
@@ -484,6 +484,8 @@ def _larger(one: Argument, other: Argument) -> Argument:
 def _body(called: _Called, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
     graph_def, ends = as_graph_def(library[called.name], library)
-    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.told)) as made:
+    with contextlib.closing(
+        _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.known_types)
+    ) as made:
         made.graph.library = None  # what its loops and conditionals run are graphs too
         return made.graph, made.results()

@@ -31,7 +31,7 @@ XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
 
 @without_collector
 def import_function(
-    concrete: Any, arguments: Sequence[Any] = (), told: Mapping[str, TensorType] | None = None
+    concrete: Any, arguments: Sequence[Any] = (), known_types: Mapping[str, TensorType] | None = None
 ) -> Graph:
     """The IR of a ConcreteFunction's graph, pruned to what runs.
 
@@ -39,7 +39,7 @@ def import_function(
         concrete: a `ConcreteFunction`.
         arguments: the flat tensor arguments of the first call; their shapes bind dimensions that the trace
             left open. May be empty when the trace knows every dimension.
-        told: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
+        known_types: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
 
     Raises:
         UnsupportedGraph: the step is compiled by XLA, or has TensorFlow 1 loop frames.
@@ -68,10 +68,10 @@ def import_function(
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
-    if told or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
-        made = import_with_bodies(graph_def, known, names, fetches, targets, told)
+    if known_types or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
+        made = import_with_bodies(graph_def, known, names, fetches, targets, known_types)
         if said := _said_inside(made, func_graph):
-            made = import_with_bodies(graph_def, known, names, fetches, targets, {**said, **(told or {})})
+            made = import_with_bodies(graph_def, known, names, fetches, targets, {**said, **(known_types or {})})
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune_traced()

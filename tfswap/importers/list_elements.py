@@ -5,7 +5,7 @@ element with all its sizes known is put in: what a loop over open sizes reads an
 to its gradient, would stay of unknown size. Here a list's elements have the sizes of those that are put in, and it has
 as many of them as it was made with. Elements can be lists and optionals themselves: what a loop inside of a loop saves,
 or a conditional. And where a forward loop saves a shape in each iteration, which is the same each time, its backward
-loop is told it: by that shape gradients are summed.
+loop is given it: by that shape gradients are summed.
 
 The branches of a conditional put what they save into the same optionals, each its own, and the gradient's branches take
 it out again: what is in such an optional is known branch by branch.
@@ -168,8 +168,8 @@ _JOINED: Mapping[str, Callable[[int, Shape, Sequence[int]], Iterator[tuple[int, 
     "TensorListConcatV2": _concatenated,
     "TensorListStack": _stacked,
 }
-"""By op: the shapes of its outputs, by how many elements its list has, of which shape, and, where the op is told it, of
-how many rows each (in the gradient of TensorListSplit)."""
+"""By op: the shapes of its outputs, by how many elements its list has, of which shape, and, where the op is given it,
+of how many rows each (in the gradient of TensorListSplit)."""
 
 _COUNTS = frozenset(("TensorListLength",))
 """What gives the number of a list's elements."""

@@ -99,7 +99,7 @@ class Inferred:
         return Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor))
 
     def value(self, name: str) -> tuple[int, ...] | None:
-        """The integers that a small tensor holds, flat, where TensorFlow can tell without running the graph."""
+        """The integers that a small tensor holds, flat, where TensorFlow knows them without running the graph."""
         tensor = self._tensor(name)
         count = tensor.shape.num_elements()
         if tensor.dtype.name not in ("int32", "int64") or count is None or count > SMALL_INTEGERS:
@@ -129,7 +129,7 @@ def infer_shapes(
 ) -> Inferred:
     """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
 
-    Those that it has already are taken for true: a trace knows what `set_shape` said, and ops do not tell.
+    Those that it has already are taken for true: a trace knows what `set_shape` said, and ops do not say it.
 
     Args:
         arguments: per fed node, what it is given.

@@ -5,7 +5,7 @@ It counts on the most that their inputs' sizes allow, and says that this is a bo
 computed from such a tensor gets its shape from TensorFlow's own inference.
 
 A look-up in a table gives as much for each key as the table's default value is. TensorFlow's inference does not say so
-of a table that is made outside of the step; what the trace knows tells whether keys are single numbers or texts, and
+of a table that is made outside of the step; the trace knows whether keys are single numbers or texts, and
 so whether this is the size itself or the most that it can be.
 
 What a Python function returns (`tf.py_function`) TensorFlow does not know either. As a rule such a function works
@@ -106,7 +106,7 @@ def _boxes(node: Node) -> Iterator[Largest]:
 
 
 def _filled(node: Node) -> Iterator[Largest]:
-    """Besides what is there, one for each row, all of which may be empty."""
+    """One more for each row, all of which may be empty."""
     indices, values = (tensor.type for tensor in node.inputs[:2])
     rows = node.outputs[2].num_elements
     if values.num_elements is not None and rows is not None and indices.shape is not None and len(indices.shape) == 2:

@@ -3,7 +3,7 @@
 TensorFlow keeps for each function that it traces where each of its nodes was made. A node that was inlined is called
 "call/node", by the call's name and its own name in the function that was called.
 
-Not handled: two bodies that have nodes of one name. Then all their lines are told.
+Not handled: two bodies that have nodes of one name. Then all their lines are reported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SourceLines:
         return " or ".join(sorted(filter(None, lines))) or None
 
     def debug_info(self, names: Iterable[str]) -> Any:
-        """The trace's GraphDebugInfo, by which TensorFlow tells where failing nodes were made, with `names` in it."""
+        """The trace's GraphDebugInfo, by which TensorFlow reports where failing nodes were made, with `names` in it."""
         made = _Merged(self._concrete._inference_function.graph_debug_info)
         for name in names:
             if name not in made.info.name_to_trace_id:

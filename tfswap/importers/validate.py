@@ -135,7 +135,7 @@ class _Part:
         self._check_edges(self._is_numbered_tensor, ())
 
     def _check_edges(self, is_tensor: Callable[[str], bool], given: Collection[str]) -> None:
-        """Inputs and control edges lead to what is there, and there are as many as the op takes; no node waits for
+        """Inputs and control edges lead to nodes that exist, and there are as many as the op takes; no node waits for
         itself.
         """
         sources: dict[str, list[str]] = {}

@@ -35,7 +35,7 @@ class Opaque(NamedTuple):
 
 
 class Dims(tuple[int | None, ...]):
-    """A shape-valued attribute; told from a list of ints by its type."""
+    """A shape-valued attribute; distinguished from a list of ints by its type."""
 
     __slots__ = ()
 

@@ -49,7 +49,7 @@ class Trait(Flag):
     SIZED_BY_VALUE = auto()
     """How large its output is depends on its inputs' contents and not on their sizes."""
     SMALL_EXTRAS = auto()
-    """Outputs whose size TensorFlow does not tell are small."""
+    """Outputs whose size TensorFlow does not infer are small."""
     NOT_FOLDED = auto()
     """TensorFlow computes it in each step, even from constants alone."""
     SUM = auto()
@@ -1084,7 +1084,7 @@ def group_key_input(op: str) -> int | None:
 
 @cache
 def is_joined(op: str) -> bool:
-    """Whether oneDNN may make one kernel of the op and another, unless control edges tell them apart."""
+    """Whether oneDNN may make one kernel of the op and another, unless control edges distinguish them."""
     return Trait.JOINED in traits(op)
 
 

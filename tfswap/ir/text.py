@@ -24,7 +24,7 @@ lines that start with `#` are ignored. Attributes are written as
 Invariant: `parse_graph(format_graph(g))` equals `g`, attributes' types included, and text once printed is
 printed the same again. Serialised tensors are written whole: a graph with large constants has a long text.
 
-Not handled: attributes of other types than those above (TypeError), and what tells one NaN from another.
+Not handled: attributes of other types than those above (TypeError), and the payloads of NaNs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class DeviceModel(NamedTuple):
         onednn_dtypes: types of elements that oneDNN's kernels take, where they replace any, in order. Which 16-bit
             floats are among them is up to what the processor can do.
         name: what its driver calls it, "" where unknown (GPU only).
-        workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was told
+        workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was configured
             (TF_CUDNN_WORKSPACE_LIMIT_IN_MB); None where it was not (GPU only).
         tf32: whether contractions of float32 are computed in TF32 (GPU only).
         codecs: whether the codecs run. On a GPU they are CUDA's.

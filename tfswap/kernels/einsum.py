@@ -54,7 +54,7 @@ class _Log:
         return _Tensor(shape, self._count - 1)
 
     def free(self, tensor: _Tensor, *kept: _Tensor) -> None:
-        """Let go of it where it has an allocation of its own that none of `kept` has."""
+        """Release it where it has an allocation of its own that none of `kept` has."""
         if tensor.allocation is not None and all(tensor.allocation != k.allocation for k in kept):
             self._log.append((tensor.allocation, -1))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-EventKind = Literal["temp", "out", "free", "let go", "split", "part", "rest"]
+EventKind = Literal["temp", "out", "free", "release", "split", "part", "rest"]
 """Kinds of events, each with a number: "temp" requests a temporary of so many bytes; "out" requests the output of that
-number; "free" frees the temporary of that number. Of loops and conditionals also "let go": frees the value of that
+number; "free" frees the temporary of that number. Of loops and conditionals also "release": frees the value of that
 number; "split": one of the next requests, of so many bytes, gets a chunk of its own size; "part": the last such request
 has been named; "rest": what parts the latest of them is freed."""
 

@@ -4,7 +4,7 @@ Each function follows one source file of TensorFlow 2.21 and gives (events, exac
 Compared with the allocator's own record of seven nets' steps on an H200 (tests/unit/gpu_allocations.json); the scratch
 of a few KiB that cub takes for reductions is left out.
 
-Not handled: cuDNN's workspace where TensorFlow was not told how much it may be, and the copies of outputs between
+Not handled: cuDNN's workspace where TensorFlow has no limit for it, and the copies of outputs between
 which autotuning looks for writes past their ends (`device.cudnn.without_redzones`).
 """
 

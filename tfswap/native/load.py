@@ -60,7 +60,7 @@ class CLook(ctypes.Structure):
     """TfswapLook in core/arena_ops.cc, field for field.
 
     Attributes:
-        layout: of the arena, a number that tells layouts apart; 0 where there is no arena, or it was not asked for.
+        layout: of the arena, a number that identifies layouts; 0 where there is no arena, or it was not asked for.
         current_bytes, peak_bytes: the allocator's own figures.
         executed: how often there has been something for `executed` of ops/runtime.py, of any gate.
     """
@@ -96,7 +96,7 @@ class OpLibraryStatus:
         compiler: the command, or None when there is no compiler.
         compiler_version: what it calls itself, or None.
         cache_dir: the folder that holds all built libraries, or None where no home folder is known.
-        library: the library for this TensorFlow and compiler, or None when that can't be told.
+        library: the library for this TensorFlow and compiler, or None when that is not known.
         built: it is in the cache and undamaged.
         loaded: the ops are registered in this process.
         tensorflow_version: None when TensorFlow can't be imported.
@@ -264,10 +264,10 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_set_host_limit.restype = None
     c.tfswap_host_limit.restype = ctypes.c_uint64
     text = [ctypes.c_char_p, ctypes.c_uint64]
-    c.tfswap_claim.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64, *text]
-    c.tfswap_claim.restype = None
-    c.tfswap_drop.argtypes = [ctypes.c_int64]
-    c.tfswap_drop.restype = None
+    c.tfswap_register.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64, *text]
+    c.tfswap_register.restype = None
+    c.tfswap_unregister.argtypes = [ctypes.c_int64]
+    c.tfswap_unregister.restype = None
     c.tfswap_reserve_disk.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, *text]
     c.tfswap_reserve_disk.restype = None
     c.tfswap_staging_bytes.restype = ctypes.c_uint64

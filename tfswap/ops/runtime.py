@@ -238,30 +238,30 @@ def reserve(host_bytes: int) -> None:
     )
 
 
-def claim(owner: int, host_limit: int | None, spill_dir: str | None = None, spill_limit: int | None = None) -> None:
-    """Says that `owner` uses the host pool, and may take so many bytes, of it and in a file in `spill_dir`; None for no
-    limit, and for no such file.
+def register(owner: int, host_limit: int | None, spill_dir: str | None = None, spill_limit: int | None = None) -> None:
+    """Registers `owner` as a user of the host pool that may take so many bytes, of it and in a file in `spill_dir`;
+    None for no limit, and for no such file.
 
-    The pool's limit is the sum over all owners. A claim may be repeated, counts once, and ends when as many
-    claims were dropped. The kernels of a rewritten step claim by themselves, as long as they are there.
+    The pool's limit is the sum over all owners. That may be repeated, counts once, and ends with as many calls of
+    `unregister`. The kernels of a rewritten step register by themselves, as long as they are there.
 
     Raises:
         OSError: there can't be a file in `spill_dir`, or no host memory for what goes there.
     """
     host, spill = (_UNLIMITED if limit is None else limit for limit in (host_limit, spill_limit))
     why = ctypes.create_string_buffer(_TEXT_BYTES)
-    load().c.tfswap_claim(owner, host, os.fsencode(spill_dir or ""), spill, why, _TEXT_BYTES)
+    load().c.tfswap_register(owner, host, os.fsencode(spill_dir or ""), spill, why, _TEXT_BYTES)
     if why.value:
         raise OSError(why.value.decode(errors="replace"))
 
 
-def drop(owner: int) -> None:
-    """Ends one claim of that owner."""
-    load().c.tfswap_drop(owner)
+def unregister(owner: int) -> None:
+    """Takes back one `register` of that owner."""
+    load().c.tfswap_unregister(owner)
 
 
 def reserve_disk(owner: int, disk_bytes: int, step: str) -> None:
-    """Takes space for a plan's tensors now, in the file that `owner` has claimed.
+    """Takes space for a plan's tensors now, in the file that `owner` is registered for.
 
     Args:
         step: for messages.
@@ -438,7 +438,7 @@ def looker() -> Callable[[int, bool], CLook]:
     """What looks at an allocator: all that a call has to know before its step and after it, in one, since each asks.
 
     It takes the allocator, as ArenaMap gives it, 0 for none; and whether a step comes next, which finds the arena in
-    the layout that is told. It keeps the interpreter's lock: it takes a microsecond or so, and another thread that got
-    the lock meanwhile would keep it for thousands.
+    the layout that is reported. It keeps the interpreter's lock: it takes a microsecond or so, and another thread that
+    got the lock meanwhile would keep it for thousands.
     """
     return ctypes.PYFUNCTYPE(CLook, ctypes.c_uint64, ctypes.c_bool)(("tfswap_look", load().c))

@@ -81,7 +81,7 @@ class Pass(Generic[P]):
     apply: Callable[Concatenate[Graph, Target, P], int]
 
     def __call__(self, graph: Graph, target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
-        """Apply it, and tell the watchers."""
+        """Apply it, and notify the watchers."""
         begun = time.perf_counter()
         changes = self.apply(graph, target, *args, **kwargs)
         seconds = time.perf_counter() - begun

@@ -1,7 +1,7 @@
 """A step on several devices that share an arena: what one device's kernels read of another's is handed over whole.
 
-TensorFlow sends a tensor from one device of a process to another as it is, its buffer included. What sends it lets go
-of it when it comes to that, which may be after the last reader has run; and a plan counts on the buffer then. So it
+TensorFlow sends a tensor from one device of a process to another as it is, its buffer included. The sender releases it
+later, which may be after the last reader has run; and a plan counts on the buffer then. So it
 travels in a carrier, which is outside of the arena and holds it no longer than until it is taken out
 (csrc/core/outside_ops.cc).
 

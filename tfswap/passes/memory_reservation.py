@@ -1,8 +1,8 @@
-"""Writes into a rewritten graph whose step it is, and what memory it takes and may take, for whoever runs it.
+"""Writes into a rewritten graph whose step it is, and what memory it takes and may take, for the process that runs it.
 
 Ensures: every SwapOut, of bodies too, names the owner, and so does the gate, where the owner's step begins; those whose
-copies loops save know how much of that goes to disk; the first SwapOut tells what the step takes: the kernel that is
-made of it reserves and claims (csrc/core/swap_kernels.cc).
+copies loops save know how much of that goes to disk; the first SwapOut says what the step takes: the kernel that is
+made of it registers and reserves (csrc/core/swap_kernels.cc).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfswap.passes.contract import Target, graph_pass
 
 
 @dataclass(frozen=True)
-class Claim:
+class Reservation:
     """What a step takes, and may take.
 
     Attributes:
@@ -42,29 +42,29 @@ class Claim:
 @graph_pass(
     ensures="the step's swap nodes and gate have the owner, and the first of them reserves host memory and disk",
 )
-def reserve_memory(graph: Graph, _: Target, claim: Claim) -> int:
-    """Write `claim` into `graph`, in place; returns how many swaps there are: without any, nothing is claimed."""
+def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
+    """Write `reservation` into `graph`, in place; returns the number of swaps. Without any, nothing is reserved."""
     for node in graph:
         if node.op == GATE:
-            node.attrs = {**node.attrs, "owner": claim.owner}
+            node.attrs = {**node.attrs, "owner": reservation.owner}
     swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
     for node in swaps:
-        node.attrs = {**node.attrs, "owner": claim.owner}
+        node.attrs = {**node.attrs, "owner": reservation.owner}
     if not swaps:
         return 0
     swaps[0].attrs = {
         **swaps[0].attrs,
-        "step_bytes": claim.host_bytes,
-        "step_limit": -1 if claim.host_limit_bytes is None else claim.host_limit_bytes,
+        "step_bytes": reservation.host_bytes,
+        "step_limit": -1 if reservation.host_limit_bytes is None else reservation.host_limit_bytes,
     }
-    if claim.spill_dir:
-        for node in _saving(graph) if claim.saved_disk_bytes else ():
-            node.attrs = {**node.attrs, "saved_on_disk": claim.saved_disk_bytes}
+    if reservation.spill_dir:
+        for node in _saving(graph) if reservation.saved_disk_bytes else ():
+            node.attrs = {**node.attrs, "saved_on_disk": reservation.saved_disk_bytes}
         swaps[0].attrs = {
             **swaps[0].attrs,
-            "spill_dir": os.fsencode(claim.spill_dir),
-            "spill_bytes": claim.disk_bytes,
-            "spill_limit": -1 if claim.disk_limit_bytes is None else claim.disk_limit_bytes,
+            "spill_dir": os.fsencode(reservation.spill_dir),
+            "spill_bytes": reservation.disk_bytes,
+            "spill_limit": -1 if reservation.disk_limit_bytes is None else reservation.disk_limit_bytes,
         }
     return len(swaps)
 

@@ -16,7 +16,7 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
 PRESERVE = "_grappler_do_not_remove"
-"""Tells Grappler to keep a node (grappler_item.cc, NodesToPreserve)."""
+"""Makes Grappler keep a node (grappler_item.cc, NodesToPreserve)."""
 
 _TENSOR_PROTO_TYPES = {
     "bfloat16": 14,
@@ -57,7 +57,7 @@ def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: boo
 
 
 def add_release(graph: Graph, stem: str, handle: Output) -> Node:
-    """What waits for the copy to the host and lets go of the tensor."""
+    """What waits for the copy to the host and releases the tensor."""
     return graph.add(custom_ops.RELEASE, graph.unique_name(f"{stem}/release"), (handle,), device=handle.node.device)
 
 

@@ -1,7 +1,7 @@
 """Lets the random ops of a step go on, when it is planned again, where those of the plan before have stopped.
 
 Ensures: each op whose kernel keeps a generator's state asks for the kernel that shares it with all plans of the same
-trace (csrc/core/random_ops.cc). Its place tells it from all others of that trace, of bodies too.
+trace (csrc/core/random_ops.cc). Its place identifies it among all others of that trace, of bodies too.
 
 Not handled: GPUs, where each plan's random numbers begin anew; and steps that run as they were traced.
 """

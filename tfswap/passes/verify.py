@@ -1,7 +1,7 @@
 """Judges a rewritten graph, whoever rewrote it: nothing may read a tensor that is not there.
 
 Requires nothing. Raises `VerificationError` on the first thing that is wrong: a cycle, a copy that nobody
-waits for, a reload that can run before its offload, a swapped tensor whose buffer is never let go.
+waits for, a reload that can run before its offload, a swapped tensor whose buffer is never freed.
 """
 
 from __future__ import annotations

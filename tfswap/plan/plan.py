@@ -39,7 +39,7 @@ class Eviction:
         tensor: the tensor's name ("node:0").
         nbytes: its bytes.
         out: kernel after which the copy out starts; None when the host copy is there already.
-        release: kernel before which the copy lets go of the device buffer: one after the last that reads it, or that
+        release: kernel before which the copy releases the device buffer: one after the last that reads it, or that
             one itself, which then can take it over.
         back: kernel before which a buffer is allocated again and the copy in starts.
         use: kernel before which that copy must have ended: the first that reads the tensor again.
@@ -100,7 +100,7 @@ class Inside:
 
     @property
     def moves(self) -> int:
-        """How much it moves and makes again, in tensors and kernels."""
+        """How much it moves and recomputes, in tensors and kernels."""
         return len(self.evictions) + len(self.order) - len(set(self.order))
 
 
@@ -127,7 +127,7 @@ class Plan:
         packed: tensors that wait in a smaller form that gives back every bit.
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
-        recomputed: lists that loops would save in whose elements are made again instead, by name.
+        recomputed: lists that loops would save in whose elements are recomputed instead, by name.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         concurrent: the bytes that kernels of the step which run in groups (planner/concurrent.py) hold while more than
@@ -173,7 +173,7 @@ class Plan:
 
     @property
     def moves(self) -> int:
-        """How much it moves and makes again, in tensors and kernels."""
+        """How much it moves and recomputes, in tensors and kernels."""
         inner = len(self.accumulators) + len(self.recomputed) + sum(inside.moves for inside in self.inside)
         return len(self.evictions) + inner + len(self.order) - len(set(self.order))
 

@@ -7,7 +7,7 @@ swap contract is split in two at each end, so that every allocation and release 
     LEAD n       kernel n starts, and the next kernel as soon as this one has its output's buffer; they end together
     RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
     OUT v        the copy of value v to host memory starts; the copy holds v's buffer
-    RELEASE v    waits until that copy has ended, then lets go of the buffer
+    RELEASE v    waits until that copy has ended, then releases the buffer
     IN v         allocates a fresh buffer and starts the copy back
     AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
     SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole

@@ -173,7 +173,7 @@ class _Body:
 def least_around(graph: Graph, problem: Problem) -> int | None:
     """What is live around a body that `find_rungs` plans, where that is most, however much is moved.
 
-    Without what is there before the step; None where there is no such body.
+    Without the contents of the arena before the step; None where there is no such body.
     """
     nodes = _holding_nodes(graph, problem, _worth(problem))
     return max((pinned for _, _, pinned in nodes), default=None)

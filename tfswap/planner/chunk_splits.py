@@ -97,7 +97,7 @@ def _replayed(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) ->
 
 
 class _End(NamedTuple):
-    """When an allocation was let go.
+    """When an allocation was freed.
 
     Attributes:
         step: in which step.
@@ -109,7 +109,7 @@ class _End(NamedTuple):
 
 
 class _Lives(Ledger):
-    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and when it was let go."""
+    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and when it was freed."""
 
     replay: Replay | None = None
 

@@ -80,7 +80,7 @@ class Tiers:
                     room += sizes[last]
         return frozenset(disk)
 
-    def told(self, memory: Memory) -> Memory:
+    def with_overflow(self, memory: Memory) -> Memory:
         """`memory`, with what loops will find no room for in host memory on disk."""
         if self.host_bytes is None or self.disk_bytes == 0:
             return memory

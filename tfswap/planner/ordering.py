@@ -155,7 +155,7 @@ def postponed_order(flow: Dataflow, kernels: Sequence[int], memory: Memory) -> t
     """`kernels`, but the one at the peak, and all that needs it, comes later where the peak is lower then.
 
     As the gradient of a large weight: it needs most of all kernels itself, and nothing but the weight's update waits
-    for it, while what runs meanwhile lets go of feature maps. Of two such branches the one with the lower peak of its
+    for it, while what runs meanwhile releases feature maps. Of two such branches the one with the lower peak of its
     own goes first (Liu, An application of generalized tree pebbling, 1987, section 2), here found by trying.
 
     Args:
@@ -227,7 +227,7 @@ def _list_schedule(
 
     Args:
         urgent: asked when a node gets ready.
-        ran: told of each node as it runs; gives those that are urgent from then on.
+        ran: called with each node as it runs; gives those that are urgent from then on.
     """
     rank = _ranks(base)
     waiting = [len(deps) for deps in flow.deps]

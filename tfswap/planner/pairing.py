@@ -2,7 +2,7 @@
 
 A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
 where that order is kept (csrc/core/paired_kernels.cc says how): the first has asked for all its memory before the
-second starts, and what the two read, and their temporaries, are let go when both have ended. Meng et al. and the other
+second starts, and what the two read, and their temporaries, are freed when both have ended. Meng et al. and the other
 papers order GPU kernels, which run one after another anyway: this is for CPUs.
 """
 
@@ -112,7 +112,7 @@ def brought_together(
     """`order`, with kernels next to each other that gain side by side, but for those by which it holds more.
 
     Args:
-        whole: of the same nodes, what memory is told of; by default `flow`.
+        whole: of the same nodes, what memory is simulated of; by default `flow`.
         looped: as of `gains`.
     """
 

@@ -246,7 +246,7 @@ class Planner:
         self.portable = portable
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
         self._runs_pairs = runs_pairs(device) and not portable
-        # Where cuDNN was told what it may have, that counts as part of each convolution.
+        # Where cuDNN's workspace is limited, that counts as part of each convolution.
         self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
         # Where the step decides what is asked for, chunks that are larger than that have no other bound.
@@ -390,7 +390,7 @@ class Planner:
         return best
 
     def draft(self, choice: Choice, least_s: float = 0.0) -> Draft:
-        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some.
+        """What is cheap to compute of any choice: its time, with kernels side by side wherever that saves some.
 
         Args:
             least_s: what it takes at least, as is known from what it is made from.
@@ -642,7 +642,7 @@ class Judged:
             if memory is None:
                 self._above[made] = most_bytes
             else:
-                self._memories[made] = planner.tiers.told(memory)
+                self._memories[made] = planner.tiers.with_overflow(memory)
         found = self._memories.get(made)
         return None if found is None or found.peak_bytes > most_bytes else found
 

@@ -29,7 +29,7 @@ from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, simulate_mem
 
 
 class Gap(NamedTuple):
-    """A stretch in which a value waits: read (or made, or made again) at `start`, next read at `end`.
+    """A stretch in which a value waits: read (or made, or recomputed) at `start`, next read at `end`.
 
     `made` is the position of the kernel that made this buffer of it. Where the kernel that reads it last takes its
     buffer over, the value is gone while that kernel runs: then `start` is the position before.
@@ -107,7 +107,7 @@ class Problem:
 
     @cached_property
     def there_bytes(self) -> int:
-        """Of what is live, what is there before the step besides its own."""
+        """Of what is live, bytes of others in the arena before the step."""
         own = simulate_memory(self.flow, build_schedule(self.order, ()), live=True)
         return self.live_peak_bytes - own.peak_bytes
 
@@ -138,7 +138,7 @@ Solver = Callable[[Problem, int], Choice | None]
 
 NEVER = math.inf
 MAX_CHAIN = 64
-"""A value that takes more kernels than this to make again is swapped or stays."""
+"""A value that takes more kernels than this to recompute is swapped or stays."""
 MIN_SWAP_BYTES = 64 << 10
 MIN_SWAP_SHARE = 0.001
 """A tensor below both, in bytes and as a share of the live peak, costs more in ops and edges than it frees."""
@@ -161,7 +161,7 @@ def make_problem(
     """Gaps and live bytes of `flow` in `order`.
 
     Args:
-        snapshot: what is there before the step.
+        snapshot: the contents before the step.
         tiers: what there is for what is swapped.
     """
     refusals = _refusals(flow)
@@ -206,7 +206,7 @@ class Wait(NamedTuple):
     Attributes:
         slot: the value's number among the candidates.
         end: position of the second use; `end_s` when that kernel starts if nothing stalls.
-        rerun_s: seconds of the kernels that would run again, from what is there at `end` unless it was moved.
+        rerun_s: seconds of the kernels that would run again, from what is in memory at `end` unless it was moved.
         sources: of what they read, the values that may have been moved.
     """
 
@@ -223,7 +223,7 @@ class Uses:
 
     Attributes:
         nbytes: rounded bytes per value.
-        reads, makes: values that a kernel reads and makes, of those that may leave or be made again; what is
+        reads, makes: values that a kernel reads and makes, of those that may leave or be recomputed; what is
             smaller stays for as long as anything may want it.
         candidates: values that wait and may leave; `slot` numbers them.
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
@@ -366,7 +366,7 @@ class Uses:
         return sorted(gaps, key=lambda g: (g.start, g.end, g.value))
 
     def _chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds to make `v` again at `end` from what is there then unless moved, and what of that may be moved."""
+        """Seconds to recompute `v` at `end` from what is in memory then unless moved, and what of that may be moved."""
         problem, flow = self.problem, self.problem.flow
         kernels: set[int] = set()
         sources: dict[int, None] = {}

@@ -40,7 +40,7 @@ class Explanation:
         type: element type and shape.
         nbytes: its bytes.
         tactic, reason: as of its `TensorRow`.
-        made_by: the kernel that makes it, and its op; None for what is there before the step.
+        made_by: the kernel that makes it, and its op; None for what exists before the step.
         made_at: where that kernel runs, again where it runs again.
         read_by: (kernel, position) of all that read it.
         wait: the longest stretch between two uses, as positions; None where there is none.

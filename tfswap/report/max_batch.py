@@ -27,7 +27,7 @@ class Fit:
         time_ratio: predicted step time at `size` over that of an unoptimised step of that size.
         host_bytes: host memory for swapped tensors at `size`.
         confirmed: whether a step of that size was run, and its measured peak kept the limit.
-        measured_bytes: that peak; None where no run told it.
+        measured_bytes: that peak; None where no run reported it.
     """
 
     step: str
@@ -50,15 +50,15 @@ class Fit:
     def __str__(self) -> str:
         axes = "; ".join(f"axis {', '.join(map(str, axes))} of {name}" for name, axes in self.varied)
         gain = f"  (x{self.size / self.unoptimised_size:.1f})" if self.unoptimised_size else "  (not even the smallest)"
-        told = ", confirmed by a run" if self.confirmed else ", planned; no run has measured it"
+        note = ", confirmed by a run" if self.confirmed else ", planned; no run has measured it"
         if self.planned_size > self.size:
-            told += f"; {self.planned_size} on paper, which passed the limit with what others had allocated"
+            note += f"; {self.planned_size} on paper, which passed the limit with what others had allocated"
         rows = [
             ("machine", self.machine),
             ("limit", format_bytes(self.limit_bytes)),
             ("searched", axes),
             ("as it is", f"{self.unoptimised_size}"),
-            ("under tfswap", f"{self.size}{gain}{told}"),
+            ("under tfswap", f"{self.size}{gain}{note}"),
             ("peak planned", format_bytes(self.peak_bytes)),
             *([("peak measured", format_bytes(self.measured_bytes))] if self.measured_bytes is not None else []),
             ("host memory", format_bytes(self.host_bytes)),

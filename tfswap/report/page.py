@@ -24,7 +24,7 @@ COLUMNS = 3000
 """Stretches of time that a chart is drawn of: zoomed in, a part of it still has a thousand."""
 HEIGHT = 1000
 HOLDS = 4000
-"""Tensors and workspaces of a run, the largest, that a pointer is told of one by one."""
+"""Tensors and workspaces of a run, the largest, that the page lists one by one."""
 ROWS = 10_000
 """Tensors of the table: all that something is done about, and the largest of the others."""
 NAME_LENGTH, REASON_LENGTH = 160, 400
@@ -83,13 +83,13 @@ def _summary(report: Report) -> dict[str, Any]:
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
-    told = ("not known", "not reported by the allocator")
+    peak_row = ("not known", "not reported by the allocator")
     if measured is not None:
-        told = (format_bytes(measured), "by the allocator")
+        peak_row = (format_bytes(measured), "by the allocator")
     cards = [
         ("peak before, predicted", format_bytes(before), "the step as it is"),
         ("peak planned", format_bytes(planned), change),
-        ("peak measured", *told),
+        ("peak measured", *peak_row),
         ("memory limit", "none" if limit is None else format_bytes(limit), "" if report.keeps_limit else "NOT KEPT"),
         ("step time, predicted", f"x{report.time_ratio:.2f}", f"{report.costs} costs"),
     ]

@@ -47,7 +47,7 @@ class Audit:
         self._executed = tfswap.ops.executed
         self._planned = Expected.of(graph)
         self._gate = gate
-        self._told = b""  # of a step that not all of its devices have told of yet
+        self._pending = b""  # of a step that not all of its devices have reported yet
         self._failure: str | None = None  # the error itself would keep, by its traceback, all that the step holds
 
     def check(self) -> None:
@@ -59,10 +59,10 @@ class Audit:
         if executed := b"".join(map(self._executed, self._planned.gates)):  # messages one after the other merge
             from tensorflow.core.framework import function_pb2
 
-            told = self._told + executed
-            library = function_pb2.FunctionDefLibrary.FromString(told)
+            pending = self._pending + executed
+            library = function_pb2.FunctionDefLibrary.FromString(pending)
             try:
-                self._told = b"" if audit(self._planned, library, self._gate) else told
+                self._pending = b"" if audit(self._planned, library, self._gate) else pending
             except VerificationError as error:
                 self._failure = str(error)
         if self._failure is not None:
@@ -107,7 +107,7 @@ class Expected:
 
 def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int) -> int:
     """Compare a planned step with its functions as they were executed; returns the number of edges found, 0 where some
-    of its devices are still to tell.
+    of its devices have not reported yet.
 
     Args:
         library: the step's function on each device, and what they call.

@@ -1,15 +1,15 @@
-"""Sizes that depend on what a step's arguments hold, told before it runs.
+"""Sizes that depend on what a step's arguments hold, computed before it runs.
 
 How long the rows of a ragged batch are when they are padded (`ragged.to_tensor()`), how far `tf.range(n)` goes or a
 mask of lengths: shapes do not say it. Where such a size follows from arguments alone it is computed before each call,
 by those few nodes of the step, and planned for as the arguments' own sizes are.
 
-What is computed to tell a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
-made to tell how large it is where a rule tells it (output_sizes.py).
+What is computed for a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
+computed for its size where a rule gives it (output_sizes.py).
 
 Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
 taken outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known
-for is made to tell its size, before the step and whatever the limit is.
+for is computed for its size, before the step and whatever the limit is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfswap.support.reach import reach
 from tfswap.support.sizes import format_bytes
 
 MOST_ROUNDS = 4
-"""What has been told tells what else is open: from one to the next at most so often."""
+"""Sizes that are known give others: from one to the next at most so often."""
 MOST_ELEMENTS = 1 << 63
 """No tensor has so many."""
 
@@ -46,22 +46,22 @@ UnderLimit = Callable[[Any], Callable[..., Any]]
 
 
 class Round(NamedTuple):
-    """Sizes that are told together.
+    """Sizes that are computed together.
 
     Attributes:
-        told: the tensors.
+        computed: the tensors.
         compute: from the trace's arguments, captures included, to their shapes.
     """
 
-    told: Sequence[Output]
+    computed: Sequence[Output]
     compute: Callable[[Sequence[Any]], Sizes]
 
 
-class ToldSizes:
-    """Tells the sizes of some tensors of a trace from its arguments.
+class DataDependentSizes:
+    """Computes the sizes of some tensors of a trace from its arguments.
 
     Args:
-        rounds: what is told, in order.
+        rounds: what is computed, in order.
     """
 
     def __init__(self, rounds: Sequence[Round]):
@@ -74,30 +74,32 @@ class ToldSizes:
 
     def types(self, sizes: Sizes) -> dict[str, TensorType]:
         """What a plan for these sizes supposes of the tensors, by their names."""
-        tensors = [tensor for each in self.rounds for tensor in each.told]
+        tensors = [tensor for each in self.rounds for tensor in each.computed]
         return {t.name: TensorType(t.type.dtype, shape) for t, shape in zip(tensors, sizes, strict=True)}
 
 
-def find_told_sizes(
-    concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: ToldSizes | None = None
-) -> ToldSizes | None:
-    """What tells all sizes of a trace that its arguments' shapes leave open, and as many as it can of those that are
+def find_data_dependent_sizes(
+    concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: DataDependentSizes | None = None
+) -> DataDependentSizes | None:
+    """What computes all sizes of a trace that its arguments' shapes leave open, and as many as it can of those that are
     known by a bound only (`tf.unique`); None where that is not all, or no more than is known.
 
     Args:
         inputs: the arguments of a call, with values.
-        under_limit: what tells them is called by.
-        known: what tells some of them already.
+        under_limit: calls what computes them.
+        known: what computes some of them already.
     """
-    told = known = known or ToldSizes(())
+    computed = known = known or DataDependentSizes(())
     for _ in range(MOST_ROUNDS):
-        types = told.types(told.sizes(concrete, inputs))
+        types = computed.types(computed.sizes(concrete, inputs))
         graph = import_function(concrete, inputs, types)
         open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
         asked = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
         if not asked:
-            return None if sizeless(graph) or told is known else told
-        told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
+            return None if sizeless(graph) or computed is known else computed
+        computed = DataDependentSizes(
+            (*computed.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit)))
+        )
     return None
 
 
@@ -127,7 +129,7 @@ def _is_own(graph: Graph, tensor: Output) -> bool:
 
 
 def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
-    """What tells a tensor's size from the arguments alone; at worst the tensor itself."""
+    """What gives a tensor's size from the arguments alone; at worst the tensor itself."""
     rule = size_rule(tensor)
     if rule is None:
         return SizeRule((), lambda shape: shape, tensor) if _follows(graph, (tensor,), concrete) else None
@@ -216,27 +218,27 @@ def _computing(
         found = tuple(tuple(shape.numpy().tolist()) for shape in shapes)
         for tensor, shape in zip(rules, found, strict=True):
             if math.prod(shape) >= MOST_ELEMENTS:
-                told = f"{tensor.name!r}{made_at(tensor.node.name, locate)} would have the shape {list(shape)}"
-                raise errors.InvalidArgumentError(None, None, f"{told}, of more than 2**63 - 1 elements.")
+                shaped = f"{tensor.name!r}{made_at(tensor.node.name, locate)} would have the shape {list(shape)}"
+                raise errors.InvalidArgumentError(None, None, f"{shaped}, of more than 2**63 - 1 elements.")
         return found
 
     return run
 
 
 def _located(error: Any, locate: SourceLines) -> Exception:
-    """What TensorFlow says of a node that sizes are told by, and which line of the user's own made it."""
+    """What TensorFlow says of a node that sizes are computed by, and which line of the user's own made it."""
     line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
     said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
     where = f" It is made at {line}." if line else ""
     return type(error)(None, None, f"{said}\nA size in the step depends on it.{where}")
 
 
-def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
-    """What tells sizes does not fit by itself."""
-    others = f", and of {len(told) - 1} others" if len(told) > 1 else ""
+def _refusal(error: InfeasibleMemoryLimit, computed: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
+    """What computes sizes does not fit by itself."""
+    others = f", and of {len(computed) - 1} others" if len(computed) > 1 else ""
     return InfeasibleMemoryLimit(
         f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to compute the size of "
-        f"{told[0].name!r}{made_at(told[0].node.name, locate)}{others}, before the step runs takes at least "
+        f"{computed[0].name!r}{made_at(computed[0].node.name, locate)}{others}, before the step runs takes at least "
         f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on what the arguments hold. "
         f"Say the size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, "
         "or make the batch smaller.",
@@ -246,7 +248,7 @@ def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: Sourc
 
 
 def have_values(inputs: Sequence[Any]) -> bool:
-    """Whether these arguments have values, by which sizes can be told."""
+    """Whether these arguments have values, from which sizes can be computed."""
     from tensorflow.python.framework import ops
 
     return all(isinstance(each, ops.EagerTensor) for each in inputs)

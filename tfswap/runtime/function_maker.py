@@ -17,7 +17,7 @@ from tfswap.compiler.request import Request
 from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
-from tfswap.passes.memory_reservation import Claim, reserve_memory
+from tfswap.passes.memory_reservation import Reservation, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.runtime.audit import Audit, gates_of
@@ -69,15 +69,15 @@ class FunctionMaker:
         refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, self._trace.device.model)
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
-        claim = self._request.options.claim(self._owner, plan)
-        swaps = reserve_memory(graph, optimizer.target, claim)
+        reservation = self._request.options.reservation(self._owner, plan)
+        swaps = reserve_memory(graph, optimizer.target, reservation)
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
         if self._trace.device.model.kind == "cpu" and share_random_state(graph, optimizer.target, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
         function = self._export(optimizer, graph, plan, gate)
         if swaps:
-            self._reserve(claim)
-            weakref.finalize(function.graph, tfswap.ops.drop, self._owner)
+            self._reserve(reservation)
+            weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
         return function, gate
 
     def instantiate(self, function: Any, inputs: Sequence[Any]) -> None:
@@ -125,7 +125,7 @@ class FunctionMaker:
             weakref.finalize(made, tfswap.ops.forget_gate, each)
         weakref.finalize(made, self._audits.pop, gate, None)
 
-    def _reserve(self, claim: Claim) -> None:
+    def _reserve(self, reservation: Reservation) -> None:
         """Reserve and take what swapped tensors need before the kernels do, so that a lack is reported before
         anything runs.
         """
@@ -134,23 +134,25 @@ class FunctionMaker:
         name = self._trace.name
         if self._trace.device.model.kind != "cpu":
             # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
-            tfswap.ops.claim(self._owner, claim.host_limit_bytes)
+            tfswap.ops.register(self._owner, reservation.host_limit_bytes)
             return
         try:
-            tfswap.ops.claim(self._owner, claim.host_limit_bytes, claim.spill_dir, claim.disk_limit_bytes)
+            tfswap.ops.register(
+                self._owner, reservation.host_limit_bytes, reservation.spill_dir, reservation.disk_limit_bytes
+            )
         except OSError as error:
             raise TfswapError(f"{name}: {error}") from error
         try:
-            tfswap.ops.reserve(claim.host_bytes)
-            if claim.disk_bytes:
-                tfswap.ops.reserve_disk(self._owner, claim.disk_bytes, name)
+            tfswap.ops.reserve(reservation.host_bytes)
+            if reservation.disk_bytes:
+                tfswap.ops.reserve_disk(self._owner, reservation.disk_bytes, name)
         except MemoryError as error:
-            tfswap.ops.drop(self._owner)
+            tfswap.ops.unregister(self._owner)
             raise TfswapError(
-                f"{name}: no {format_bytes(claim.host_bytes)} of host memory for swapped tensors: {error}"
+                f"{name}: no {format_bytes(reservation.host_bytes)} of host memory for swapped tensors: {error}"
             ) from error
         except OSError as error:
-            tfswap.ops.drop(self._owner)
+            tfswap.ops.unregister(self._owner)
             raise TfswapError(f"{name}: {error}") from error
 
 
@@ -161,7 +163,7 @@ def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, reques
     from tfswap.exporters.function import export_function
 
     graph = optimizer.rewrite(plan, ALWAYS_OPEN, checked_by_gate=True)
-    reserve_memory(graph, optimizer.target, request.options.claim(owner, plan))
+    reserve_memory(graph, optimizer.target, request.options.reservation(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
     step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))

@@ -31,13 +31,13 @@ def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
 
 def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_bytes: int, regions: int) -> str:
     """`refusal`, of a step to which no limit helps since the arena may not have as much, or not in one piece."""
-    told = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
+    message = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
     if refusal.floor_bytes > arena_bytes:
-        told += (
+        message += (
             f", in {regions} regions so far, and tensors do not fit across regions. One region holds more: allocate "
             "one tensor of about that size when the program starts, and free it"
         )
-    return f"{told}."
+    return f"{message}."
 
 
 def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again: bool) -> str:
@@ -47,9 +47,9 @@ def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again:
         cause: a sentence.
         again: whether the next call is planned with room for it.
     """
-    told = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
-    told += cause
-    return f"{told} The next call is planned again with room for that." if again else told
+    message = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
+    message += cause
+    return f"{message} The next call is planned again with room for that." if again else message
 
 
 def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
@@ -97,11 +97,11 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
     Args:
         copied_bytes: of variables whose buffers tensors hold too.
     """
-    told = f"{step}: the limit can no longer be kept: {refusal}"
+    message = f"{step}: the limit can no longer be kept: {refusal}"
     if not copied_bytes:
-        return told
+        return message
     return (
-        f"{told} {format_bytes(copied_bytes)} of its variables share their buffers with tensors that are still held "
+        f"{message} {format_bytes(copied_bytes)} of its variables share their buffers with tensors that are still held "
         "(tf.identity(w), w.read_value(), another variable that w was assigned to), and an update takes as much again: "
         "delete those before the step, or keep w.numpy(), which lies in host memory."
     )

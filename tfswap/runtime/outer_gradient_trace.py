@@ -28,12 +28,12 @@ from tfswap.runtime.joint_trace import Joint, saved
 from tfswap.runtime.trace import Exported, Imported, Trace
 
 if TYPE_CHECKING:
-    from tfswap.exporters.flat_function import Half
+    from tfswap.exporters.flat_function import FlatFunction
 
 REMEDY = "Create the tape with persistent=True: the call then runs as it was traced, without its memory limit."
 
 
-class Halves(NamedTuple):
+class StepFunctions(NamedTuple):
     """What carries a plan out.
 
     Attributes:
@@ -42,13 +42,13 @@ class Halves(NamedTuple):
         used: positions of those among all of the step's arguments.
     """
 
-    forward: Half
-    backward: Half
+    forward: FlatFunction
+    backward: FlatFunction
     used: tuple[int, ...]
 
     @property
     def graph(self) -> Any:
-        """What is there for as long as the halves are."""
+        """Lives as long as the two functions do."""
         return self.forward.graph
 
 
@@ -61,7 +61,7 @@ class _Begun(NamedTuple):
         arguments: the trace's, with what it captures.
     """
 
-    halves: Halves
+    functions: StepFunctions
     results: list[Any]
     carriers: list[Any]
     arguments: list[Any]
@@ -123,15 +123,15 @@ class OuterGradientTrace(Trace):
         """Let the tape know by what the results are differentiated."""
         from tensorflow.python.eager import record
 
-        halves, carriers = begun.halves, begun.carriers
+        functions, carriers = begun.functions, begun.carriers
         results = begun.results[: self._joint.differentiable[-1] + 1]
         shapes = [result.shape for result in results]
-        used = [begun.arguments[i] for i in halves.used]
+        used = [begun.arguments[i] for i in functions.used]
 
         def backward(*gradients: Any) -> Any:
             given = self._given(gradients, shapes)
             with self._turns:
-                made = run_part(lambda: halves.backward([*carriers, *given, *used]))
+                made = run_part(lambda: functions.backward([*carriers, *given, *used]))
             return self._joint.backward.function_type.pack_output(made)
 
         record.record_operation(self._joint.backward.name, results, begun.arguments, backward)
@@ -165,7 +165,7 @@ class OuterGradientTrace(Trace):
         import tensorflow as tf
 
         import tfswap.ops
-        from tfswap.exporters.flat_function import Half
+        from tfswap.exporters.flat_function import FlatFunction
 
         trace = self.concrete
         second = tfswap.ops.new_gate()
@@ -178,15 +178,15 @@ class OuterGradientTrace(Trace):
             *(trace.outputs[i] for i in self._joint.differentiable),
             *(trace.graph.inputs[i] for i in used),
         ]
-        halves = Halves(
-            Half(forward, f"{trace.graph.name}_tfswap_forward", trace.graph.inputs, trace),
-            Half(backward, f"{trace.graph.name}_tfswap_backward", given, trace),
+        functions = StepFunctions(
+            FlatFunction(forward, f"{trace.graph.name}_tfswap_forward", trace.graph.inputs, trace),
+            FlatFunction(backward, f"{trace.graph.name}_tfswap_backward", given, trace),
             used,
         )
-        gates = [(gate, forward, halves.forward.graph), (second, backward, halves.backward.graph)]
-        return Exported(halves, gates)
+        gates = [(gate, forward, functions.forward.graph), (second, backward, functions.backward.graph)]
+        return Exported(functions, gates)
 
-    def make_kernels(self, function: Halves, inputs: Sequence[Any]) -> None:
+    def make_kernels(self, function: StepFunctions, inputs: Sequence[Any]) -> None:
         import tensorflow as tf
 
         arguments = [*inputs, *without_asking(self.concrete)]

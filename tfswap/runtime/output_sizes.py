@@ -1,8 +1,9 @@
-"""How large what an op returns is, by what it is given: the ops whose sizes hang on values, as TensorFlow defines them.
+"""How large what an op returns is, by what it is given: the ops whose sizes depend on values, as TensorFlow defines
+them.
 
-Nothing of what such an op returns is made to tell its size, which may be all that there is room for.
+Nothing of what such an op returns is computed for its size, which may be all that there is room for.
 
-Not handled: ops that must run to tell how much they return, which are made; see dynamic_sizes.py.
+Not handled: ops that must run before it is known how much they return, which are made; see dynamic_sizes.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tfswap.ir.graph import Output
 
 
 class SizeRule(NamedTuple):
-    """What the size of a tensor is told by.
+    """What gives the size of a tensor.
 
     Attributes:
         asked: tensors of the graph, by what they hold.
@@ -30,7 +31,7 @@ class SizeRule(NamedTuple):
 
 
 def size_rule(tensor: Output) -> SizeRule | None:
-    """What tells this tensor's size without making it; None where nothing does."""
+    """What gives this tensor's size without making it; None where nothing does."""
     rule = _RULES.get(tensor.node.op)
     return None if rule is None else rule(tensor)
 

@@ -27,7 +27,7 @@ from tfswap.runtime.agreement import plan_with_others
 from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.arena_watch import ArenaWatch
 from tfswap.runtime.captures import captured
-from tfswap.runtime.dynamic_sizes import ToldSizes
+from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.limit import StepLimit
 from tfswap.runtime.margins import Margins
@@ -82,7 +82,7 @@ class Step:
         instead_of: Step | None = None,
         granted_bytes: int = 0,
         first: bool = False,
-        dynamic_sizes: ToldSizes | None = None,
+        dynamic_sizes: DataDependentSizes | None = None,
     ):
         if instead_of is not None:
             request = dataclasses.replace(request, memory_limit=instead_of.limit_bytes)

@@ -20,7 +20,12 @@ from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
-from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
+from tfswap.runtime.dynamic_sizes import (
+    DataDependentSizes,
+    find_data_dependent_sizes,
+    follow_from_arguments,
+    have_values,
+)
 from tfswap.runtime.joint_trace import Joint
 from tfswap.runtime.open_function import has_size
 from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
@@ -97,7 +102,7 @@ class StepCache:
         self._trace_of = trace_of
         self._first_shapes = first_shapes
         self._steps: dict[Any, list[Step]] = {}
-        self._dynamic_sizes: dict[Any, ToldSizes] = {}  # by trace that shapes alone do not give the sizes of
+        self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace that shapes alone do not give the sizes of
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self.batches_ahead = 0
         self.joint_of: dict[Any, Joint | str] = {}
@@ -218,7 +223,7 @@ class StepCache:
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """Compute more of the trace's sizes from these arguments from now on; whether there are more."""
         known = self._dynamic_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
-        found = find_told_sizes(concrete, inputs, self._under_limit, known)
+        found = find_data_dependent_sizes(concrete, inputs, self._under_limit, known)
         if found is not None:
             self._dynamic_sizes[concrete] = found
         return found is not None
@@ -282,23 +287,23 @@ def grown(shapes: Shapes, planned: Sequence[Shapes], arguments: int) -> Shapes:
     if not planned:
         return shapes
 
-    def size(axis: int, sizes: Sequence[int], told: bool) -> int:
+    def size(axis: int, sizes: Sequence[int], from_values: bool) -> int:
         most = max(sizes)
         longest = max(axis, int(most * GROWTH))
-        if not told:
+        if not from_values:
             return most if axis <= most else longest
         high = max(axis, most)
         return min(high + SCATTER * (high - min(axis, *sizes)), max(high, longest))
 
     made = []
     for position, shape in enumerate(shapes):
-        told = position >= arguments
+        from_values = position >= arguments
         earlier = [p for each in planned if (p := each[position]) is not None and len(p) == len(shape or ())]
-        if not shape or not earlier or (len(planned) < 2 and not told):
+        if not shape or not earlier or (len(planned) < 2 and not from_values):
             made.append(shape)
             continue
         columns = zip(shape, zip(*earlier, strict=True), strict=True)
-        made.append(tuple(size(axis, sizes, told) for axis, sizes in columns))
+        made.append(tuple(size(axis, sizes, from_values) for axis, sizes in columns))
     return tuple(made)
 
 

@@ -20,7 +20,7 @@ from tfswap.planner.small_slots import LARGEST_BYTES
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.captures import without_asking
-from tfswap.runtime.dynamic_sizes import ToldSizes
+from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.trace import Trace
@@ -54,7 +54,7 @@ class StepCompiler:
         limit: StepLimit,
         margins: Margins,
         arena: ArenaView,
-        dynamic_sizes: ToldSizes | None,
+        dynamic_sizes: DataDependentSizes | None,
         batches_ahead: int,
     ):
         self._trace = trace

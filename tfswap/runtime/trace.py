@@ -54,7 +54,7 @@ class Trace:
 
     Attributes:
         device: what runs the step.
-        kind: what tells its random states from those of other traces of the same function.
+        kind: what distinguishes its random states from those of other traces of the same function.
         always_ordered: whether its step has an order under every limit.
         has_unseen_part: whether a part of the step runs later, and is not looked at where it runs as it was traced.
     """

@@ -98,8 +98,8 @@ def _turns() -> Any:
     for returns_count in (turns.tfswap_turns, turns.tfswap_admitted_turns):
         returns_count.restype = ctypes.c_uint64
     turns.tfswap_begin_turn.argtypes = [ctypes.c_bool]
-    for tells in (turns.tfswap_begin_turn, turns.tfswap_has_turn):
-        tells.restype = ctypes.c_bool
+    for answers in (turns.tfswap_begin_turn, turns.tfswap_has_turn):
+        answers.restype = ctypes.c_bool
     turns.tfswap_admit_turn.restype = None
     turns.tfswap_end_turns.argtypes = [ctypes.c_uint64]
     turns.tfswap_end_turns.restype = None

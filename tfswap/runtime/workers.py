@@ -1,4 +1,4 @@
-"""What the workers of a `MultiWorkerMirroredStrategy` tell each other about their plans.
+"""What the workers of a `MultiWorkerMirroredStrategy` exchange about their plans.
 
 All of them run one program, so each plans the same step when it is called first; but each has an arena of its own,
 and plans for that. One that refuses its limit must not leave the others waiting in a collective, and all are to carry

@@ -1,9 +1,9 @@
 """Functions that XLA compiles inside of a step: left as they are, each call a kernel that is planned around.
 
-What such a call holds while it runs is XLA's own affair and told nowhere. So it is measured before the step is planned:
-the call runs alone, on zeros, in the arena that it will run in, which has room for that wherever a plan has room for
-the call. Its node is told, and kernels/kernel_memory.py reads it there. How long it takes is estimated from the body as
-it was traced, so that the same step has the same plan in every process.
+What such a call holds while it runs is XLA's own affair and reported nowhere. So it is measured before the step is
+planned: the call runs alone, on zeros, in the arena that it will run in, which has room for that wherever a plan has
+room for the call. Its node records it, and kernels/kernel_memory.py reads it there. How long it takes is estimated from
+the body as it was traced, so that the same step has the same plan in every process.
 
 Not handled: calls that write variables, or do what must happen once; calls in the bodies of loops and conditionals;
 steps that are not planned in the process that runs them, or whose variables that process does not know yet, since they
@@ -20,7 +20,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.device import machine
 from tfswap.device.live import peak_kept
 from tfswap.errors import InvalidModel, UnsupportedGraph
-from tfswap.exporters.flat_function import Half
+from tfswap.exporters.flat_function import FlatFunction
 from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
 from tfswap.importers.inline import CALLS
 from tfswap.importers.library import reachable
@@ -36,11 +36,11 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
 
 PAGE_BYTES = 4096
-"""Temporaries are counted in these: what is let go of late, from the run before, hides up to a few small chunks."""
+"""Temporaries are counted in these: what is freed late, from the run before, hides up to a few small chunks."""
 
 
 def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: str, model: DeviceModel) -> None:
-    """Tell each call of a function that XLA compiles, in place, what it takes besides its results, and how long.
+    """Record, in place, at each call of a function that XLA compiles, what it takes besides its results, and how long.
 
     Args:
         concrete: the trace.
@@ -99,7 +99,7 @@ def _measured(
 
     with tf.init_scope(), tf.device(device):
         given = [_argument(t, value) for t, value in zip(node.inputs, decides, strict=True)]
-        call = Half(_alone(node, graph), f"{concrete.graph.name}_compiled", given, concrete)
+        call = FlatFunction(_alone(node, graph), f"{concrete.graph.name}_compiled", given, concrete)
         try:
             results = [_small_integers(result) for result in call(given)]  # XLA compiles it, once
             risen = _risen_bytes(lambda: call(given), device)
@@ -168,7 +168,7 @@ def _risen_bytes(call: Callable[[], Any], device: str) -> int:
 
 
 def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:
-    """What the body takes as it was traced, kernel by kernel: more than fused. None where that can't be told."""
+    """What the body takes as it was traced, kernel by kernel: more than fused. None where that is not known."""
     plain = {function: copy.deepcopy(library[function]) for function in _run_by(name, library)}
     for function in plain.values():
         for attribute in XLA_ATTRIBUTES:

@@ -4,7 +4,7 @@ Follows tensorflow/core/common_runtime/lower_while_op.cc, lower_if_op.cc, lower_
 (what a body's arguments, constants and results become), graph_constructor.cc (nodes and edges come in topological
 order, the smallest number first) and graph/optimizer_cse.cc. simulator/propagator.py runs it.
 
-Not handled: loops and conditionals that TensorFlow is told not to lower.
+Not handled: loops and conditionals that TensorFlow is configured not to lower.
 """
 
 from __future__ import annotations

@@ -187,14 +187,14 @@ class Recorder:
 
 
 class Watched(Replay):
-    """A replay whose allocator is told whose each buffer is.
+    """A replay whose allocator knows whose each buffer is.
 
     Args:
         spans: of its schedule, where it has one.
 
     Attributes:
         notes: of the step that is replayed.
-        now_s: the time, where there is no schedule to tell it.
+        now_s: the time, where there is no schedule to give it.
     """
 
     def __init__(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, spans: Sequence[Span] = ()):

@@ -1,4 +1,4 @@
-"""What a planned step asks of the allocator, in order: enough to tell its peak in any arena, without its graph.
+"""What a planned step asks of the allocator, in order: enough to compute its peak in any arena, without its graph.
 
 An order fixes the sequence of requests and releases; only where the chunks lie differs from one arena to the next.
 So the sequence is recorded once, and replayed for each layout that the arena is found in.

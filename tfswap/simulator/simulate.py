@@ -1,7 +1,7 @@
 """Judges any schedule, whoever made it: its peak in the real allocator's terms, and its time on three lanes.
 
 Memory follows the executor and the allocator to the byte: outputs are allocated when a kernel runs, an input
-is let go when its last reader has run, a kernel takes over an input that nobody else holds. Time is the
+is freed when its last reader has run, a kernel takes over an input that nobody else holds. Time is the
 compute lane, which the schedule's total order makes serial, and one copy lane in each direction.
 
 Invariant: no solver has a say in it; the same schedule gives the same numbers.
@@ -209,7 +209,7 @@ class Buffer:
 
 
 def fill(arena: Allocator, sizes: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
-    """Put what is there before a step into an arena that has `snapshot`'s chunks, as far as they are known.
+    """Put the contents before a step into an arena that has `snapshot`'s chunks, as far as they are known.
 
     Args:
         sizes: as of `added_bytes`.
@@ -240,7 +240,7 @@ def _filled(snapshot: ArenaSnapshot, sizes: tuple[int, ...], live: bool) -> tupl
 
 
 def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
-    """An arena of one's own, or a ledger, with what is there before the step; the addresses as of `fill`."""
+    """An arena of one's own, or a ledger, with the contents before the step; the addresses as of `fill`."""
     arena, addresses = _filled(snapshot, added_bytes(flow, snapshot), live)
     return arena.copy(), addresses
 
@@ -249,7 +249,7 @@ class Replay:
     """One machine: buffers by value, an allocator, and what the step's repeats leave behind.
 
     Args:
-        arena: with what is there before the step, as `fill` does it.
+        arena: with the contents before the step, as `fill` does it.
         addresses: of the persistent values, in order.
         snapshot: what that is.
     """
@@ -376,7 +376,7 @@ class Replay:
         return dict(self.persistent)
 
     def end(self, buffers: dict[int, Buffer]) -> None:
-        """A step has ended: the caller lets go of what was fetched, and variables are what they were updated to."""
+        """A step has ended: the caller releases what was fetched, and variables are what they were updated to."""
         for v in sorted(self.flow.fetched):  # what a fetch shares with a variable stays
             buffer = buffers[v]
             buffer.refs -= 1
@@ -431,7 +431,7 @@ class Replay:
                 self.arena.free(temps[subject])
                 temps[subject] = -1
                 continue
-            if kind == "let go":
+            if kind == "release":
                 buffer = buffers[subject]
                 buffer.refs -= 1
                 if not buffer.refs and not buffer.pins:
@@ -465,7 +465,7 @@ class Replay:
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
-        """A kernel ends: its temporaries go, variables change, and inputs that it read last are let go."""
+        """A kernel ends: its temporaries go, variables change, and inputs that it read last are freed."""
         flow, free = self.flow, self.arena.free
         for update in flow.updates[i]:
             self._commit(update, buffers, self.refs)
@@ -514,7 +514,7 @@ def simulate_memory(
     """Replay `steps` through the allocator.
 
     Args:
-        snapshot: what is there before the step.
+        snapshot: the contents before the step.
         live: count live bytes only, as if memory never fragmented.
         detail: also list what is alive at the peak, and what takes over what.
         arena: replay in this one, which has `snapshot`'s chunks.

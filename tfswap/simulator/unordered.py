@@ -166,7 +166,7 @@ class _RecordedRun(_Run):
     def _go_on(self, thread: int, now: float) -> bool:
         self._watched.now_s = now
         notes = self._watched.notes
-        notes.stamp(self._stamped)  # what the kernel let go of that has just ended
+        notes.stamp(self._stamped)  # what the kernel released that has just ended
         started = super()._go_on(thread, now)
         self._stamped = len(notes.began_s)
         return started

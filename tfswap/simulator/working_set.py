@@ -1,4 +1,4 @@
-"""Layrub's two kinds of reuse (Jin et al. 2018), told apart in a planned step.
+"""Layrub's two kinds of reuse (Jin et al. 2018), distinguished in a planned step.
 
 Within a layer the buffer of what a gradient replaces is forwarded to it: another gradient, or a map that nobody reads
 any more. Between layers the memory of what has been moved away is the next one's. What each is worth is how much more
@@ -47,7 +47,7 @@ def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
 
 
 def working_set_bytes(flow: Dataflow, kernel: int) -> int:
-    """The least that a kernel needs at once, besides what is there throughout: what it reads and makes, and its
+    """The least that a kernel needs at once, besides what is held throughout: what it reads and makes, and its
     temporaries. Whatever it may write over is taken to be free for that.
     """
     own = (v for v in (*flow.reads[kernel], *flow.consumes.get(kernel, ())) if flow.values[v].producer != PERSISTENT)
@@ -57,7 +57,7 @@ def working_set_bytes(flow: Dataflow, kernel: int) -> int:
     for request in flow.requests[kernel]:
         if request.kind == "free":
             held -= temporaries[request.subject]
-        elif request.kind == "let go":
+        elif request.kind == "release":
             held -= sizes.pop(request.subject, 0)
         elif request.kind in ("out", "temp"):
             over = next((v for v in request.candidates if v in sizes), None)

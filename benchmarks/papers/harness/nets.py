@@ -138,12 +138,12 @@ def gan(batch: int, size: int = 32, width: int = 32) -> Made:
         with tf.GradientTape(persistent=True) as tape:
             real, fake = (discriminator(x, training=True) for x in (images, generator(noise, training=True)))
             fools = tf.reduce_mean(cross_entropy(tf.ones_like(fake), fake))
-            tells = tf.reduce_mean(cross_entropy(tf.ones_like(real), real))
-            tells += tf.reduce_mean(cross_entropy(tf.zeros_like(fake), fake))
-        for net, optimizer, loss in zip(nets, optimizers, (fools, tells), strict=True):
+            judges = tf.reduce_mean(cross_entropy(tf.ones_like(real), real))
+            judges += tf.reduce_mean(cross_entropy(tf.zeros_like(fake), fake))
+        for net, optimizer, loss in zip(nets, optimizers, (fools, judges), strict=True):
             variables = net.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return fools + tells
+        return fools + judges
 
     images = tf.random.stateless_uniform([batch, size, size, 3], seed=(1, 2), minval=-1)
     return step, (images, tf.random.stateless_normal([batch, 64], seed=(3, 4)))

@@ -307,7 +307,7 @@ def texts_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequen
     columns = "row", "published", "here", "verdict"
     lines = [(f"[{s.title}]({row}.md)", s.published, s.brief or s.ours, s.verdict) for row, s in sections.items()]
     missing = ", ".join(row for row in rows if row not in sections)
-    peaks = textwrap.fill(f"{PEAKS} {predictions.told(figures)}", WIDTH)
+    peaks = textwrap.fill(f"{PEAKS} {predictions.reported(figures)}", WIDTH)
     pages = {row: _page(row, section, figures[row]) for row, section in sections.items()}
     pages["index"] = INDEX.format(
         table=_table(columns, lines), near=NEAR, missing=f"\nNot measured yet: {missing}.\n" if missing else ""
@@ -363,7 +363,7 @@ def _taken(name: str, row: dict[str, Any]) -> str:
 
 TAKEN = ("part", "tfswap", "when", "minutes", "load of the machine")
 MEMORY, UNRECORDED = re.compile(r"\d+ GiB$"), "memory and vector instructions not recorded"
-"""How a machine ends where its memory is told, and what is said of others."""
+"""How a machine's words end where its memory is given, and what is said of others."""
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -23,13 +23,13 @@ class Pair(NamedTuple):
         return self.predicted_bytes / self.measured_bytes
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         """The net, without its batch, and both figures."""
         net, sizes = self.part.partition(",")[0], (self.predicted_bytes / MIB, self.measured_bytes / MIB)
         return f"{net} {sizes[0]:.0f} for {sizes[1]:.0f}"
 
 
-def told(figures: dict[str, Any]) -> str:
+def reported(figures: dict[str, Any]) -> str:
     """How far predictions lie off, and where the most."""
     found = sorted(_pairs(figures), key=lambda pair: pair.ratio)
     if not found:
@@ -40,7 +40,7 @@ def told(figures: dict[str, Any]) -> str:
         f"{near} times within {NEAR:.0%} of it."
     ]
     if far := [pair for pair in found if abs(pair.ratio - 1) > NEAR]:
-        words.append(f"The others, in MiB: {', '.join(pair.told for pair in far)}.")
+        words.append(f"The others, in MiB: {', '.join(pair.reported for pair in far)}.")
     words += _capped(figures)
     return " ".join(words)
 

@@ -11,7 +11,7 @@ from papers.harness.page import Table
 DEPTHS = {"Caffe": 148, "Torch": 152, "MXNet": 480, "TensorFlow": 592, "SuperNeurons": 1920}
 """Layers of the deepest ResNet, with a batch of 16 in the 12 GB of a K40c."""
 
-CLAIMS = (
+ABSTRACTS = (
     (
         "SuperNeurons (Wang et al., PPoPP 2018)",
         "abstract",
@@ -48,5 +48,5 @@ def tables() -> list[Table]:
     title = "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons' table of depths):"
     return [
         Table(title, ("framework", "layers", "SuperNeurons over it"), depths),
-        Table("What their abstracts say:", ("system", "where", "figure"), CLAIMS),
+        Table("What their abstracts say:", ("system", "where", "figure"), ABSTRACTS),
     ]

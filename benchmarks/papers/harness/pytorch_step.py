@@ -4,7 +4,7 @@ checkpoint, save_on_cpu, and torch.compile with `activation_memory_budget`, whic
 
     python benchmarks/papers/harness/pytorch_step.py transformer checkpoint
 
-is one form of a step, which tells of itself as JSON after a first step, and then takes one for each line of input. A
+is one form of a step, which reports itself as JSON after a first step, and then takes one for each line of input. A
 step's peak is that of PyTorch's CPU allocator, from the profiler's record of every allocation and release, next to what
 is there before the step. `save_on_cpu` copies what the backward pass waits for to
 host memory; on a CPU that is the same memory, so these copies are put into numpy's, which PyTorch does not count: the
@@ -150,7 +150,7 @@ def peak_bytes(step: Callable[[], Any]) -> int:
 
 
 def make_step(name: str, form: str) -> tuple[Callable[[], float], int]:
-    """A training step with momentum, and the bytes of what is there before it."""
+    """A training step with momentum, and the bytes of the contents before it."""
     make_model, layers = MODELS[name]
     weights, blocks, x, y = make_model(layers)
     slots = [torch.zeros_like(w) for w in weights]

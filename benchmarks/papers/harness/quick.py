@@ -70,12 +70,12 @@ def _pooled(layers: int = 4, width: int = 32, size: int = 32, batch: int = 16) -
 
 
 def _floors(net: Callable[[], peers.Model], *forms: Form) -> list[int]:
-    return [_told(net, form._replace(limit=1))["floor_bytes"] for form in forms]
+    return [_reported(net, form._replace(limit=1))["floor_bytes"] for form in forms]
 
 
 def _over_limit(net: Callable[[], peers.Model], form: Form, floor_bytes: int) -> float:
     limit = int(floor_bytes * ABOVE_FLOOR)
-    found, plain = _told(net, form._replace(limit=limit)), _told(net, UNOPTIMISED)
+    found, plain = _reported(net, form._replace(limit=limit)), _reported(net, UNOPTIMISED)
     assert abs(found["loss"] - plain["loss"]) <= 1e-5 * abs(plain["loss"]), (found, plain)
     return found["peak_bytes"] / limit
 
@@ -96,7 +96,7 @@ def _cpu_s(step: Any, model: peers.Model) -> float:
     return time.process_time() - began
 
 
-def _step(net: Callable[[], peers.Model], form: Form, told: dict[str, Any]) -> tuple[Any, peers.Model]:
+def _step(net: Callable[[], peers.Model], form: Form, reported: dict[str, Any]) -> tuple[Any, peers.Model]:
     """A form's step, called once, and its net."""
     import tensorflow as tf
 
@@ -107,16 +107,16 @@ def _step(net: Callable[[], peers.Model], form: Form, told: dict[str, Any]) -> t
     if form is UNOPTIMISED:
         step(*model.arguments)
         return step, model
-    return under_limit(step, model.arguments, form, told), model
+    return under_limit(step, model.arguments, form, reported), model
 
 
-def _told(net: Callable[[], peers.Model], form: Form) -> dict[str, Any]:
-    """What a form tells of itself, with the loss of its second step and its peak where it fits."""
+def _reported(net: Callable[[], peers.Model], form: Form) -> dict[str, Any]:
+    """What a form reports of itself, with the loss of its second step and its peak where it fits."""
     import tensorflow as tf
 
-    told: dict[str, Any] = {"fits": True}
-    step, model = _step(net, form, told)
-    if told["fits"]:
-        told["loss"] = float(step(*model.arguments).numpy())
-        told["peak_bytes"] = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return told
+    reported: dict[str, Any] = {"fits": True}
+    step, model = _step(net, form, reported)
+    if reported["fits"]:
+        reported["loss"] = float(step(*model.arguments).numpy())
+        reported["peak_bytes"] = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return reported

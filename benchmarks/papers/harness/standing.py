@@ -39,7 +39,7 @@ class Over(NamedTuple):
         return EVEN if self.level else FASTER if self.ratio < 1 else SLOWER
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         """As tables have it."""
         return f"{self.ratio:.2f}" + (f" ({self.spread[0]:.2f} to {self.spread[1]:.2f})" if self.spread else "")
 

@@ -6,7 +6,7 @@ ratio of times is the median over the rounds of two times of the same round, and
 the allocator's own (`get_memory_info`), the highest of all steps, the first included, which is where TensorFlow makes
 its kernels; next to it the lowest of any step, since an order that is free has another peak each time.
 
-Not handled: what lies outside of the arena (host memory of swapped tensors, of which the plan tells).
+Not handled: what lies outside of the arena (host memory of swapped tensors, which the plan reports).
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class Stalls(NamedTuple):
 
 
 class Child:
-    """A process that takes a step when told to, and tells of it in a line of JSON.
+    """A process that takes a step when asked to, and reports it in a line of JSON.
 
     Attributes:
         label: what it is called, in messages too.
-        told: what it said of itself when it was ready.
+        reported: what it said of itself when it was ready.
     """
 
     def __init__(self, label: str, command: Sequence[str], folder: Path, env: Mapping[str, str]):
@@ -109,10 +109,10 @@ class Child:
         pipe = subprocess.PIPE
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=errors, text=True)
-        self.told: dict[str, Any] = self._read()
+        self.reported: dict[str, Any] = self._read()
 
     def ask(self) -> Any:
-        """Have it take a step; what it tells of that."""
+        """Have it take a step; what it reports of that."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -136,12 +136,12 @@ class Running(Child):
 
     Attributes:
         form: which one.
-        told: what it said of itself after its first steps, and how many those were; {"fits": False} where they did
+        reported: what it said of itself after its first steps, and how many those were; {"fits": False} where they did
             not fit.
         took: what each step took that counts.
         stalls: what each of these waited for copies; only of tfswap's.
-        peaks: the allocator's, of the steps before it told of itself, and of each step after.
-        losses: of all steps but those before it told of itself.
+        peaks: the allocator's, of the steps before it reported, and of each step after.
+        losses: of all steps but those before it reported.
     """
 
     def __init__(self, net: str, size: dict[str, Any], form: Form, folder: Path, *, arena_mib: int, onednn: bool):
@@ -152,11 +152,11 @@ class Running(Child):
         spec = json.dumps({"net": net, "size": size, "form": form._asdict(), "arena_mib": arena_mib})
         command = [sys.executable, str(COMMAND), f"--child={spec}"]
         super().__init__(form.label, command, folder, environment(arena_mib, onednn))
-        self.peaks: list[int] = [self.told.get("peak_bytes", 0)]
+        self.peaks: list[int] = [self.reported.get("peak_bytes", 0)]
 
     @property
     def fits(self) -> bool:
-        return self.told["fits"]
+        return self.reported["fits"]
 
     @property
     def peak_bytes(self) -> int:
@@ -164,10 +164,10 @@ class Running(Child):
         return max(self.peaks)
 
     def step(self, *, counts: bool) -> None:
-        """Take a step, whose time counts or does not; where it does not fit, though the first has, that is told."""
+        """Take a step, whose time counts or does not; where it does not fit, though the first has, that is reported."""
         said = self.ask()
         if isinstance(said, dict):
-            self.told |= said
+            self.reported |= said
             return
         clock_s, cpu_s, peak_bytes, loss, stalls = said
         self.peaks.append(peak_bytes)
@@ -230,17 +230,17 @@ def compare(
 
 
 def _same(one: Running, other: Running) -> bool:
-    """Whether all steps that both told of have the same losses, to the bit."""
+    """Whether all steps that both reported have the same losses, to the bit."""
     return all(map(float.__eq__, *_of_same_steps(one, other)))
 
 
 def _of_same_steps(one: Running, other: Running) -> tuple[list[float], list[float]]:
-    """The losses of each, from the first step that both told of."""
-    ahead = other.told["steps"] - one.told["steps"]
+    """The losses of each, from the first step that both reported."""
+    ahead = other.reported["steps"] - one.reported["steps"]
     return one.losses[max(0, ahead) :], other.losses[max(0, -ahead) :]
 
 
-def told_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False) -> Any:
+def reported_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False) -> Any:
     """What another process of headlines.py prints last, as JSON."""
     command = [sys.executable, str(COMMAND), f"--child={json.dumps(spec)}"]
     done = subprocess.run(command, env=environment(arena_mib, onednn), capture_output=True, text=True)
@@ -250,7 +250,7 @@ def told_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False
 
 
 def written_by(script: Path, *arguments: str) -> Any:
-    """The figures that another benchmark writes, which is told `--json`."""
+    """The figures that another benchmark writes, which is called with `--json`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figures.json")
         command = [sys.executable, str(script), *arguments, "--json", str(path)]
@@ -270,19 +270,19 @@ def attempt(
             if one.fits:
                 one.step(counts=False)
         one.close()
-    return one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
+    return one.reported | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
 
 
-def was_refused(told: dict[str, Any]) -> bool:
-    """Whether what did not fit was refused: a step that was planned, and then ran out of memory, tells its peak."""
-    return "floor_bytes" in told and "planned_bytes" not in told
+def was_refused(reported: dict[str, Any]) -> bool:
+    """Whether what did not fit was refused: a step that was planned, and then ran out of memory, reports its peak."""
+    return "floor_bytes" in reported and "planned_bytes" not in reported
 
 
 def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str, Any]:
     """Of one form: its times over those of `base`, its losses against those of `right`."""
     asked = asked._replace(profile=Path(asked.profile).name)  # its folder is gone
     peaks = {"peak_bytes": one.peak_bytes, "lowest_peak_bytes": min(one.peaks)}
-    line = asked._asdict() | one.told | peaks | {"kept": kept(one)}
+    line = asked._asdict() | one.reported | peaks | {"kept": kept(one)}
     if not one.fits or not base.fits:
         return line
     pairs = list(zip(one.took, base.took, strict=True))
@@ -307,11 +307,11 @@ def quartiles(values: Iterable[float]) -> list[float]:
 
 def kept(one: Running) -> bool | None:
     """Whether the limit was kept; None where there is none."""
-    return one.peak_bytes <= one.told["limit_bytes"] if "limit_bytes" in one.told else None
+    return one.peak_bytes <= one.reported["limit_bytes"] if "limit_bytes" in one.reported else None
 
 
 def child(spec: dict[str, Any]) -> None:
-    """One form in this process: tells its figures, then a step and its time for each line of input."""
+    """One form in this process: reports its figures, then a step and its time for each line of input."""
     import tensorflow as tf
     from papers.ablation import AFTER
 
@@ -323,25 +323,33 @@ def child(spec: dict[str, Any]) -> None:
     step: Any = tf.function(made)
     tf.config.experimental.reset_memory_stats("CPU:0")
     started = time.perf_counter()
-    told: dict[str, Any] = {"fits": True, "steps": 1}
+    reported: dict[str, Any] = {"fits": True, "steps": 1}
     try:
         if form.how == "tfswap":
-            step = under_limit(step, arguments, form, told)
+            step = under_limit(step, arguments, form, reported)
         else:
             step = _repeatable(step) if form.how == REFERENCE.how else step
             step(*arguments)
     except tf.errors.ResourceExhaustedError:
-        told["fits"] = False
-    if told["fits"] and form.how == "tfswap":
+        reported["fits"] = False
+    if reported["fits"] and form.how == "tfswap":
         report = step.report()
-        told |= {"planned_bytes": report.planned_peak_bytes, "predicted_ratio": report.time_ratio}
-        told |= {"swapped": len(report.swapped), "recomputed": len(report.recomputed), "encoded": len(report.encoded)}
-        told |= {"reruns": report.reruns, "host_bytes": report.host_bytes, "baseline_bytes": report.baseline_peak_bytes}
-        told |= {"persistent_bytes": report.persistent_bytes, "floor_bytes": report.floor_bytes}
-        told |= {"limit_bytes": report.memory_limit_bytes, "working_set_bytes": report.working_set_bytes}
-        told["all_bytes"] = sum(row.nbytes for row in (*report.rows, *report.others))
-    told |= {"first_s": time.perf_counter() - started, "peak_bytes": _peak_bytes()}
-    print(json.dumps(told), flush=True)
+        reported |= {"planned_bytes": report.planned_peak_bytes, "predicted_ratio": report.time_ratio}
+        reported |= {
+            "swapped": len(report.swapped),
+            "recomputed": len(report.recomputed),
+            "encoded": len(report.encoded),
+        }
+        reported |= {
+            "reruns": report.reruns,
+            "host_bytes": report.host_bytes,
+            "baseline_bytes": report.baseline_peak_bytes,
+        }
+        reported |= {"persistent_bytes": report.persistent_bytes, "floor_bytes": report.floor_bytes}
+        reported |= {"limit_bytes": report.memory_limit_bytes, "working_set_bytes": report.working_set_bytes}
+        reported["all_bytes"] = sum(row.nbytes for row in (*report.rows, *report.others))
+    reported |= {"first_s": time.perf_counter() - started, "peak_bytes": _peak_bytes()}
+    print(json.dumps(reported), flush=True)
     after = AFTER.get(form.edit, lambda: None)
     for _ in sys.stdin:
         stalled = _stalls() if form.how == "tfswap" else []
@@ -399,8 +407,8 @@ def _repeatable(step: Any) -> Any:
     return call
 
 
-def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str, Any]) -> Any:
-    """The step under the form's limit, called once; {"fits": False} is told where the floor is above it."""
+def under_limit(step: Any, arguments: Sequence[Any], form: Form, reported: dict[str, Any]) -> Any:
+    """The step under the form's limit, called once; {"fits": False} is reported where the floor is above it."""
     import dataclasses
 
     from papers.ablation import EDITS
@@ -425,15 +433,15 @@ def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str,
     except tfswap.InfeasibleMemoryLimit as error:
         limit = int(error.floor_bytes * ABOVE_FLOOR)
     if limit is not None:
-        told["limit_bytes"] = limit
+        reported["limit_bytes"] = limit
     try:
         made = optimized(limit)
         if form.edit:
-            told["steps"] = 2
+            reported["steps"] = 2
             plan = EDITS[form.edit](made.plan())
             del made  # its constants would lie in the arena
             return optimized(limit, plan)
         return made
     except tfswap.InfeasibleMemoryLimit as error:
-        told |= {"fits": False, "floor_bytes": error.floor_bytes}
+        reported |= {"fits": False, "floor_bytes": error.floor_bytes}
         return lambda *_: None

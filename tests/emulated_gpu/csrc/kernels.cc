@@ -99,7 +99,7 @@ class Factory : public tensorflow::kernel_factory::OpKernelFactory {
   }
 };
 
-// What tells two registrations of kernels for one device apart.
+// What distinguishes two registrations of kernels for one device.
 std::string KeyOf(const KernelDef& kernel) {
   std::map<std::string, std::string> constraints;
   for (const auto& constraint : kernel.constraint()) {

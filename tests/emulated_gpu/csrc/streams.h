@@ -1,9 +1,9 @@
 // Streams and events: what is enqueued ends in order, each after the time that it takes, on a thread of the stream.
 //
 // The work itself is done when it is enqueued, not when its time has passed: TensorFlow's host code enqueues in an order
-// that all waits agree with, so every value is what it is on a device that runs as it is told. Its time passes later,
-// and only then do events, callbacks and the host's memory show it. Whether code relies on work that need not have been
-// done is the race detector's question.
+// that all waits agree with, so every value is what it is on a device that runs in program order. Its time passes
+// later, and only then do events, callbacks and the host's memory show it. Whether code relies on work that need not
+// have been done is the race detector's question.
 //
 // A stream has a clock of its own: work begins when what precedes it on the stream, and what it waits for, has ended by
 // these clocks, and not before it is enqueued. Threads that wake late make nothing longer, and nothing ends early.

@@ -68,7 +68,7 @@ def traced_order(graph: Graph) -> list[Node]:
 def join_collectives(graph: Graph, _: Target) -> int:
     """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
 
-    Raises UnsupportedGraph where it can't be told which belong together.
+    Raises UnsupportedGraph where it is not known which belong together.
     """
     rounds: dict[tuple[int, int], list[Node]] = {}
     begun: dict[tuple[int, str], int] = {}

@@ -1,6 +1,6 @@
-"""What is there twice, or computed twice from the same, is made once, as TensorFlow does when it makes a step.
+"""What exists twice, or computed twice from the same, is made once, as TensorFlow does when it makes a step.
 
-TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges tell them apart. A planned
+TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges distinguish them. A planned
 step's order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are
 axes and sizes that are the same. And which tensors are one decides who holds their buffers, and by that in which order
 TensorFlow adds up (passes/prepare/ordered_sums.py).
@@ -22,7 +22,7 @@ from tfswap.passes.contract import Target, graph_pass
 
 
 @graph_pass(
-    requires="no order yet: its control edges tell equal nodes apart",
+    requires="no order yet: its control edges distinguish equal nodes",
     ensures="equal nodes are one",
 )
 def merge_equal_nodes(graph: Graph, _: Target) -> int:

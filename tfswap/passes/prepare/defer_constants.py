@@ -42,7 +42,7 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     deferred: dict[tuple[Output, str], Output] = {}  # by device
     nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))
     for node in nodes:
-        tensor = _least_telling(node)
+        tensor = _least_known(node)
         key = tensor, node.device
         if key not in deferred:
             deferred[key] = add_defer(graph, tensor, node.device)
@@ -50,7 +50,7 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     return len(nodes)
 
 
-def _least_telling(node: Node) -> Output:
+def _least_known(node: Node) -> Output:
     """The input that says least about what the node makes."""
     return min(node.inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
 

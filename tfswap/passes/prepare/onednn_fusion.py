@@ -89,13 +89,13 @@ def hide_padded_shapes(graph: Graph, _: Target) -> int:
     if not kernels:
         return 0
     readers = [node for node in graph if node.op != custom_ops.DEFER]
-    told: dict[Output, Output] = {}
+    apart: dict[Output, Output] = {}
     for kernel in kernels:
-        made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
+        made = apart[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
         made.node.attrs = {**made.node.attrs, "shape": any_size(kernel)}
     for node in readers:
-        node.inputs = tuple(told.get(tensor, tensor) for tensor in node.inputs)
-    graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
+        node.inputs = tuple(apart.get(tensor, tensor) for tensor in node.inputs)
+    graph.fetches = [apart.get(tensor, tensor) for tensor in graph.fetches]
     return len(kernels)
 
 

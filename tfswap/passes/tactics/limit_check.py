@@ -1,4 +1,4 @@
-"""Writes into a saved step's gate what tells, where the step is loaded, whether it keeps its limit there.
+"""Writes into a saved step's gate what shows, where the step is loaded, whether it keeps its limit there.
 
 Requires: the graph has a gate. Ensures: the gate has the limit, what the step asks of the allocator, and the arguments
 whose sizes that depends on. Before each step it replays the requests in the arena that it finds

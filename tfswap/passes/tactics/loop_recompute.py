@@ -47,7 +47,7 @@ def recompute_in_loops(graph: Graph, _: Target, names: Collection[str]) -> int:
 
 def _impossible(name: str) -> InvalidModel:
     return InvalidModel(
-        f"this plan makes again what loops save in {name!r}, and this graph has no such list, or can't make again "
+        f"this plan recomputes what loops save in {name!r}, and this graph has no such list, or can't recompute "
         "what is in it. Plan again for this graph."
     )
 

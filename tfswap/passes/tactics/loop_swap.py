@@ -154,7 +154,7 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
 
 
 def _push_handle(place: Place) -> Node:
-    """Push the handle of a copy instead of the tensor; returns what lets go of the tensor."""
+    """Push the handle of a copy instead of the tensor; returns what releases the tensor."""
     body, push = place.graph, place.node
     stem = f"tfswap/{push.name}"
     handle = add_swap_out(body, stem, place.pushed, push.device).out()

@@ -68,7 +68,7 @@ def _behind(graph: Graph, first: Node) -> set[Node]:
 
 
 def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tuple[Graph, Graph]:
-    """The two halves of a step.
+    """The forward and the backward function of a step.
 
     The first is fed what the step is fed; its fetches are the first `results` of the step's, and then the carriers. The
     second is fed the carriers, the gradients that the caller gives, and those of the step's feeds that it needs, in

@@ -1,7 +1,7 @@
 """Carries a plan out: copies to host memory and back, and recomputed kernels.
 
 SwapOut and Release come after the forward use, SwapIn and Await before the late one; a recomputed kernel is a twin of
-the first, reading what is there by then.
+the first, reading what exists by then.
 
 Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor
 reads the buffer that came last, views between the two are made anew on it, and nothing else is changed.

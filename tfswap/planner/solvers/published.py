@@ -4,12 +4,12 @@ Their units are feature maps: what waits across the turn from the forward half t
 policy does not come to is out of its reach.
 
 - `sqrt`: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016), section 4. The forward
-  half is cut into segments; what crosses a boundary stays, what is inside is dropped and made again, once for each
+  half is cut into segments; what crosses a boundary stays, what is inside is dropped and recomputed, once for each
   segment, when the backward half comes to it. Differences: segments are cut by bytes made, and of sqrt(n) segments,
   twice and half as many and so on the first that meets the target are taken.
 - `superneurons`: Wang et al., "SuperNeurons" (PPoPP 2018), section 3.4. Outputs of contractions (convolutions,
   products of matrices) are checkpoints, and the cheap layers between two of them a segment. Where a segment and what
-  its backward layers need take no more than the largest layer (l_peak), it is made again once (speed-centric), else
+  its backward layers need take no more than the largest layer (l_peak), it is recomputed once (speed-centric), else
   for each reader (memory-centric). Differences: all segments speed-centric come first, where that meets the target,
   and all memory-centric last; checkpoints are not swapped (section 3.3), which `vdnn_conv` stands for.
 - `vdnn_all`, `vdnn_conv`: Rhu et al., "vDNN" (MICRO 2016), section 3. Every feature map, or those that contractions
@@ -50,7 +50,7 @@ def sqrt(problem: Problem, target_bytes: int) -> Choice | None:
 
 
 def superneurons(problem: Problem, target_bytes: int) -> Choice | None:
-    """Checkpoints after contractions; each segment made again at once or reader by reader, by what it takes."""
+    """Checkpoints after contractions; each segment recomputed at once or reader by reader, by what it takes."""
     uses, flow = problem.uses, problem.flow
     checkpoints = [p for p, kernel in enumerate(problem.order) if uses.makes[kernel] and _contracts(problem, kernel)]
     segments: dict[int, list[Gap]] = {}
@@ -104,7 +104,7 @@ def _turn(problem: Problem) -> int:
 
 
 def _droppable(problem: Problem) -> list[Gap]:
-    """The feature maps that can be made again when they are needed."""
+    """The feature maps that can be recomputed when they are needed."""
     uses = problem.uses
     found = (gap for gap in _feature_maps(problem) if (gap.value, gap.end) in uses.until)
     return [gap for gap in found if uses.until[gap.value, gap.end].rerun_s < NEVER]
@@ -159,7 +159,7 @@ def _crossing(problem: Problem, bounds: list[int]) -> set[int]:
 def _recomputed(
     problem: Problem, at_once: Collection[list[Gap]], singly: Collection[list[Gap]] = (), *, kept: Collection[int]
 ) -> Choice:
-    """The order in which what these groups of gaps drop is made again: a group when the first of it is needed.
+    """The order in which what these groups of gaps drop is recomputed: a group when the first of it is needed.
 
     Args:
         singly: groups whose values leave again after each later use too.

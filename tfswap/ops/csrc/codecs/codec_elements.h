@@ -705,7 +705,7 @@ struct Philox {
 // and what is left of a float's last place when it is cut into 255: floats hold neither.
 //
 // A group in which all is finite keeps the smallest first and has all codes for levels. One that holds infinities or
-// NaNs keeps the largest first, which tells it apart, and has three codes less for levels: those stand for what is not
+// NaNs keeps the largest first, which marks it, and has three codes less for levels: those stand for what is not
 // finite.
 template <int kBits>
 struct Levels {
@@ -796,7 +796,8 @@ struct EncodeGroups {
   }
 
  private:
-  // Of what is finite, and wide enough for the largest to be told from the smallest where numbers below 2^-126 are 0.
+  // Of what is finite, and wide enough for the largest to be distinguished from the smallest where numbers below 2^-126
+  // are 0.
   TFSWAP_HD void FiniteRange(int64_t begin, int64_t end, float* low, float* high) const {
     bool none = true;
     *low = *high = 0;
@@ -808,7 +809,7 @@ struct EncodeGroups {
       none = false;
     }
     if (*high - *low >= 1.17549435e-38f) return;
-    // All are the smallest, or what can't be told from it; or, where floats are further apart than that, the largest.
+    // All are the smallest, or what equals it so far; or, where floats are further apart than that, the largest.
     *(*high < 1 ? high : low) = *high < 1 ? 1.0f : 0.0f;
   }
 

@@ -30,7 +30,7 @@ constexpr int64_t kCyclesPerQuantized = 16;
 // ---------------------------------------------------------------------------
 // Smaller floats
 
-// Calls use(format, word): a value of each type, which only tells the type. The one table of
+// Calls use(format, word): a value of each type, which only gives the type. The one table of
 // formats; the op's attribute lists the same names.
 template <typename Use>
 void WithFormat(const std::string& name, Use use) {

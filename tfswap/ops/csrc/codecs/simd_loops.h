@@ -4,7 +4,7 @@
 // Values are taken in vectors; the last few, and vectors that hold an infinity or a NaN, by the elements' own code.
 // So what is written here need only be right for finite numbers.
 //
-// What is there before:
+// What is defined before:
 //   TFSWAP_VECTOR, TFSWAP_VECTOR_INLINE  the attributes of functions
 //   kLanes                               how many floats are in a vector
 //   Floats, Ints, Shorts                 vectors as GCC has them: operators are for each lane

@@ -1,6 +1,6 @@
 // Ops that make a step's memory known beforehand, and repeat from run to run.
 //
-//   ArenaMap       tells the layout of the device's arena, so that a plan is made for
+//   ArenaMap       reports the layout of the device's arena, so that a plan is made for
 //                  the arena that there is
 //   HandOver       moves a small result out of the way of the next step, whose caller may
 //                  hold it for any time
@@ -318,7 +318,7 @@ struct TfswapLook {
 // All that a call has to know before its step, and after it, in one. Every call of every step asks twice.
 //
 // allocator: as ArenaMap gives it; 0 for none.
-// before: the step comes next, and finds the arena in the layout that is told.
+// before: the step comes next, and finds the arena in the layout that is reported.
 TFSWAP_C_API TfswapLook tfswap_look(uint64_t allocator, bool before) {
   TfswapLook look = {};
   look.executed = tfswap::Runtime::Get().executed();

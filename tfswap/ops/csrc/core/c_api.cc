@@ -21,7 +21,7 @@ using tfswap::Stall;
 using tfswap::Tier;
 
 // As much of `text` as there is room for.
-void Tell(const std::string& text, char* to, uint64_t room) {
+void Write(const std::string& text, char* to, uint64_t room) {
   if (room > 0) to[text.copy(to, room - 1)] = '\0';
 }
 
@@ -79,22 +79,22 @@ TFSWAP_C_API void tfswap_set_host_limit(uint64_t bytes) { Runtime::Get().budget(
 
 TFSWAP_C_API uint64_t tfswap_host_limit() { return Runtime::Get().budget().set_limit(); }
 
-// As Runtime::Claim and Drop, for the CPU's pool. Writes what is wrong to `why`, "" when all is well.
-TFSWAP_C_API void tfswap_claim(int64_t owner, uint64_t host_limit, const char* folder,
+// As Runtime::Register and Unregister, for the CPU's pool. Writes what is wrong to `why`, "" when all is well.
+TFSWAP_C_API void tfswap_register(int64_t owner, uint64_t host_limit, const char* folder,
                                uint64_t spill_limit, char* why, uint64_t room) {
   Runtime& runtime = Runtime::Get();
-  Tell(runtime.Claim(owner, host_limit, folder, spill_limit, &runtime.pool()), why, room);
+  Write(runtime.Register(owner, host_limit, folder, spill_limit, &runtime.pool()), why, room);
 }
 
-TFSWAP_C_API void tfswap_drop(int64_t owner) { Runtime::Get().Drop(owner); }
+TFSWAP_C_API void tfswap_unregister(int64_t owner) { Runtime::Get().Unregister(owner); }
 
-// Space for a plan's tensors, in the file that the owner has claimed. As tfswap_claim.
+// Space for a plan's tensors, in the file that the owner is registered for. As tfswap_register.
 TFSWAP_C_API void tfswap_reserve_disk(int64_t owner, uint64_t bytes, const char* step, char* why,
                                       uint64_t room) {
   SpillFile* const file = Runtime::Get().client(owner)->spill;
-  if (file == nullptr) return Tell("no folder has been claimed", why, room);
+  if (file == nullptr) return Write("no folder is registered", why, room);
   const HostPool::Failure failure = file->Reserve(bytes);
-  Tell(failure == HostPool::Failure::kNone
+  Write(failure == HostPool::Failure::kNone
            ? ""
            : file->WhyNoRoom(failure, step, bytes, "all that its step swaps"),
        why, room);
@@ -152,7 +152,7 @@ TFSWAP_C_API bool tfswap_set_disk_compression(bool wanted) {
 
 TFSWAP_C_API bool tfswap_disk_compression() { return SpillFile::compression(); }
 
-// Host memory that every owner who claims a folder needs besides.
+// Host memory that every owner with a folder needs besides.
 TFSWAP_C_API uint64_t tfswap_staging_bytes() { return tfswap::Staging::kBytes; }
 
 // Of the owner's latest step. What pools hold is what this owner has in them, and what they may take is not filled in.

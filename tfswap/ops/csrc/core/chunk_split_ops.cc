@@ -73,7 +73,7 @@ REGISTER_OP("Tfswap>FreeRest")
 Gives back what SplitChunk holds, or ends what ExactChunks has begun.
 )doc");
 
-// The allocator tells of its chunks by a protobuf of all of them, which takes a tenth of a millisecond for the
+// The allocator lists its chunks in a protobuf of all of them, which takes a tenth of a millisecond for the
 // thousands that a large step has. Its members are private; an explicit instantiation may name them.
 struct MutexMember {
   friend constexpr auto MemberOf(MutexMember);

@@ -203,11 +203,11 @@ void CopyLane::Work(int index) {
 // Moves the next piece of the first copy in the queue, and ends the copy with its last piece.
 void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   std::shared_ptr<Copy> copy = queue_.front();
-  const size_t begin = copy->claimed_bytes;
+  const size_t begin = copy->handed_bytes;
   const size_t bytes = std::min(chunk_bytes_, copy->bytes - begin);
-  copy->claimed_bytes += bytes;
+  copy->handed_bytes += bytes;
   if (begin == 0) copy->start = Clock::now();
-  if (copy->claimed_bytes == copy->bytes) queue_.pop_front();
+  if (copy->handed_bytes == copy->bytes) queue_.pop_front();
   const bool throttled = throttle_.bandwidth_bytes_per_s > 0 || throttle_.latency_us > 0;
   const auto begun = Clock::now();
   const uint64_t throttle_version = throttle_version_;

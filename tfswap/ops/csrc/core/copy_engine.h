@@ -18,7 +18,7 @@
 //
 // Not handled: dropping a copy that nobody waits for any more, and fork() after
 // the first copy (threads start at the first copy, so forking before it is fine; `started`
-// tells, and Runtime refuses to go on in a child that has no threads).
+// reports, and Runtime refuses to go on in a child that has no threads).
 //
 // This file and copy_engine.cc know nothing of TensorFlow.
 
@@ -65,7 +65,7 @@ class CopyLane {
     size_t carried_bytes = 0;
     std::string error;
   };
-  // Moves `bytes` of a copy, from its byte `begin` on; `thread` tells the lane's threads apart.
+  // Moves `bytes` of a copy, from its byte `begin` on; `thread` identifies the lane's threads.
   // Several pieces of one copy may move at the same time.
   using Move = std::function<Moved(size_t begin, size_t bytes, int thread)>;
 
@@ -97,7 +97,7 @@ class CopyLane {
     size_t bytes;
     Move move;
     Done done;
-    size_t claimed_bytes = 0;  // handed to a thread so far
+    size_t handed_bytes = 0;  // handed to a thread so far
     size_t ended_bytes = 0;
     size_t carried_bytes = 0;
     Clock::time_point start;
@@ -116,7 +116,7 @@ class CopyLane {
   std::atomic<bool> started_{false};
   mutable std::mutex mu_;
   std::condition_variable work_or_settings_;
-  std::deque<std::shared_ptr<Copy>> queue_;  // copies with unclaimed chunks
+  std::deque<std::shared_ptr<Copy>> queue_;  // copies with chunks that no thread has
   int under_way_ = 0;                        // copies whose `done` has not been called
   int wanted_threads_;
   bool caller_moves_ = false;  // there is no thread, and who submitted copies does the work

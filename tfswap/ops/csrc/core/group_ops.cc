@@ -339,7 +339,7 @@ class Run : public std::enable_shared_from_this<Run> {
       run.held.push_back(source < 0 ? made_[-1 - source] : ctx_->input(source));
       if (source < 0) {
         if (!member.overwrites[i]) run.held_again.push_back(run.held.back());
-        // The last that reads it lets go of it, so that a later kernel may write over what it is a view of.
+        // The last that reads it releases it, so that a later kernel may write over what it is a view of.
         if (reads_[-1 - source].fetch_sub(1) == 1) made_[-1 - source] = Tensor();
       }
       run.inputs.emplace_back(&run.held[i]);

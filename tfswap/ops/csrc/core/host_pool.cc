@@ -59,23 +59,23 @@ uint64_t HostBudget::set_limit() const {
   return set_limit_;
 }
 
-void HostBudget::Claim(int64_t owner, uint64_t bytes) {
+void HostBudget::Register(int64_t owner, uint64_t bytes) {
   {
     std::lock_guard<std::mutex> lock(mu_);
-    Owner& claimed = owners_[owner];
-    claimed.bytes = std::max(claimed.bytes, bytes);
-    ++claimed.claims;
+    Owner& registered = owners_[owner];
+    registered.bytes = std::max(registered.bytes, bytes);
+    ++registered.registrations;
   }
   Trim();
 }
 
-void HostBudget::Drop(int64_t owner) {
+void HostBudget::Unregister(int64_t owner) {
   bool nobody;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto claimed = owners_.find(owner);
-    if (claimed == owners_.end() || --claimed->second.claims > 0) return;
-    owners_.erase(claimed);
+    const auto registered = owners_.find(owner);
+    if (registered == owners_.end() || --registered->second.registrations > 0) return;
+    owners_.erase(registered);
     nobody = owners_.empty();
   }
   Trim(/*all=*/nobody);

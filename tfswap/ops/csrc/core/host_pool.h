@@ -58,7 +58,7 @@ class HostPool;
 // What all pools of the process may take together.
 //
 // Invariant: never more is reserved than the limit was at that moment. Where the limit has
-// come down since, or the last claim has ended, blocks with nothing in use have been given
+// come down since, or the last registration has ended, blocks with nothing in use have been given
 // back.
 class HostBudget {
  public:
@@ -75,10 +75,10 @@ class HostBudget {
   void SetLimit(uint64_t bytes);
   uint64_t set_limit() const;
 
-  // One who uses the pools, and what that may take: the limit is the sum over all of them. A claim may be made
-  // several times, by its owner's number, and counts once, the largest; it ends when as many claims were dropped.
-  TFSWAP_EXPORT void Claim(int64_t owner, uint64_t bytes);
-  TFSWAP_EXPORT void Drop(int64_t owner);
+  // One who uses the pools, and what that may take: the limit is the sum over all of them. A registration may be made
+  // several times, by its owner's number, and counts once, the largest; it ends when as many were ended.
+  TFSWAP_EXPORT void Register(int64_t owner, uint64_t bytes);
+  TFSWAP_EXPORT void Unregister(int64_t owner);
 
   bool TryReserve(uint64_t bytes);
   void Unreserve(uint64_t bytes);
@@ -91,7 +91,7 @@ class HostBudget {
 
   struct Owner {
     uint64_t bytes = 0;
-    int claims = 0;
+    int registrations = 0;
   };
 
   // Blocks with nothing in use, of other pools than this one, go back to their sources: one that has none left of the

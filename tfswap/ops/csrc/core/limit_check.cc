@@ -146,7 +146,7 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
           ? absl::StrCat("The arena may have ", Mebibytes(arena_bytes), " in all. ")
           : "",
       fails ? "The plan in the file counts the model's own variables and arguments alone, side by side. Load a model that "
-              "optimize_graph has written with tfswap.load, which plans for what is there, or free what else this "
+              "optimize_graph has written with tfswap.load, which plans for the present arena, or free what else this "
               "process keeps on the device."
             : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
               "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "

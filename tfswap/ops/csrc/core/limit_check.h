@@ -1,4 +1,5 @@
-// Whether a step that was planned for an unknown arena keeps its limit in the one that it finds, told before it runs.
+// Whether a step that was planned for an unknown arena keeps its limit in the one that it finds, checked before it
+// runs.
 //
 // The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
 // they lie when the step begins: exact for arguments of the sizes that were planned for, or a bound where kernels or

@@ -1,8 +1,8 @@
-// A loop's condition, told from its values without a call of its function.
+// A loop's condition, computed from its values without a call of its function.
 //
 // A call takes some microseconds, as long as several small kernels, and most conditions compare a counter: two with
-// Keras, which limits the iterations besides. Those of whole numbers are read once and then told at once; every other
-// one, and one that finds other values than it expects, is TensorFlow's to run.
+// Keras, which limits the iterations besides. Those of whole numbers are read once and then computed immediately; every
+// other one, and one that finds other values than it expects, is TensorFlow's to run.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LOOP_CONDITION_H_
 #define TFSWAP_OPS_CSRC_CORE_LOOP_CONDITION_H_
@@ -36,7 +36,7 @@ class LoopCondition {
   }
 
   // Whether the loop goes on; none where a value is no whole number.
-  std::optional<bool> Tell(const std::vector<tensorflow::Tensor>& values) const {
+  std::optional<bool> GoesOn(const std::vector<tensorflow::Tensor>& values) const {
     std::vector<int64_t> stack;
     for (const Step& step : steps_) {
       if (step.kind == kGiven) {

@@ -1,12 +1,12 @@
 // While, by a kernel that holds nothing any more once it is done.
 //
-// TensorFlow's own says that it is done before it lets go of the loop's values (functional_ops.cc,
+// TensorFlow's own says that it is done before it releases the loop's values (functional_ops.cc,
 // WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
 // label (OWN_KERNEL in ir/custom_ops.py). What the node is given stays until it ends, a body takes
 // over the values of the iteration before, and those that it does not read are freed before it
-// runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case let go first.
+// runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case release them first.
 //
 // Bodies have an order, so nothing in them runs side by side but what is one node
 // (paired_kernels.cc), and to hand a kernel to another thread takes longer than most kernels: all
@@ -101,7 +101,7 @@ struct Functions {
   FunctionLibraryRuntime* library = nullptr;
   FunctionLibraryRuntime::Handle condition = 0;
   FunctionLibraryRuntime::Handle body = 0;
-  std::optional<LoopCondition> told;
+  std::optional<LoopCondition> simple_condition;
   std::vector<int> unread;  // values that the body does not read
   std::vector<int32_t> relocated;
 };
@@ -182,8 +182,9 @@ class Loop {
     if (cancellation != nullptr && cancellation->IsCancelled()) {
       return Go(absl::CancelledError("The step was cancelled while a loop of it ran."), false);
     }
-    const std::optional<bool> told = functions_.told ? functions_.told->Tell(values_) : std::nullopt;
-    if (told) return Go(absl::OkStatus(), *told);
+    const std::optional<bool> goes_on =
+        functions_.simple_condition ? functions_.simple_condition->GoesOn(values_) : std::nullopt;
+    if (goes_on) return Go(absl::OkStatus(), *goes_on);
     library_->Run(options_, functions_.condition, values_, &decision_, [this](const absl::Status& asked) {
       bool goes_on = false;
       absl::Status status = asked;
@@ -328,7 +329,7 @@ class WhileOp : public AsyncOpKernel {
       TF_RETURN_IF_ERROR(Make(condition_, library, &made.condition));
       TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
       const bool on_host = ctx->device()->tensorflow_accelerator_device_info() == nullptr;
-      if (on_host) made.told = LoopCondition::Of(library->GetFunctionBody(made.condition));
+      if (on_host) made.simple_condition = LoopCondition::Of(library->GetFunctionBody(made.condition));
       made.relocated = relocated_;
       made.unread = UnreadArguments(library->GetFunctionBody(made.body));
       found = functions_.emplace(library, std::move(made)).first;

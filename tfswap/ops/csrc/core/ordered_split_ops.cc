@@ -7,7 +7,7 @@
 // Planned steps ask for these kernels by their label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_splits.py).
 //
 // Left to TensorFlow's own kernel: pieces that share the input's buffer, along the first dimension, what can't
-// be copied byte by byte, and what is wrong, of which it tells.
+// be copied byte by byte, and what is wrong, which it reports.
 
 #include <algorithm>
 #include <cstdint>
@@ -78,7 +78,7 @@ class PiecesOp : public OpKernel {
     return axis < -dims || axis >= dims ? -1 : (axis + dims) % std::max(dims, 1);
   }
 
-  // Of the outputs along the axis; false where they do not make up `whole`, of which TensorFlow's kernel tells.
+  // Of the outputs along the axis; false where they do not make up `whole`, which TensorFlow's kernel reports.
   bool Sizes(OpKernelContext* ctx, int64_t whole, std::vector<int64_t>& sizes) const {
     const int64_t count = num_outputs();
     if (!has_sizes_) {

@@ -1,7 +1,7 @@
 // A step in two calls: a forward pass, whatever the caller does with its results, and the backward pass.
 //
 // The two are planned as one graph, in which an Outside stands for what happens in between. What runs are the
-// two halves, each a function of its own. A tensor that the second half reads is handed to it in a carrier:
+// two functions, forward and backward. A tensor that the second reads is handed to it in a carrier:
 //
 //   Carry    puts a tensor into a carrier, a variant outside of the arena
 //   Deliver  takes it out again, for good: from then on it is a tensor like others of the step that it is

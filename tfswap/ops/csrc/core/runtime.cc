@@ -87,47 +87,47 @@ void Runtime::Forget(int64_t owner) {
   const auto found = clients_.find(owner);
   if (found == clients_.end()) return;
   found->second->forgotten = true;
-  if (found->second->claims == 0) clients_.erase(found);
+  if (found->second->registrations == 0) clients_.erase(found);
 }
 
-std::string Runtime::Claim(int64_t owner, uint64_t host_limit, const std::string& folder,
+std::string Runtime::Register(int64_t owner, uint64_t host_limit, const std::string& folder,
                            uint64_t spill_limit, HostPool* pool) {
   if (is_late_child_) return kLateChild;
-  std::shared_ptr<Client> claiming;
+  std::shared_ptr<Client> registered;
   {
-    // First of all: a client that is forgotten meanwhile stays until its last claim ends.
+    // First of all: a client that is forgotten meanwhile stays until its last registration ends.
     std::lock_guard<std::mutex> lock(mu_);
-    claiming = ClientLocked(owner);
-    ++claiming->claims;
+    registered = ClientLocked(owner);
+    ++registered->registrations;
   }
-  budget_.Claim(owner, host_limit);
+  budget_.Register(owner, host_limit);
   std::string why;
   if (!folder.empty()) {
     SpillFile* const file = SpillFile::Of(folder, &why);
-    if (file != nullptr) why = file->Claim(owner, spill_limit, pool);
-    if (why.empty()) claiming->spill = file;
+    if (file != nullptr) why = file->Register(owner, spill_limit, pool);
+    if (why.empty()) registered->spill = file;
   }
-  if (!why.empty()) EndClaim(owner, claiming.get());
+  if (!why.empty()) EndRegistration(owner, registered.get());
   return why;
 }
 
-void Runtime::Drop(int64_t owner) {
+void Runtime::Unregister(int64_t owner) {
   if (is_late_child_) return;
-  const std::shared_ptr<Client> claimed = client(owner);
-  SpillFile* const file = claimed->spill;
-  if (file != nullptr) file->Drop(owner);
-  EndClaim(owner, claimed.get());
+  const std::shared_ptr<Client> registered = client(owner);
+  SpillFile* const file = registered->spill;
+  if (file != nullptr) file->Unregister(owner);
+  EndRegistration(owner, registered.get());
 }
 
-void Runtime::EndClaim(int64_t owner, Client* claimed) {
+void Runtime::EndRegistration(int64_t owner, Client* registered) {
   {
     std::lock_guard<std::mutex> lock(mu_);
-    if (--claimed->claims == 0) {
-      claimed->spill = nullptr;
-      if (claimed->forgotten) clients_.erase(owner);
+    if (--registered->registrations == 0) {
+      registered->spill = nullptr;
+      if (registered->forgotten) clients_.erase(owner);
     }
   }
-  budget_.Drop(owner);
+  budget_.Unregister(owner);
 }
 
 Runtime::Runtime() : pool_(&mmap_, &budget_) {

@@ -28,7 +28,7 @@ struct Client {
   // Whether `bytes`, which a loop saves now, are among the first `first_bytes` that loops of its latest step have saved.
   TFSWAP_EXPORT bool IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes);
   std::atomic<SpillFile*> spill{nullptr};
-  int claims = 0;  // guarded by Runtime::mu_, as what follows
+  int registrations = 0;  // guarded by Runtime::mu_, as what follows
   bool forgotten = false;
 
  private:
@@ -57,10 +57,10 @@ class Runtime {
   void Forget(int64_t owner);
 
   // What a client may take: of host memory, of which `pool` gives the buffers on the way to the disk, and on disk where
-  // `folder` is not "". A claim may be repeated, and ends when as many were dropped. Says what is wrong, or "".
-  std::string Claim(int64_t owner, uint64_t host_limit, const std::string& folder, uint64_t spill_limit,
+  // `folder` is not "". It may be repeated, and ends when as many have ended. Says what is wrong, or "".
+  std::string Register(int64_t owner, uint64_t host_limit, const std::string& folder, uint64_t spill_limit,
                     HostPool* pool);
-  void Drop(int64_t owner);
+  void Unregister(int64_t owner);
 
   // Whether this process is the child of one that had begun to copy, or had files: the threads are not here, and no copy
   // would end; the files are the parent's. A child leaves all of it as it is.
@@ -83,7 +83,7 @@ class Runtime {
 
   Lanes& LanesLocked(int device);
   std::shared_ptr<Client> ClientLocked(int64_t owner);
-  void EndClaim(int64_t owner, Client* claimed);
+  void EndRegistration(int64_t owner, Client* registered);
 
   HostBudget budget_;
   MmapBlockSource mmap_;

@@ -61,7 +61,7 @@ uint64_t Checksum(const char* from, size_t bytes) {
 
 int ReserveSpace(int file, off_t offset, off_t bytes) {
   if (fallocate(file, 0, offset, bytes) == 0) return 0;
-  // Where a file system can't, space is found as bytes are written, and what it lacks is told then.
+  // Where a file system can't, space is found as bytes are written, and what it lacks is reported then.
   return errno == EOPNOTSUPP ? 0 : -1;
 }
 
@@ -256,7 +256,7 @@ SpillFile::SpillFile(std::string folder, int file, bool direct, const FileCalls&
       out_(new CopyLane(Staging::kChunkBytes, Staging::kThreads)),
       in_(new CopyLane(Staging::kChunkBytes, Staging::kThreads)) {}
 
-std::string SpillFile::Claim(int64_t owner, uint64_t limit_bytes, HostPool* memory) {
+std::string SpillFile::Register(int64_t owner, uint64_t limit_bytes, HostPool* memory) {
   std::lock_guard<std::mutex> lock(mu_);
   if (staging_ == nullptr) {
     // In no larger a block than it needs, where there is none: a step's tensors are to have theirs whole.
@@ -268,15 +268,15 @@ std::string SpillFile::Claim(int64_t owner, uint64_t limit_bytes, HostPool* memo
     }
     staging_ = std::make_shared<Staging>(HostBuffer(memory, piece));
   }
-  ++claims_;
-  budget_.Claim(owner, limit_bytes);
+  ++registrations_;
+  budget_.Register(owner, limit_bytes);
   return "";
 }
 
-void SpillFile::Drop(int64_t owner) {
+void SpillFile::Unregister(int64_t owner) {
   std::lock_guard<std::mutex> lock(mu_);
-  budget_.Drop(owner);
-  if (--claims_ == 0) staging_ = nullptr;
+  budget_.Unregister(owner);
+  if (--registrations_ == 0) staging_ = nullptr;
 }
 
 HostPool::Failure SpillFile::Reserve(size_t bytes) { return slots_.Reserve(RoundUp(bytes)); }
@@ -287,7 +287,7 @@ std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* 
     std::lock_guard<std::mutex> lock(mu_);
     staging = staging_;
   }
-  *failure = HostPool::Failure::kLimit;  // nobody may take anything where nobody has claimed
+  *failure = HostPool::Failure::kLimit;  // nobody may take anything where nobody is registered
   if (staging == nullptr) return nullptr;
   void* const piece = slots_.Allocate(RoundUp(bytes), failure);
   if (piece == nullptr) return nullptr;

@@ -151,10 +151,10 @@ class SpillFile {
   static HostBudget::Usage usage();
   static void ResetPeaks();
 
-  // As HostBudget::Claim and Drop, of space in this file; `memory` is the pool that staging is taken from while there
-  // are claims. Claim says what is wrong, or "", and then counts.
-  std::string Claim(int64_t owner, uint64_t limit_bytes, HostPool* memory);
-  void Drop(int64_t owner);
+  // As HostBudget::Register and Unregister, of space in this file; `memory` is the pool that staging is taken from
+  // while there are registrations. Register says what is wrong, or "", and then counts.
+  std::string Register(int64_t owner, uint64_t limit_bytes, HostPool* memory);
+  void Unregister(int64_t owner);
 
   // Both return kNone, or why there is no room. `bytes` > 0.
   HostPool::Failure Reserve(size_t bytes);
@@ -187,8 +187,8 @@ class SpillFile {
   CopyLane* const out_;
   CopyLane* const in_;
   std::mutex mu_;
-  int claims_ = 0;
-  std::shared_ptr<Staging> staging_;  // while there are claims
+  int registrations_ = 0;
+  std::shared_ptr<Staging> staging_;  // while there are registrations
 };
 
 }  // namespace tfswap

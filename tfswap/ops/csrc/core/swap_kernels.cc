@@ -89,7 +89,7 @@ absl::Status SwapOutShape(InferenceContext* c) {
   DataType type;
   TF_RETURN_IF_ERROR(CheckType(c, &type));
   c->set_output(0, c->Scalar());
-  // Lets a SwapIn in the same graph know its shape without being told.
+  // Lets a SwapIn in the same graph know its shape from the handle.
   c->set_output_handle_shapes_and_types(
       0, std::vector<ShapeAndType>{{c->input(0), type}});
   return absl::OkStatus();
@@ -158,7 +158,7 @@ disk: Whether the tensor goes to disk; if there is no room, to host memory. One 
   host memory has no room.
 saved_on_disk: Of what a loop saves for its backward loop: how many bytes of what all such nodes save in a
   step go to disk, the first ones, which are needed last.
-step_bytes: Of one node per step, which claims for all of them when its kernel is made: the host memory that the
+step_bytes: Of one node per step, which registers for all of them when its kernel is made: the host memory that the
   step's tensors take together, and that is reserved then. -1 for all others.
 step_limit: There, what the step may take; -1 for no limit.
 spill_dir: There, the folder of what goes to disk; '' where nothing may.
@@ -171,7 +171,7 @@ REGISTER_OP("Tfswap>Release")
     .SetIsStateful()
     .SetShapeFn(ReleaseShape)
     .Doc(R"doc(
-Waits for the copy to the host, then lets go of the tensor's device memory.
+Waits for the copy to the host, then releases the tensor's device memory.
 )doc");
 
 REGISTER_OP("Tfswap>SwapIn")
@@ -320,7 +320,7 @@ class Swapped {
         [done = std::move(done)](const CopyLane::Ended& ended) { done(AsCopied(ended)); });
   }
 
-  // The end of the copy to the host. Shared, so that it can be told after the
+  // The end of the copy to the host. Shared, so that it can be signalled after the
   // last reference to the buffers is gone.
   const std::shared_ptr<Transfer>& copied() const { return copied_; }
 
@@ -432,17 +432,17 @@ class Wait : public std::enable_shared_from_this<Wait> {
   }
 
   void CopyEnded(const absl::Status& copy_status) {
-    if (claimed_.exchange(true)) return;
+    if (taken_.exchange(true)) return;
     account_.Add(stall_, std::chrono::duration<double>(Clock::now() - start_).count());
     // Not DeregisterCallback: it would wait for every callback of a cancellation
-    // under way. When this returns false, ours will find the wait claimed.
+    // under way. When this returns false, ours will find the wait taken.
     if (cancellation_ != nullptr) cancellation_->TryDeregisterCallback(token_);
     const absl::Status status = finish_(copy_status);
     End(status);
   }
 
   void Cancelled() {
-    if (claimed_.exchange(true)) return;
+    if (taken_.exchange(true)) return;
     End(absl::CancelledError(
         absl::StrCat("The step was cancelled while '", ctx_->op_kernel().name(),
                      "' waited for a copy.")));
@@ -471,7 +471,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
   std::function<void(std::function<void()>)> runner_;
   tensorflow::CancellationManager* cancellation_ = nullptr;
   tensorflow::CancellationToken token_ = tensorflow::CancellationManager::kInvalidToken;
-  std::atomic<bool> claimed_{false};
+  std::atomic<bool> taken_{false};
 };
 
 template <typename CopierFactory>
@@ -486,11 +486,11 @@ class SwapOutOp : public OpKernel {
     client_ = Runtime::Get().client(owner_);
     int64_t step_bytes;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("step_bytes", &step_bytes));
-    if (step_bytes >= 0) ClaimForStep(ctx, static_cast<size_t>(step_bytes));
+    if (step_bytes >= 0) RegisterStep(ctx, static_cast<size_t>(step_bytes));
   }
 
   ~SwapOutOp() override {
-    if (claimed_) Runtime::Get().Drop(owner_);
+    if (registered_) Runtime::Get().Unregister(owner_);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -520,7 +520,7 @@ class SwapOutOp : public OpKernel {
     return attr < 0 ? HostBudget::kUnlimited : static_cast<uint64_t>(attr);
   }
 
-  void ClaimForStep(OpKernelConstruction* ctx, size_t step_bytes) {
+  void RegisterStep(OpKernelConstruction* ctx, size_t step_bytes) {
     int64_t limit, spill_limit, spill_bytes;
     std::string folder;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("step_limit", &limit));
@@ -529,9 +529,9 @@ class SwapOutOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_limit", &spill_limit));
     Runtime& runtime = Runtime::Get();
     HostPool* const pool = CopierFactory::Pool(ctx->device());
-    const std::string why = runtime.Claim(owner_, Limit(limit), folder, Limit(spill_limit), pool);
+    const std::string why = runtime.Register(owner_, Limit(limit), folder, Limit(spill_limit), pool);
     OP_REQUIRES(ctx, why.empty(), absl::ResourceExhaustedError(why));
-    claimed_ = true;
+    registered_ = true;
     constexpr char kAll[] = "all that its step swaps";
     HostPool::Failure failure = HostPool::Failure::kNone;
     if (step_bytes > 0) failure = pool->Reserve(step_bytes);
@@ -570,7 +570,7 @@ class SwapOutOp : public OpKernel {
   int64_t owner_ = 0;
   bool disk_ = false;
   int64_t saved_on_disk_ = 0;
-  bool claimed_ = false;
+  bool registered_ = false;
   std::shared_ptr<Client> client_;
 };
 

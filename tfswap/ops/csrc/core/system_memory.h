@@ -16,7 +16,7 @@
 namespace tfswap {
 
 // Bytes that can be had without anybody having to go: of the machine, and of each control group that this process is in
-// (a container's, a batch job's), in which what caches files counts as free. UINT64_MAX where nothing tells.
+// (a container's, a batch job's), in which what caches files counts as free. UINT64_MAX where nothing says.
 // `root` has the files of /proc and /sys, so that a test can be another machine.
 uint64_t AvailableMemory(const std::string& root = "");
 

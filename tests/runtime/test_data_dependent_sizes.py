@@ -1,4 +1,4 @@
-"""Sizes that hang on what the arguments hold: planned for call by call, with few plans and the right values."""
+"""Sizes that depend on what the arguments hold: planned for call by call, with few plans and the right values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap  # noqa: E402 needs TensorFlow
-from tfswap.runtime.dynamic_sizes import find_told_sizes  # noqa: E402
+from tfswap.runtime.dynamic_sizes import find_data_dependent_sizes  # noqa: E402
 
 PROGRAM = """
 import json
@@ -117,7 +117,7 @@ def padded(rows: Any) -> Any:
     return tf.reduce_sum(tf.cast(rows.to_tensor(), tf.float32)[:, :, None] * tf.ones([1000]))
 
 
-def test_inside_of_another_function_arguments_tell_nothing() -> None:
+def test_inside_of_another_function_arguments_say_nothing() -> None:
     step = tfswap.optimize(tf.function(padded), memory_limit="1MiB")
     rows = tf.ragged.constant([[1, 2, 3], [4]])
 
@@ -135,7 +135,7 @@ def test_inside_of_another_function_arguments_tell_nothing() -> None:
 
 
 @pytest.mark.parametrize("longest", [3, 6, 12, 30])
-def test_a_first_batch_of_few_words_is_told_as_others_are(longest: int) -> None:
+def test_a_first_batch_of_few_words_is_computed_as_others_are(longest: int) -> None:
     """What a few words make is not small: each takes a row of the table."""
     found = on_arena(
         f"""
@@ -183,7 +183,7 @@ def test_rows_of_a_variable_of_any_shape_are_not_small() -> None:
         step()
 
 
-def test_with_a_tape_outside_arguments_tell_nothing() -> None:
+def test_with_a_tape_outside_arguments_say_nothing() -> None:
     weight = tf.Variable(2.0)
     step = tfswap.optimize(tf.function(lambda rows: padded(rows) * weight), memory_limit="1MiB")
     rows = tf.ragged.constant([[1, 2, 3], [4]])
@@ -192,20 +192,20 @@ def test_with_a_tape_outside_arguments_tell_nothing() -> None:
     assert float(step(rows)) == 20_000.0
 
 
-def test_arguments_without_values_tell_nothing() -> None:
+def test_arguments_without_values_say_nothing() -> None:
     step = tfswap.optimize(tf.function(lambda n: tf.cast(tf.range(n), tf.float32) * 2.0), memory_limit="1MiB")
     assert step(tf.constant(3000)).shape == [3000]
     with pytest.raises(tfswap.UnsupportedGraph, match=r"'range:0' .*is not known before the step runs"):
         step.get_concrete_function(tf.TensorSpec([], tf.int32))
 
 
-def test_as_much_of_a_variable_as_an_argument_says_is_told() -> None:
+def test_as_much_of_a_variable_as_an_argument_says_is_computed() -> None:
     table = tf.Variable(tf.ones([4000, 8]))
     step = tfswap.optimize(tf.function(lambda n: tf.reduce_sum(table[:n] * 2.0)), memory_limit="1MiB")
     assert [float(step(tf.constant(n))) for n in (900, 3000)] == [14400.0, 48000.0]
 
 
-def test_sizes_that_were_small_at_first_are_told_once_they_may_be_large() -> None:
+def test_sizes_that_were_small_at_first_are_computed_once_they_may_be_large() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([], tf.int32)])
     def plain(x: Any, n: Any) -> Any:
         numbers = tf.cast(tf.range(n * 300), tf.float32)
@@ -245,7 +245,7 @@ print(json.dumps({"same": found == float(plain(x)), "peak": peak, "floor": floor
 """
 
 
-def test_a_told_size_may_have_other_axes_in_each_call() -> None:
+def test_a_computed_size_may_have_other_axes_in_each_call() -> None:
     plain = tf.function(
         lambda x, shape: tf.reshape(x, shape) * 2.0,
         input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)],
@@ -281,54 +281,54 @@ def test_values_that_tensorflow_refuses_are_refused_in_its_own_words() -> None:
         (lambda n, k: [n, k], [3000, 2], [1 << 40, 1 << 40], "2**63 - 1"),
     ],
 )
-def test_errors_of_what_tells_sizes_name_the_line(size: Any, good: Any, bad: Any, said: str) -> None:
+def test_errors_of_what_computes_sizes_name_the_line(size: Any, good: Any, bad: Any, said: str) -> None:
     @tf.function
     def filled(n: Any, k: Any) -> Any:
         return tf.fill(size(n, k), 1.0) * 2.0
 
     step = tfswap.optimize(filled, memory_limit="1MiB")
     step(*tf.unstack(tf.constant(good, tf.int64)))
-    with pytest.raises(tf.errors.InvalidArgumentError) as told:
+    with pytest.raises(tf.errors.InvalidArgumentError) as reported:
         step(*tf.unstack(tf.constant(bad, tf.int64)))
-    assert said in told.value.message
-    assert "test_told_sizes.py:" in told.value.message
-    assert "stack traces unavailable" not in told.value.message
+    assert said in reported.value.message
+    assert "test_data_dependent_sizes.py:" in reported.value.message
+    assert "stack traces unavailable" not in reported.value.message
 
 
-def test_what_tells_sizes_and_does_not_fit_is_refused_by_its_own_name() -> None:
+def test_what_computes_sizes_and_does_not_fit_is_refused_by_its_own_name() -> None:
     def made(n: Any) -> Any:
         return tf.fill([tf.reduce_max(tf.range(n) % 3000)], 1.0) * 2.0
 
     step = tfswap.optimize(tf.function(made), memory_limit="1MiB")
     with pytest.raises(
-        tfswap.InfeasibleMemoryLimit, match=r"to compute the size of.*made at .*test_told_sizes.py:"
-    ) as told:
+        tfswap.InfeasibleMemoryLimit, match=r"to compute the size of.*made at .*test_data_dependent_sizes.py:"
+    ) as reported:
         step(tf.constant(1 << 20))
-    assert 4 << 20 < told.value.floor_bytes < 10 << 20
+    assert 4 << 20 < reported.value.floor_bytes < 10 << 20
     assert step(tf.constant(5000)).shape == [2999]
 
 
-def test_what_tells_sizes_keeps_the_limit_too() -> None:
+def test_what_computes_sizes_keeps_the_limit_too() -> None:
     found = on_arena(NEXT_TO_OTHERS)
     assert found["same"]
     assert found["peak"] <= 10 << 20
     assert 4_000_000 < found["low"] <= found["floor"] < 10 << 20
 
 
-def test_what_hangs_on_a_variable_is_not_told() -> None:
+def test_what_depends_on_a_variable_is_not_computed() -> None:
     count = tf.Variable(3)
     traced = tf.function(lambda x: tf.tile(x, [count]))
     x = tf.ones([1000])
-    assert find_told_sizes(traced.get_concrete_function(x), [x], lambda function: function) is None
+    assert find_data_dependent_sizes(traced.get_concrete_function(x), [x], lambda function: function) is None
 
 
-def test_what_was_told_tells_what_else_is_open() -> None:
+def test_sizes_that_are_known_give_others() -> None:
     def step(n: Any, m: Any) -> Any:
         return tf.range(tf.size(tf.range(n)) * m) * 2
 
     n, m = tf.constant(600), tf.constant(2)
     concrete = tf.function(step).get_concrete_function(n, m)
-    told = find_told_sizes(concrete, [n, m], lambda function: function)
-    assert told is not None
-    assert sorted(told.sizes(concrete, [n, m])) == [(600,), (1200,)]
-    assert sorted(told.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]
+    reported = find_data_dependent_sizes(concrete, [n, m], lambda function: function)
+    assert reported is not None
+    assert sorted(reported.sizes(concrete, [n, m])) == [(600,), (1200,)]
+    assert sorted(reported.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]

@@ -224,7 +224,8 @@ def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple
     )
     assert found["same"]
     assert found["peak"] <= found["planned"] <= found["limit"]
-    assert any("iteration_3" in name for name in found["order"])
+    # Which of the two it is depends on the unoptimised peak, which TensorFlow's threads decide.
+    assert found["concurrent"] or any("iteration_3" in name for name in found["order"])
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)])

@@ -102,7 +102,8 @@ void CopyBetween(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, co
     const Access access;
     std::memmove(to->opaque, from->opaque, bytes);
   }
-  const double microseconds = stream->role() == kCompute ? 0 : Settings::Get().between.Microseconds(bytes);
+  const bool same = DeviceOf(to->opaque) == DeviceOf(from->opaque);
+  const double microseconds = same ? 0 : Settings::Get().between.Microseconds(bytes);
   if (!stream->EndsNow(microseconds)) stream->Push(microseconds, nullptr);
 }
 

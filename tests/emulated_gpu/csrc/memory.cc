@@ -17,22 +17,19 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 // Of device memory, by first byte. Whole huge pages: few entries change when rights do.
 std::mutex regions_mu;
-std::map<uintptr_t, size_t> regions;
+struct Region {
+  size_t bytes;
+  int device;
+};
+std::map<uintptr_t, Region> regions;
 int accesses = 0;
 
 std::mutex pinned_mu;
 std::map<uintptr_t, size_t> pinned;
 uint64_t pinned_bytes = 0;
 
-template <typename Blocks>
-bool IsIn(const Blocks& blocks, const void* address) {
-  const auto at = reinterpret_cast<uintptr_t>(address);
-  const auto after = blocks.upper_bound(at);
-  return after != blocks.begin() && at < std::prev(after)->first + std::prev(after)->second;
-}
-
 void ProtectLocked(int rights) {
-  for (const auto& [begin, bytes] : regions) mprotect(reinterpret_cast<void*>(begin), bytes, rights);
+  for (const auto& [begin, region] : regions) mprotect(reinterpret_cast<void*>(begin), region.bytes, rights);
 }
 
 }  // namespace
@@ -49,14 +46,20 @@ Access::~Access() {
   if (--accesses == 0) ProtectLocked(PROT_NONE);
 }
 
-bool IsOnDevice(const void* address) {
+int DeviceOf(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
   std::lock_guard<std::mutex> lock(regions_mu);
-  return IsIn(regions, address);
+  const auto after = regions.upper_bound(at);
+  if (after == regions.begin()) return -1;
+  const auto& [begin, region] = *std::prev(after);
+  return at < begin + region.bytes ? region.device : -1;
 }
 
 bool IsPinned(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
   std::lock_guard<std::mutex> lock(pinned_mu);
-  return IsIn(pinned, address);
+  const auto after = pinned.upper_bound(at);
+  return after != pinned.begin() && at < std::prev(after)->first + std::prev(after)->second;
 }
 
 uint64_t PinnedBytes() {
@@ -64,7 +67,7 @@ uint64_t PinnedBytes() {
   return pinned_bytes;
 }
 
-void Allocate(const SP_Device*, uint64_t bytes, int64_t, SP_DeviceMemoryBase* memory) {
+void Allocate(const SP_Device* device, uint64_t bytes, int64_t, SP_DeviceMemoryBase* memory) {
   memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
   memory->opaque = nullptr;
   memory->size = 0;
@@ -79,7 +82,7 @@ void Allocate(const SP_Device*, uint64_t bytes, int64_t, SP_DeviceMemoryBase* me
   madvise(at, rounded, MADV_HUGEPAGE);
   std::lock_guard<std::mutex> lock(regions_mu);
   if (accesses > 0 || !Settings::Get().protects) mprotect(at, rounded, PROT_READ | PROT_WRITE);
-  regions[begin] = rounded;
+  regions[begin] = {rounded, device->ordinal};
   memory->opaque = at;
   memory->size = bytes;
 }
@@ -88,8 +91,8 @@ void Deallocate(const SP_Device*, SP_DeviceMemoryBase* memory) {
   if (memory->opaque == nullptr) return;
   std::lock_guard<std::mutex> lock(regions_mu);
   const auto region = regions.find(reinterpret_cast<uintptr_t>(memory->opaque));
-  RaceDetector::Get().Forget({region->first, region->first + region->second});
-  munmap(memory->opaque, region->second);
+  RaceDetector::Get().Forget({region->first, region->first + region->second.bytes});
+  munmap(memory->opaque, region->second.bytes);
   regions.erase(region);
 }
 

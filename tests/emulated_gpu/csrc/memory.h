@@ -21,7 +21,9 @@ class Access {
   Access& operator=(const Access&) = delete;
 };
 
-bool IsOnDevice(const void* address);
+// The device whose memory that is; -1 for the host's.
+int DeviceOf(const void* address);
+inline bool IsOnDevice(const void* address) { return DeviceOf(address) >= 0; }
 // Whether pages are locked: the pageable are copied at another rate.
 bool IsPinned(const void* address);
 uint64_t PinnedBytes();

@@ -20,7 +20,7 @@ struct Link {
   }
 };
 
-// Roles of streams, by the order in which TensorFlow makes a device's (pluggable_device.cc). In masks, bit by role.
+// What a device's streams are for. In masks, bit by role.
 enum Role { kCompute, kIn, kOut, kBetween };
 
 struct Settings {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
@@ -30,10 +31,17 @@ void IsOwnThread() {
   own_threads.insert(static_cast<pid_t>(syscall(SYS_gettid)));
 }
 
+// By the order in which TensorFlow makes a device's streams (pluggable_device.cc). Before 2.21 kernels run on the last one,
+// which also copies between devices, and the first has nothing to do.
+Role RoleOf(int number) {
+  static constexpr Role kRoles[] = {kCompute, kIn, kOut, kBetween}, kRolesBefore[] = {kBetween, kIn, kOut, kCompute};
+  static const bool before = std::atoi(std::strchr(TFSWAP_BUILT_FOR, '.') + 1) < 21;
+  return number < 4 ? (before ? kRolesBefore : kRoles)[number] : kBetween;
+}
+
 std::string NameOf(int device, int number) {
-  static constexpr const char* kNames[] = {"compute", "host to device", "device to host"};
-  const std::string name = number < kBetween ? kNames[number] : "between devices";
-  return name + " stream of GPU:" + std::to_string(device);
+  static constexpr const char* kNames[] = {"compute", "host to device", "device to host", "between devices"};
+  return std::string(kNames[RoleOf(number)]) + " stream of GPU:" + std::to_string(device);
 }
 
 // Whether all threads but the device's own sleep.
@@ -78,8 +86,10 @@ void AwaitIdleProcess() {
 
 SP_Stream_st* ComputeStream(int device) {
   std::lock_guard<std::mutex> lock(streams_mu);
-  const auto& its = streams[device];
-  return its.empty() ? nullptr : its.front();
+  for (const SP_Stream stream : streams[device]) {
+    if (stream->role() == kCompute) return stream;
+  }
+  return nullptr;
 }
 
 // ---------------------------------------------------------------------------
@@ -204,7 +214,7 @@ emulated_gpu::Moment SP_Event_st::AwaitEnd(uint64_t ticket) {
 }
 
 SP_Stream_st::SP_Stream_st(int device, int number)
-    : role_(static_cast<emulated_gpu::Role>(std::min<int>(number, emulated_gpu::kBetween))),
+    : role_(emulated_gpu::RoleOf(number)),
       id_(emulated_gpu::RaceDetector::Get().AddStream(emulated_gpu::NameOf(device, number))),
       draws_(static_cast<unsigned>(Settings::Get().jitter + 7919 * number + device)),
       thread_([this] { Work(); }) {}

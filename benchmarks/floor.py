@@ -48,7 +48,8 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
 from tfswap.plan.schedule import build_schedule
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
 from tfswap.support import progress
 
 ARENA_BYTES = 1 << 40

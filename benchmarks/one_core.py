@@ -5,7 +5,7 @@
 
 A kernel that shares its work hands it to the threads of the intra-op pool; one that does not does all of it itself. So
 the share is about 1 for kernels on one core, and small for others. CPU times hardly depend on other programs.
-`spread` in `tfswap/analysis/cost.py` says which kernels are taken to run on one core. oneDNN is off.
+`spread` in `tfswap/analysis/work.py` says which kernels are taken to run on one core. oneDNN is off.
 """
 
 from __future__ import annotations

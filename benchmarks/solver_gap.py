@@ -42,7 +42,8 @@ from tfswap.plan.schedule import build_schedule
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, Solver
 from tfswap.planner.solvers import meng, milp, published
-from tfswap.simulator.simulate import simulate_memory, simulate_time
+from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.timing import simulate_time
 
 DEVICES = {"cpu": DeviceModel(intra_op_threads=2), "gpu": DeviceModel("gpu")}
 POLICIES: dict[str, Solver] = {

@@ -15,8 +15,8 @@ from browser import needs_browser, shown_by
 from graphs import Layer, training_step
 from terminals import on_terminal
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds
-from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.errors import TfswapError
@@ -32,8 +32,8 @@ from tfswap.report.reporting import _named
 from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
 from tfswap.simulator.record import record_planned
-from tfswap.simulator.simulate import NOTHING_KNOWN
 from tfswap.simulator.unordered import record_baseline
 from tfswap.support.sizes import format_bytes
 

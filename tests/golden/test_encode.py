@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from processes import on_arena
 from test_passes import Golden
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.encodings import find_encodings
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -26,7 +26,7 @@ from tfswap.passes.tactics.encode import encode_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.planner.ordering import choose_order
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 PLAIN = DeviceModel()
 

@@ -11,8 +11,8 @@ import pytest
 from processes import on_arena
 from test_passes import Golden
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.control_flow import Record, record
-from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler import tactics, unoptimised
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
@@ -26,8 +26,9 @@ from tfswap.passes.tactics.body_plan import carry_out_in_bodies
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split
 from tfswap.plan.schedule import build_schedule
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
 from tfswap.simulator.requests import record_requests
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 
 CPU = DeviceModel("cpu", False, 2, 2)
 ELEMENTS = 1 << 16

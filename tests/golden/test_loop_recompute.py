@@ -9,7 +9,7 @@ from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.accumulators import find_accumulators
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.loop_recompute import choose_recomputed, find_passages
 from tfswap.compiler import unoptimised
 from tfswap.compiler.body_orders import choose_body_orders
@@ -23,7 +23,7 @@ from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 CPU = DeviceModel("cpu", False, 2, 2)
 TEXT = Golden("loop_recompute").parts[1]

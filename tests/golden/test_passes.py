@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph

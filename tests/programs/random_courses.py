@@ -16,14 +16,16 @@ import tensorflow as tf
 from control_flow import _data, _descend, _weights
 from models import settle
 
-from tfswap.analysis import dataflow
+from tfswap.analysis import analyse
+from tfswap.analysis.dataflow_builder import Builder
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.prepare import prepare
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.plan.schedule import EXACT, RUN, Step
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, widest_bytes
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory, widest_bytes
 
 ROWS = (256, 320, 384, 448, 512, 640)
 TRIPS = 6
@@ -171,9 +173,9 @@ def on_paper(seed: int, courses: int) -> dict[str, Any]:
     target = Target(DeviceModel())
     prepare(graph, target, lambda _: None)
     choose_body_orders(graph, target)
-    builder = dataflow._Builder(graph, target.device, True, None)
+    builder = Builder(graph, target.device, True, None)
     builder.build()
-    covering = dataflow._covering(builder)
+    covering = analyse._covering(builder)
     assert covering is not None
     steps = [Step(RUN, i) for i, kernel in enumerate(covering.is_kernel) if kernel]
     most = simulate_memory(covering, steps, live=True)
@@ -182,7 +184,7 @@ def on_paper(seed: int, courses: int) -> dict[str, Any]:
     for number in range(courses):
         chance = random.Random(number)
         course = ByChance(chance)
-        flow = dataflow._Builder(graph, target.device, False, None, course, builder).build()
+        flow = Builder(graph, target.device, False, None, course, builder).build()
         found = simulate_memory(flow, steps, live=True)
         passed += any(map(operator.gt, found.during_bytes, most.during_bytes))
         highest = max(highest, found.peak_bytes)

@@ -20,9 +20,9 @@ from tfswap.native.load import load
 from tfswap.passes.contract import Target
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE, Requests
-from tfswap.simulator.simulate import ArenaSnapshot
 
 KIB = 2**10
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from processes import on_arena
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import EXACT, RUN, Step
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, Ledger
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Ledger, judge_memory, simulate_memory, widest_bytes
+from tfswap.simulator.memory import judge_memory, simulate_memory, widest_bytes
 
 tf: Any = pytest.importorskip("tensorflow")
 

@@ -14,7 +14,8 @@ from tfswap.errors import InvalidModel
 from tfswap.plan.plan import Plan, Split
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.chunk_splits import choose_ends, choose_splits
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 16 * KIB

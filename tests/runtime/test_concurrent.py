@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from processes import on_arena
 from test_pairs import RATES, TWO_CORES, TWO_THREADS, facts
 
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent
 from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
@@ -21,7 +22,7 @@ from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.verify import verify
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.concurrent import find_members, schedule_group
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 MIB = 1 << 20
 MAP = "float32[4,256,256]"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import start_python
 
-from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
+from tfswap.analysis.analyse import analyse_body, analyse_dataflow
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType

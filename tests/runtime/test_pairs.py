@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import on_arena
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
@@ -28,7 +29,8 @@ from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.pairing import bring_together, can_pair, gains, orders_with_room, side_by_side
 from tfswap.planner.problem import Choice
-from tfswap.simulator.simulate import simulate_memory, simulate_time
+from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.timing import simulate_time
 
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 RATES = default_rates(TWO_CORES)

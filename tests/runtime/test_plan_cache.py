@@ -26,7 +26,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2

@@ -9,7 +9,7 @@ from processes import on_arena
 
 tf: Any = pytest.importorskip("tensorflow")
 
-from tfswap.analysis.dataflow import analyse_dataflow  # noqa: E402 needs TensorFlow
+from tfswap.analysis.analyse import analyse_dataflow  # noqa: E402 needs TensorFlow
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.python_calls import differentiated, held_until  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402

@@ -14,10 +14,11 @@ from tfswap.compiler.options import Options
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, SPLIT
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.record import NOBODY, Record, record_planned
-from tfswap.simulator.simulate import NOTHING_KNOWN, SPLIT_S, ArenaSnapshot, simulate_time
+from tfswap.simulator.timing import SPLIT_S, simulate_time
 
 CPU = DeviceModel()
 NET = [Layer("dense"), Layer("relu"), Layer("scale", 1)] * 4

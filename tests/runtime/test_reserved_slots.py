@@ -8,8 +8,9 @@ from test_planner import facts, named
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.schedule import Step, build_schedule
 from tfswap.planner.small_slots import choose_slots, cut
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 64 * KIB

@@ -21,8 +21,9 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, described
 from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.convolution_room import fastest, rooms
-from tfswap.planner.planner import simulated_limit
-from tfswap.simulator.simulate import NOTHING_KNOWN, simulate_memory
+from tfswap.planner.promise import simulated_limit
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
+from tfswap.simulator.memory import simulate_memory
 from tfswap.simulator.working_set import find_reuse, largest_working_set, working_set_bytes
 
 MIB = 2**20

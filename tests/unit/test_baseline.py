@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import simulate_baseline
 
 UNIT = 25600 * 4

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from tfswap.analysis.analyse import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.control_flow import Record, UnboundedLoop, record, resources_used
-from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.integer_values import LOOKED_AHEAD, AtMost, Integers, Values, common
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir.graph import Graph
@@ -18,7 +18,7 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 from tfswap.passes.contract import Target
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.ordering import choose_order
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 from tfswap.simulator.unordered import simulate_baseline
 
 CPU = DeviceModel("cpu", False, 2, 2)

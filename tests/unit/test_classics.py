@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.planner import planner as planning
 from tfswap.planner.problem import Problem

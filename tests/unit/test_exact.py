@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds
-from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, default_rates
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.planner import BOTH
 from tfswap.planner.problem import Choice, Problem, make_problem
+from tfswap.planner.solver_table import BOTH
 from tfswap.planner.solvers import milp, milp_stages
-from tfswap.simulator.simulate import simulate_time
+from tfswap.simulator.timing import simulate_time
 
 pytest.importorskip("scipy")
 LIMIT_S = 20.0

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import last_json, run_python
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
@@ -38,10 +39,13 @@ from tfswap.planner import ordering
 from tfswap.planner import planner as planning
 from tfswap.planner.chunk_splits import choose_splits
 from tfswap.planner.host_tiers import ANYTHING, Tiers
-from tfswap.planner.planner import Planner, promised, simulated_limit
+from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, make_problem
+from tfswap.planner.promise import promised, simulated_limit
 from tfswap.planner.solvers import belady, cheapest_eviction
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, simulate_time
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.timing import simulate_time
 
 CPU = DeviceModel()
 KIB, MIB = 1024, 2**20

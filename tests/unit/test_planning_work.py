@@ -8,8 +8,8 @@ from collections import Counter
 from graphs import Layer, training_step
 from test_bodies import CHOICE, LOOP
 
-from tfswap.analysis import control_flow, dataflow, integer_values
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis import control_flow, dataflow_builder, integer_values
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.compiler import search
 from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
@@ -17,9 +17,10 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.planner import Planner
-from tfswap.simulator import simulate
+from tfswap.simulator import memory as simulator_memory
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Judge
+from tfswap.simulator.memory import Judge
 
 CPU = DeviceModel()
 
@@ -44,7 +45,7 @@ def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypat
         recorded[node.name] += 1
         return whole(node, *args, **kwargs)
 
-    monkeypatch.setattr(dataflow, "record", counted)
+    monkeypatch.setattr(dataflow_builder, "record", counted)
     flow = analyse_dataflow(a_loop_and_a_choice(), CPU)
     assert len(flow.courses) == 2
     assert recorded == {"loop": 1, "chosen": 3}
@@ -75,8 +76,10 @@ def test_a_schedule_that_is_refused_is_simulated_until_it_passes_the_limit(monke
     assert memory is not None
     assert judge.memory(steps, (), memory.peak_bytes) == memory
     replays: list[object] = []
-    whole = simulate.memory_within
-    monkeypatch.setattr(simulate, "memory_within", lambda *args, **kw: replays.append(args[0]) or whole(*args, **kw))
+    whole = simulator_memory.memory_within
+    monkeypatch.setattr(
+        simulator_memory, "memory_within", lambda *args, **kw: replays.append(args[0]) or whole(*args, **kw)
+    )
     assert judge.memory(steps, (), memory.peak_bytes - 1) is None
     first = len(replays)
     assert judge.memory(steps, (), memory.peak_bytes - 1) is None

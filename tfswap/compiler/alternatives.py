@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable, Collection, Iterable
 
 from tfswap.analysis.accumulators import find_accumulators
+from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.body_encodings import InnerEncoding, find_inner_encodings, is_inner
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.integer_ranges import Ranges
 from tfswap.analysis.loop_recompute import Saved, choose_recomputed, find_passages

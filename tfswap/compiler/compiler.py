@@ -6,9 +6,10 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.control_flow import UnboundedLoop
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower
 from tfswap.compiler.options import Options
@@ -40,11 +41,12 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.planner.planner import Planner, promised
+from tfswap.planner.planner import Planner
+from tfswap.planner.promise import promised
 from tfswap.planner.validate import require_accumulators, require_fit
 from tfswap.report.report import Report
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector

@@ -24,7 +24,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.memory_reservation import reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "

@@ -13,7 +13,8 @@ from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES, Tiers
-from tfswap.planner.planner import SOLVERS, TACTICS
+from tfswap.planner.planner import TACTICS
+from tfswap.planner.solver_table import SOLVERS
 
 
 @dataclass(frozen=True)

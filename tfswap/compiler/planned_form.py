@@ -8,9 +8,10 @@ from tfswap.analysis.cost import Costs
 from tfswap.compiler.rewriting import Variant
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Step, planned_schedule
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import judge_memory
 from tfswap.simulator.record import PlannedRecord, record_planned
 from tfswap.simulator.requests import Requests, record_requests, requests_of_one
-from tfswap.simulator.simulate import ArenaSnapshot, judge_memory
 
 
 class PlannedForm(NamedTuple):

@@ -14,7 +14,8 @@ from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.graph import Graph
 from tfswap.ir.permits import ANYTHING
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
-from tfswap.planner.planner import MARGIN_BYTES, TACTICS
+from tfswap.planner.planner import TACTICS
+from tfswap.planner.promise import MARGIN_BYTES
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support.sizes import format_bytes
 

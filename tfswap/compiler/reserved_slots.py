@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tfswap.compiler.search import Search
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.small_slots import choose_slots
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 
 def reserved_slots(search: Search, snapshot: ArenaSnapshot, others: Sequence[int] = ()) -> list[int]:

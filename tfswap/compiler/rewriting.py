@@ -12,7 +12,7 @@ from tfswap.analysis.reduced_precision import Reduction
 from tfswap.ir.graph import Graph
 from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.bodies import PlannedBody
-from tfswap.planner.planner import Candidate
+from tfswap.planner.candidates import Candidate
 
 
 class Rewriting(NamedTuple):

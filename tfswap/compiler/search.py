@@ -29,12 +29,14 @@ from tfswap.ir.views import origin
 from tfswap.passes.contract import Target
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.bodies import Rung, least_around
+from tfswap.planner.candidates import Candidate
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.ordering import choose_order, rank_orders
 from tfswap.planner.pairing import runs_pairs
-from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.planner import Planner
 from tfswap.planner.problem import smallest_bytes
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
 
 log = logging.getLogger("tfswap")
 

@@ -11,7 +11,7 @@ from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.report.reporting import PlannedStep, make_report
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.working_set import largest_working_set
 
 if TYPE_CHECKING:

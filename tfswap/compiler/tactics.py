@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.body_encodings import InnerEncoding, find_inner_encodings, is_inner
-from tfswap.analysis.dataflow import Dataflow, analyse_body
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.encodings import Encoding, find_encodings
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.body_orders import body_order_chooser

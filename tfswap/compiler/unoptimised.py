@@ -9,18 +9,19 @@ import functools
 import math
 from collections.abc import Callable
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.constants import computed_bytes, thrown_away
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
-from tfswap.planner.planner import MARGIN_SHARE, promised
+from tfswap.planner.promise import MARGIN_SHARE, promised
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.record import Record
-from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.simulator.unordered import Baseline, record_baseline, simulate_baseline, simulate_concurrent
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector

@@ -10,8 +10,9 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
+from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow, analyse_body
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent
 from tfswap.analysis.loop_recompute import Passage, Saved, find_passages
 from tfswap.analysis.permits import permit_of

@@ -12,7 +12,7 @@ from typing import Any
 from tfswap.device import cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
 from tfswap.kernels.device import DeviceModel
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 
 log = logging.getLogger("tfswap")
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.lower import LOWER, Lowering
 from tfswap.compiler.prepare import PREPARE
 from tfswap.compiler.rewriting import PLAIN, Rewriting

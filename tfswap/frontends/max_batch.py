@@ -31,7 +31,8 @@ from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, load
 from tfswap.frontends.simulate import target
 from tfswap.kernels.hardware import Machine
 from tfswap.kernels.profile import Profile
-from tfswap.planner.planner import TACTICS, Candidate
+from tfswap.planner.candidates import Candidate
+from tfswap.planner.planner import TACTICS
 from tfswap.report.max_batch import Fit
 from tfswap.support import progress
 from tfswap.support.sizes import format_bytes, parse_limit

@@ -18,7 +18,8 @@ from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
 from tfswap.kernels.hardware import NAMES, THIS, Machine, described
 from tfswap.kernels.profile import Profile
-from tfswap.planner.planner import TACTICS, promised
+from tfswap.planner.planner import TACTICS
+from tfswap.planner.promise import promised
 from tfswap.report.curve import Curve, Point
 from tfswap.support import progress
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow, analyse_body
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -31,7 +32,7 @@ from tfswap.planner.chunk_splits import LEAST_SHARES, choose_splits
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Problem
-from tfswap.simulator.simulate import NOTHING_KNOWN
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
 
 RUNGS = 16
 """Of a ladder: each is another form of the step, and has to be judged as one."""

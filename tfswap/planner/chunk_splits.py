@@ -21,7 +21,8 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.plan import Split
 from tfswap.plan.schedule import LEAD, Step
-from tfswap.simulator.simulate import ArenaSnapshot, Ledger, Replay, added_bytes, fill
+from tfswap.simulator.arena_snapshot import ArenaSnapshot, Ledger, added_bytes, fill
+from tfswap.simulator.replay import Replay
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
 """Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""

@@ -20,8 +20,10 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.cudnn_algorithms import Algorithm, algorithms, is_convolution
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import Step
+from tfswap.simulator.arena_snapshot import ArenaSnapshot, filled
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import ArenaSnapshot, Buffer, Replay, Timing, filled, simulate_time
+from tfswap.simulator.replay import Buffer, Replay
+from tfswap.simulator.timing import Timing, simulate_time
 
 
 class Room(NamedTuple):

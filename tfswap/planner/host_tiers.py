@@ -21,7 +21,7 @@ from tfswap.kernels.alignment import round_up
 
 if TYPE_CHECKING:
     from tfswap.planner.problem import Gap
-    from tfswap.simulator.simulate import Memory
+    from tfswap.simulator.memory import Memory
 
 STAGING_BYTES = 2 * (4 * (256 << 10) + (512 << 10) + (160 << 10)) + 4096
 """Host memory through which tensors go to disk and come back (Staging::kBytes in csrc/core/spill_file.h)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, reached
 from tfswap.ir.op_traits import decodes, encodes, reads_metadata_only
 from tfswap.plan.schedule import build_schedule
-from tfswap.simulator.simulate import Memory, simulate_memory
+from tfswap.simulator.memory import Memory, simulate_memory
 
 PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""

@@ -24,7 +24,7 @@ from tfswap.plan.plan import Eviction
 from tfswap.plan.schedule import LEAD, Interval, build_schedule
 from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.problem import Choice
-from tfswap.simulator.simulate import Memory, simulate_memory
+from tfswap.simulator.memory import Memory, simulate_memory
 
 LEAST_GAIN_S = 150e-6
 """What two kernels side by side must save: three more nodes and a change of threads take a third of it."""

@@ -25,7 +25,8 @@ from tfswap.kernels.hardware import Rates
 from tfswap.plan.plan import Eviction, Split
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.host_tiers import ANYTHING, Tiers
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, simulate_memory
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
 
 
 class Gap(NamedTuple):

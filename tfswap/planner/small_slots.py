@@ -25,8 +25,9 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.op_traits import is_const
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.plan.schedule import Step
+from tfswap.simulator.arena_snapshot import ArenaSnapshot, Ledger, added_bytes, fill
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import ArenaSnapshot, Ledger, Replay, added_bytes, fill
+from tfswap.simulator.replay import Replay
 
 LARGEST_BYTES = 64 << 10
 """Of a slot, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""

@@ -15,13 +15,15 @@ from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.bodies import PlannedBody
 from tfswap.planner.convolution_room import rooms
-from tfswap.planner.planner import Planner, simulated_limit
+from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Problem
+from tfswap.planner.promise import simulated_limit
 from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.report import ConvolutionRow, Report
 from tfswap.report.rows import Moves, Smaller, TensorRow, inner_row, saved_rows, tensor_rows
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, widest_bytes
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory, widest_bytes
 from tfswap.simulator.unordered import Baseline
 from tfswap.simulator.working_set import Reuse, find_reuse
 

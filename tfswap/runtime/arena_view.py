@@ -12,7 +12,7 @@ from tfswap.device import machine
 from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import WrittenVariables
 from tfswap.runtime.captures import without_asking
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
     from tfswap.native.load import CLook

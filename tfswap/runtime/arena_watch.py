@@ -18,7 +18,7 @@ from tfswap.compiler.request import Request
 from tfswap.device.memory_owners import MemoryOwners
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.report.report import Report
 from tfswap.runtime import messages, turn
 from tfswap.runtime.arena_view import ArenaView
@@ -26,8 +26,8 @@ from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.limit import StepLimit
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.trace import Trace
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.requests import Requests
-from tfswap.simulator.simulate import ArenaSnapshot
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer

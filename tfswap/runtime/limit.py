@@ -5,11 +5,11 @@ from __future__ import annotations
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
 from tfswap.errors import InfeasibleMemoryLimit
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.runtime import messages
 from tfswap.runtime.trace import Trace
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import regions_of
-from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.support.sizes import is_share, parse_limit
 
 _reported_floors: dict[str, int] = {}  # by fingerprint

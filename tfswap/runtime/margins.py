@@ -14,7 +14,7 @@ from tfswap.analysis.pipelines import element_bytes
 from tfswap.analysis.variables import fetched_bytes
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.runtime.batches import ELEMENTS_AHEAD, batch_sizes, room_bytes, shared_device
 
 TOLERATED_CHANGES = 1

@@ -29,15 +29,15 @@ from tfswap.compiler.request import Request
 from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.limit import StepLimit, report_floor
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.step_compiler import StepCompiler
 from tfswap.runtime.trace import Trace
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.requests import Requests
-from tfswap.simulator.simulate import ArenaSnapshot
 
 PLANNING_TRIES = 4 + MOST_VARIANTS
 """Each variant may have to be made once, to know its constants."""

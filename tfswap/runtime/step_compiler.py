@@ -15,7 +15,7 @@ from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
 from tfswap.passes.nodes import waits_for_others
 from tfswap.plan.plan import Plan
-from tfswap.planner.planner import promised
+from tfswap.planner.promise import promised
 from tfswap.planner.small_slots import LARGEST_BYTES
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
@@ -24,7 +24,7 @@ from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.trace import Trace
-from tfswap.simulator.simulate import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 log = logging.getLogger("tfswap")
 

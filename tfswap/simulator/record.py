@@ -18,17 +18,9 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
-from tfswap.simulator.simulate import (
-    MAX_REPEATS,
-    Allocator,
-    ArenaSnapshot,
-    Buffer,
-    Replay,
-    Span,
-    Timing,
-    filled,
-    simulate_time,
-)
+from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot, filled
+from tfswap.simulator.replay import MAX_REPEATS, Buffer, Replay
+from tfswap.simulator.timing import Span, Timing, simulate_time
 
 NOBODY = -1
 

@@ -13,8 +13,10 @@ from typing import Final
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.plan.schedule import Step, at_extremes
+from tfswap.simulator.arena_snapshot import ArenaSnapshot, added_bytes, fill
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import ArenaSnapshot, Replay, added_bytes, fill, simulate_memory
+from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.replay import Replay
 
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52

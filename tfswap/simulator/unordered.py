@@ -25,8 +25,9 @@ from tfswap.analysis.executor import Executor, Program
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, filled
 from tfswap.simulator.record import Record, Recorder, Watched
-from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Buffer, Replay, filled
+from tfswap.simulator.replay import Buffer, Replay
 from tfswap.support import progress
 
 MOST_RUNS = 25

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.plan.schedule import KERNELS, Step
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 
 @dataclass(frozen=True)

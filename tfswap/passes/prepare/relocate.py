@@ -11,7 +11,7 @@ Not handled: nodes that return lists or optionals, whose elements lie where they
 
 from __future__ import annotations
 
-from tfswap.analysis.dataflow import undetermined_nodes
+from tfswap.analysis.analyse import undetermined_nodes
 from tfswap.ir.custom_ops import RELOCATED
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.dataflow import Dataflow, analyse_body
+from tfswap.analysis.analyse import analyse_body
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_gate

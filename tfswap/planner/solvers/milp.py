@@ -22,7 +22,7 @@ from tfswap.planner.solvers.milp_memory import MemoryRows
 from tfswap.planner.solvers.milp_program import INFEASIBLE, OPTIMAL
 from tfswap.planner.solvers.milp_stages import Stages
 from tfswap.planner.solvers.milp_time import TimeRows
-from tfswap.simulator.simulate import simulate_time
+from tfswap.simulator.timing import simulate_time
 
 GAP_SHARE = 1e-3
 """An optimum is proven when no better one is left by more than this share of the step's time."""

@@ -8,7 +8,7 @@ from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.problem import Choice, Gap
 from tfswap.planner.solvers.belady import place_copies
 from tfswap.planner.solvers.milp_copies import Copies
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 PARTS_LOST = 1e-6
 """A copy counts as complete when its parts sum to 1 less at most this."""

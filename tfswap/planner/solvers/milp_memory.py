@@ -7,7 +7,7 @@ from bisect import bisect_left
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.solvers.milp_copies import Copies
 from tfswap.planner.solvers.milp_program import Term
-from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.memory import simulate_memory
 
 
 class MemoryRows:

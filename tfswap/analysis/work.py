@@ -1,0 +1,345 @@
+"""How much work one run of a kernel is: arithmetic in contractions, element-wise operations, bytes, cores it gains by.
+
+The table has a row for each op that differs from a stream over inputs and outputs. Rates of machines are not in it:
+cost.py makes seconds of work.
+
+Checked against measured kernels by `benchmarks/cost_model.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tfswap.ir.graph import Node
+from tfswap.ir.op_traits import reads_metadata_only
+from tfswap.ir.types import TensorType
+from tfswap.kernels.columns import conv3d_columns
+from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
+from tfswap.kernels.einsum import einsum_parts
+from tfswap.kernels.hardware import Rates
+
+Count = Callable[[Node], float]
+"""From a node to a number of operations."""
+
+
+class Work(NamedTuple):
+    """What a kernel does, by type of op.
+
+    Attributes:
+        flops: operations of its contraction, if it is one.
+        efficiency: share of the machine's rate of contractions that it reaches.
+        steps: element-wise operations, for each element of its largest input or output. As many as fit next to the
+            memory traffic are not counted: 0 for most.
+        passes: bytes that it moves, for each of its inputs and outputs.
+        spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
+            four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two, or
+            from the share of a kernel's CPU time that the thread takes which calls it (`benchmarks/one_core.py`).
+        alone: what it takes where it stays on one core, over what it takes where threads share it and gain nothing.
+        gathers: whether it touches no more of its first input than it gives: a table may be a thousand times as large.
+    """
+
+    flops: Count | None = None
+    efficiency: float = 1.0
+    steps: float = 0.0
+    passes: float = 1.0
+    spread: float = 1.0
+    alone: float = 1.0
+    gathers: bool = False
+
+
+def elements(kind: TensorType) -> int:
+    return kind.num_elements or 0
+
+
+def _window(kind: TensorType, dims: int | None = None) -> int:
+    """Elements of a filter under one output channel, or the product of its first dimensions."""
+    shape = kind.shape or (1,)
+    return math.prod(d or 1 for d in (shape[:-1] if dims is None else shape[:dims]))
+
+
+def _matmul(node: Node) -> float:
+    """2 m n k: the contracted dimension is the one that the transposition leaves."""
+    left = node.inputs[0].type.shape
+    transposed = node.attrs.get("transpose_a") or node.attrs.get("adj_x")
+    if not left or len(left) < 2:
+        return 0.0
+    return 2.0 * elements(node.outputs[0]) * (left[-2 if transposed else -1] or 1)
+
+
+def _convolution(node: Node) -> float:
+    """Each output element takes a multiply-add per filter element of its channel."""
+    return 2.0 * elements(node.outputs[0]) * _window(node.inputs[1].type)
+
+
+PATCH_FLOPS = 32.0
+"""So much arithmetic is as long as it takes to move one element of the image's patches, which a filter's gradient lays
+out and an image's gradient adds up, in about half of the time. Each is used once per channel, so that few channels are
+slow. From CPU times of kernels of 16 to 512 channels."""
+
+
+def _pixels(node: Node) -> int:
+    """Elements of one channel of the gradient that a gradient of a convolution is given."""
+    shape = node.inputs[2].type.shape or (1,)
+    channels_first = node.attrs.get("data_format") in CHANNELS_FIRST
+    return math.prod(d or 1 for d in ((shape[0], *shape[2:]) if channels_first else shape[:-1]))
+
+
+def _filter_gradient(node: Node) -> float:
+    """As many multiply-adds as the forward convolution, the gradient's elements times the window; and the patches."""
+    return (2.0 * _third_input(node) + PATCH_FLOPS * _pixels(node)) * _window(node.outputs[0])
+
+
+PACKING_FLOPS = 160.0
+"""Conv2DBackpropInput multiplies image by image, and brings the whole filter into its layout for each: so much of a
+contraction's arithmetic is as long as that takes for one element (VGG16 and ResNet-50 within 1.7)."""
+
+
+def _input_gradient(node: Node) -> float:
+    kernel, images = node.inputs[1].type, (node.inputs[2].type.shape or (1,))[0] or 1
+    adding = PATCH_FLOPS / 2 * _pixels(node)
+    return (2.0 * _third_input(node) + adding) * _window(kernel) + PACKING_FLOPS * images * elements(kernel)
+
+
+def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work]:
+    """Of a convolution, whose filter is input `window`, or the output.
+
+    Args:
+        others: what kernels do that are not cuDNN's.
+    """
+
+    def flops(node: Node) -> float:
+        return 2.0 * _third_input(node) * _window(node.outputs[0] if window is None else node.inputs[window].type)
+
+    cudnn = Work(flops)
+    return lambda _, rates: cudnn if rates.cudnn else others
+
+
+FILTER_COLUMN_FLOPS, COLUMN_FLOPS, EIGEN_FILTER_FLOPS = 40.0, 30.0, 170.0
+"""So much arithmetic for each element of a volume's patches: laid out as columns for a filter's gradient, or for an
+image's, and for a filter's in Eigen's kernel, which lays none out. An image's then takes no more than its product. From
+CPU times of 34 kernels of 4 to 128 channels in an arena; those of 100,000 pixels keep both cores busy."""
+COLUMNS_CACHE = 8 << 20
+"""Elements of a last-level cache of 32 MiB: whether a gradient of a volume lays out columns depends on it."""
+
+
+def _volume_filter_gradient(node: Node, rates: Rates) -> Work:
+    return _of_volume(node, rates, node.inputs[0].type, node.outputs[0], one_by_one=False)
+
+
+def _volume_gradient(node: Node, rates: Rates) -> Work:
+    return _of_volume(node, rates, node.outputs[0], node.inputs[1].type, one_by_one=True)
+
+
+def _of_volume(node: Node, rates: Rates, volume: TensorType, kernel: TensorType, *, one_by_one: bool) -> Work:
+    """Of a gradient of a 3-D convolution: of its filter, or of its image, which can be made `one_by_one`."""
+    gradient, window = (tuple(d or 1 for d in kind.shape or (1,) * 5) for kind in (node.inputs[2].type, kernel))
+    has_columns = conv3d_columns(gradient, window, elements(volume), COLUMNS_CACHE, one_by_one=one_by_one)
+    if rates.cudnn:
+        element = 0.0
+    elif one_by_one:
+        element = COLUMN_FLOPS if has_columns else 0.0
+    else:
+        element = FILTER_COLUMN_FLOPS if has_columns else EIGEN_FILTER_FLOPS
+
+    def flops(node: Node) -> float:
+        return (2.0 * _third_input(node) + element * _pixels(node)) * _window(kernel)
+
+    return Work(flops)
+
+
+def _depthwise(maps: Count, window: int | None) -> Count:
+    """A multiply-add for each element of the maps and of the filter's window: input `window`, or the output."""
+
+    def flops(node: Node) -> float:
+        kind = node.outputs[0] if window is None else node.inputs[window].type
+        return 2.0 * maps(node) * _window(kind, 2)
+
+    return flops
+
+
+def _output(node: Node) -> float:
+    return float(elements(node.outputs[0]))
+
+
+def _third_input(node: Node) -> float:
+    return float(elements(node.inputs[2].type))
+
+
+LARGE_PRODUCT_FLOPS = 64e6
+"""Eigen shares a product among cores where each matrix of the batch takes more: one of 256 x 256 x 256 ran on one core,
+one of 128 x 384 x 1536 on 1.5 of two."""
+_MATMUL = Work(_matmul)
+_SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0, alone=0.5)
+_LARGE_PRODUCTS = Work(_matmul, 0.8, spread=0.77)
+_ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
+"""oneDNN shares all of them. Shares and rates of nine shapes, with one thread and with two."""
+
+
+def _product(node: Node, rates: Rates) -> Work:
+    """Of a product of two matrices. Of 3 to 34 million operations, an LSTM's of 128 to 256 units, those of sixteen
+    shapes took 0.89 to 1.89 times as long on one thread as on two, 1.09 in the middle; of 67 to 4,300 million 1.56."""
+    return _of_product(_matmul(node), rates)
+
+
+def _of_product(flops: float, rates: Rates) -> Work:
+    small = not (rates.onednn or rates.cudnn) and flops <= LARGE_PRODUCT_FLOPS
+    return _SMALL_PRODUCTS if small else _MATMUL
+
+
+def _products(node: Node, rates: Rates) -> Work:
+    """Of a batch of products of matrices."""
+    matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
+    return _of_products(_matmul(node), matrices, rates)
+
+
+def _of_products(flops: float, matrices: int, rates: Rates) -> Work:
+    if rates.onednn:
+        return _ONEDNN_PRODUCTS
+    return _LARGE_PRODUCTS if flops > matrices * LARGE_PRODUCT_FLOPS else _SMALL_PRODUCTS
+
+
+TRANSPOSED_STEPS = 5
+"""Element-wise operations that it takes to transpose an element."""
+FILLED_STEPS = 12
+"""Those that it takes to write an element of a slice's gradient among the zeros."""
+
+
+def _einsum(node: Node, rates: Rates) -> Work:
+    """A product of matrices, or a batch of them, and what is transposed before and after.
+
+    A product with a vector, or of two, streams: TensorFlow shares a batch of these among the cores
+    (batch_matmul_op_impl.h).
+    """
+    parts = einsum_parts(node.attrs.get("equation"), [t.type for t in node.inputs])
+    if parts is None:
+        return _STREAM
+    product, copied = parts
+    largest = max(map(elements, (*node.outputs, *(t.type for t in node.inputs))))
+    steps = TRANSPOSED_STEPS * copied / max(largest, 1)
+    if product is None or min(product.rows, product.inner, product.columns) == 1:
+        return Work(steps=steps)
+    flops = 2.0 * product.batch * product.rows * product.inner * product.columns
+    work = _of_product(flops, rates) if product.batch == 1 else _of_products(flops, product.batch, rates)
+
+    def computed(_: Node) -> float:
+        return flops
+
+    return work._replace(flops=computed, steps=steps, alone=1.0)
+
+
+def _slice_gradient(node: Node, _: Rates) -> Work:
+    """Zeros, and the gradient of the slice among them."""
+    filled, of = elements(node.inputs[-1].type), elements(node.outputs[0])
+    return Work(steps=FILLED_STEPS * filled / max(filled, of, 1))
+
+
+_STREAM = Work()
+_NOTHING = Work(passes=0.0)
+# What is not here streams through memory once. Efficiencies and steps are those of TensorFlow's own CPU kernels on
+# one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
+_WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
+    "_FusedConv2D": Work(_convolution, spread=0.86),
+    "_FusedMatMul": Work(_matmul),
+    "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
+    "_MklNativeConv2DWithBias": Work(_convolution, spread=0.86),
+    "_MklNativeFusedConv2D": Work(_convolution, spread=0.86),
+    "_MklNativePadWithConv2D": Work(_convolution, spread=0.86),
+    "_MklNativePadWithFusedConv2D": Work(_convolution, spread=0.86),
+    "_MklNativeMaxPool3DGrad": Work(steps=3),
+    "_MklNativeMaxPoolGrad": Work(steps=3),
+    "ArgMax": Work(steps=2.5),
+    "ArgMin": Work(steps=2.5),
+    "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
+    "AssignSubVariableOp": Work(passes=3),
+    "AvgPool": Work(spread=0.0),
+    "AvgPool3DGrad": Work(steps=7.5, spread=0.0),
+    "BatchMatMul": _products,
+    "BatchMatMulV2": _products,
+    "BatchMatMulV3": _products,
+    "Conv2D": Work(_convolution, spread=0.86),
+    "Conv2DBackpropFilter": _gradients(None, Work(_filter_gradient, 0.8, spread=0.8)),
+    "Conv2DBackpropInput": _gradients(1, Work(_input_gradient, spread=0.87)),
+    "Conv3D": Work(_convolution),
+    "Conv3DBackpropFilterV2": _volume_filter_gradient,
+    "Conv3DBackpropInputV2": _volume_gradient,
+    "Cumsum": Work(steps=21),
+    "DepthwiseConv2dNative": Work(_depthwise(_output, 1), 0.16),
+    "DepthwiseConv2dNativeBackpropFilter": Work(_depthwise(_third_input, None), 0.14),
+    "DepthwiseConv2dNativeBackpropInput": Work(_depthwise(_third_input, 1), 0.12),
+    "Einsum": _einsum,
+    "Erfc": Work(steps=3.5),
+    "Expm1": Work(steps=4),
+    "FloorMod": Work(steps=4),
+    "FusedBatchNorm": Work(steps=5),
+    "FusedBatchNormGrad": Work(steps=5),
+    "FusedBatchNormGradV2": Work(steps=5),
+    "FusedBatchNormGradV3": Work(steps=5),
+    "FusedBatchNormV2": Work(steps=5),
+    "FusedBatchNormV3": Work(steps=5),
+    "Gather": Work(steps=2, gathers=True),
+    "GatherNd": Work(steps=2, gathers=True),
+    "GatherV2": Work(steps=2, gathers=True),
+    "LRN": Work(steps=8),
+    "LRNGrad": Work(steps=8),
+    "Log": Work(steps=5.5),
+    "Log1p": Work(steps=5.5),
+    "LogSoftmax": Work(steps=3),
+    "MatMul": _product,
+    "MaxPool3DGrad": Work(steps=35, spread=0.0),
+    "MaxPoolGrad": Work(steps=12),
+    "Mean": Work(steps=1.5),
+    "Pow": Work(steps=22),
+    "RandomStandardNormal": Work(steps=24),
+    "RandomUniform": Work(steps=9),
+    "ReadVariableOp": _NOTHING,  # the variable's own buffer
+    "ResizeBilinear": Work(steps=0.5, spread=0.0),
+    "ResizeBilinearGrad": Work(steps=3, spread=0.0),
+    "ResizeNearestNeighbor": Work(steps=5),
+    "ResizeNearestNeighborGrad": Work(spread=0.0),
+    "ResourceApplyAdam": Work(passes=7),  # the variable and two slots, read and written
+    "ResourceApplyGradientDescent": Work(passes=3),
+    "ResourceApplyKerasMomentum": Work(passes=5),
+    "ResourceApplyMomentum": Work(passes=5),
+    "ScatterNd": Work(steps=9, spread=0.0),
+    "SelectV2": Work(steps=2),
+    "Softmax": Work(steps=3.5),
+    "SoftmaxCrossEntropyWithLogits": Work(steps=7),
+    "Softplus": Work(steps=6),
+    "SpaceToDepth": Work(spread=0.0),
+    "SparseSoftmaxCrossEntropyWithLogits": Work(steps=9),
+    "StatelessRandomNormal": Work(steps=24),
+    "StatelessRandomNormalV2": Work(steps=24),
+    "StatelessRandomUniform": Work(steps=9),
+    "StatelessRandomUniformV2": Work(steps=9),
+    "StatelessTruncatedNormal": Work(steps=46),
+    "StatelessTruncatedNormalV2": Work(steps=46),
+    "StridedSliceGrad": _slice_gradient,
+    "Sum": Work(steps=1.2),
+    "TensorListGetItem": _NOTHING,  # lists pass on what they keep
+    "TensorListPopBack": _NOTHING,
+    "TensorListPushBack": _NOTHING,
+    "TensorListSetItem": _NOTHING,
+    "TensorScatterAdd": Work(steps=10, spread=0.0),
+    "TopKV2": Work(steps=9),
+    "Transpose": Work(steps=TRANSPOSED_STEPS),
+    "TruncatedNormal": Work(steps=46),
+    "UnsortedSegmentSum": Work(steps=9),
+    "Where": Work(steps=25, spread=0.0),
+    # tfswap's codecs; those of pooling as with windows of 2 x 2 and 3 x 3 that do not overlap much.
+    "Tfswap>DecodeFloats": Work(steps=1.3),
+    "Tfswap>DecodeGroups": Work(steps=1.5),
+    "Tfswap>DecodeMask": Work(steps=1),
+    "Tfswap>EncodeFloats": Work(steps=1.7),
+    "Tfswap>EncodeGroups": Work(steps=9),
+    "Tfswap>EncodeMask": Work(steps=0.9),
+    "Tfswap>EncodeMaxPool": Work(steps=1.2),
+    "Tfswap>EncodeSparse": Work(steps=1.7),
+    "Tfswap>MaxPoolGradFromPositions": Work(steps=2.5),
+}
+
+
+def work_of(node: Node, rates: Rates) -> Work:
+    work = _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
+    return work if isinstance(work, Work) else work(node, rates)

@@ -1,0 +1,101 @@
+"""Ladders: one solver on one order, asked for ever lower targets of live bytes. A rung is what it chooses for one.
+
+Not handled: which ladders are climbed, and which rung is taken. That is the planner's (planner.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from tfswap.planner.candidates import Judged
+from tfswap.planner.problem import Choice, Problem, Solver
+
+if TYPE_CHECKING:
+    from tfswap.planner.planner import Planner
+
+
+MIN_SWEEPS, MAX_RUNGS = 16, 64
+BISECTIONS = 8
+
+
+class Climb(NamedTuple):
+    """How many ladders some solvers climb, of how many rungs, in the time that there is for them.
+
+    Attributes:
+        orders: each solver climbs a ladder for so many orders.
+        rungs: of each ladder.
+        spare: ladders that there is time left for.
+    """
+
+    solvers: Sequence[Solver]
+    orders: int
+    rungs: int
+    spare: int
+
+    @classmethod
+    def of(cls, solvers: Sequence[Solver], sweeps: int, most_rungs: int, most_orders: int) -> Climb:
+        """Of so many sweeps over the step."""
+        asked = max(1, len(solvers))
+        rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // asked))
+        orders = min(most_orders, max(1, sweeps // (asked * rungs)))
+        return cls(solvers, orders, rungs, max(0, sweeps // rungs - len(solvers) * orders))
+
+
+class Rung(NamedTuple):
+    """What a solver chooses, and the lowest target that it chooses it for: no more is live at once."""
+
+    judged: Judged
+    target: int
+
+
+class Ladder:
+    """One solver on one order, asked for ever lower targets of live bytes; remembers what it has judged.
+
+    Attributes:
+        targets: bytes, from just below the live peak down to the lowest that the solver reaches. A rung may hold less
+            than its own.
+        unmoved_s: the least that a step in this order takes.
+    """
+
+    def __init__(self, planner: Planner, problem: Problem, unmoved: Judged, solve: Solver, count: int):
+        self.planner = planner
+        self.problem = problem
+        self.unmoved_s = unmoved.draft.timing.total_s
+        self.solve = solve
+        self.count = count
+        self._choices: dict[int, Choice | None] = {}  # by target
+        self._judged: dict[int, Judged | None] = {}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        high = self.problem.live_peak_bytes
+        met, unmet = high, 0
+        for _ in range(BISECTIONS):
+            middle = (met + unmet) // 2
+            if self.choice(middle) is None:
+                unmet = middle
+            else:
+                met = middle
+        targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
+        return [target for target in dict.fromkeys(targets) if target < high]
+
+    @cached_property
+    def rungs(self) -> list[Rung]:
+        """What the solver chooses for all targets, each once."""
+        judged = ((self.judged(number), target) for number, target in enumerate(self.targets))
+        lowest = {made: target for made, target in judged if made is not None}
+        return [Rung(made, target) for made, target in lowest.items()]
+
+    def choice(self, target: int) -> Choice | None:
+        if target not in self._choices:
+            self._choices[target] = self.solve(self.problem, target)
+        return self._choices[target]
+
+    def judged(self, rung: int) -> Judged | None:
+        """None where the solver does not meet the target; it may meet lower ones all the same."""
+        if rung not in self._judged:
+            choice = self.choice(self.targets[rung])
+            self._judged[rung] = None if choice is None else self.planner.judged(choice, self.unmoved_s)
+        return self._judged[rung]

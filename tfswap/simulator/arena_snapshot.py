@@ -1,0 +1,183 @@
+"""What is in an arena before a step, and arenas on paper with that content.
+
+An arena gives addresses, as TensorFlow's allocator does (bfc_allocator.py). A ledger only counts bytes, where holes do
+not matter.
+
+Not handled: which tensors the chunks of a snapshot hold. device/memory_owners.py finds that out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
+from tfswap.simulator.bfc_allocator import Arena, Chunk
+
+TAKEN_PART, MOST_TAKEN_BYTES = 64, 16 << 10
+"""Of each hole of an arena that nobody has seen, so much is taken: some dozens of the allocator's least chunks, but a
+small part of what a hole has room for."""
+
+
+class Allocator(Protocol):
+    in_use_bytes: int
+    peak_bytes: int
+
+    def allocate(self, size_bytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def split(self, sizes: Sequence[int]) -> list[int]: ...
+
+    def split_all(self) -> None: ...
+
+
+class Ledger:
+    """Counts bytes as if memory never fragmented: the live bytes, rounded.
+
+    Attributes:
+        widest: from now on, count for each request the largest chunk that the allocator hands out for it.
+    """
+
+    def __init__(self) -> None:
+        self.widest = False
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: list[int] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        if size_bytes <= 0:
+            return -1
+        rounded = round_up(size_bytes)
+        if self.widest:
+            rounded += min(rounded, SPLIT_SLACK_BYTES) - ALIGNMENT_BYTES
+        self._sizes.append(rounded)
+        self.in_use_bytes += rounded
+        if self.in_use_bytes > self.peak_bytes:
+            self.peak_bytes = self.in_use_bytes
+        return len(self._sizes) - 1
+
+    def copy(self) -> Ledger:
+        made = Ledger()
+        made.in_use_bytes, made.peak_bytes, made._sizes = self.in_use_bytes, self.peak_bytes, self._sizes.copy()
+        return made
+
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        return []  # it has no chunks
+
+    def split_all(self) -> None:
+        pass
+
+    def free(self, address: int) -> None:
+        if address >= 0:
+            self.in_use_bytes -= self._sizes[address]
+
+
+@dataclass(frozen=True)
+class ArenaSnapshot:
+    """What is in the arena before the step.
+
+    Attributes:
+        total_bytes: bytes in use; 0 where unknown: then the step's own variables, arguments and constants.
+        chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
+            step's variables and arguments are among them.
+        instantiated: whether the step's constants are among them too.
+        limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
+        collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
+        shared: feeds of the step that are handles of variables whose buffers tensors hold too: the first update of
+            each requests another buffer, and the first stays.
+    """
+
+    total_bytes: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    instantiated: bool = False
+    limit_bytes: int | None = None
+    collects: bool = False
+    shared: frozenset[str] = frozenset()
+
+    def unseen(self) -> ArenaSnapshot:
+        """What may be there by the time that a step runs which is planned now.
+
+        Small tensors have come meanwhile. What hangs most on where chunks lie are holes that several tensors just fit
+        into: here something lies at the beginning of each.
+        """
+        if not self.chunks:
+            return self
+        chunks: list[Chunk] = []
+        total_bytes = self.total_bytes
+        for address, size, in_use in self.chunks:
+            if not in_use and size > ALIGNMENT_BYTES:
+                taken = round_up(min(size // TAKEN_PART, MOST_TAKEN_BYTES)) or ALIGNMENT_BYTES
+                chunks.append((address, taken, True))
+                address, size = address + taken, size - taken
+                total_bytes += taken
+            chunks.append((address, size, in_use))
+        return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks))
+
+    def with_allocations(self, sizes: Sequence[int]) -> ArenaSnapshot:
+        """This content and tensors of so many bytes."""
+        if not self.chunks or not sizes:
+            return self
+        arena = self.arena()
+        for size in sizes:
+            arena.allocate(size)
+        return dataclasses.replace(self, total_bytes=arena.in_use_bytes, chunks=tuple(arena.chunks))
+
+    def arena(self) -> Arena:
+        """A fresh arena with this content."""
+        return Arena(self.chunks, self.limit_bytes, self.collects)
+
+    def ledger(self) -> Ledger:
+        """A fresh ledger with this content."""
+        made = Ledger()
+        self.enter(made)
+        return made
+
+    def enter(self, ledger: Ledger) -> None:
+        """Count this content in an empty ledger, where `fill` does not add it piece by piece."""
+        if self.chunks:
+            ledger.allocate(self.total_bytes)
+
+
+NOTHING_KNOWN = ArenaSnapshot()
+
+
+def fill(arena: Allocator, sizes: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
+    """Put the contents before a step into an arena that has `snapshot`'s chunks, as far as they are known.
+
+    Args:
+        sizes: as of `added_bytes`.
+
+    Returns the addresses of the persistent values; -1 where they are among the chunks.
+    """
+    addresses = [arena.allocate(size) for size in sizes]
+    arena.allocate(snapshot.total_bytes - arena.in_use_bytes)
+    return addresses
+
+
+def added_bytes(flow: Dataflow, snapshot: ArenaSnapshot) -> tuple[int, ...]:
+    """Per persistent value the bytes that it takes besides `snapshot`'s chunks."""
+    if not snapshot.chunks:
+        return tuple([flow.values[v].nbytes for v in flow.persistent])
+    if snapshot.instantiated:
+        return (0,) * len(flow.persistent)
+    values = [flow.values[v] for v in flow.persistent]
+    made = flow.made_with_step
+    return tuple([value.nbytes if value.tensor.node in made else 0 for value in values])
+
+
+@lru_cache(maxsize=8)
+def _filled(snapshot: ArenaSnapshot, sizes: tuple[int, ...], live: bool) -> tuple[Arena | Ledger, list[int]]:
+    """Plans are judged by the dozen in one arena, and graphs have thousands of constants."""
+    arena = snapshot.ledger() if live else snapshot.arena()
+    return arena, fill(arena, sizes, snapshot)
+
+
+def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
+    """An arena of one's own, or a ledger, with the contents before the step; the addresses as of `fill`."""
+    arena, addresses = _filled(snapshot, added_bytes(flow, snapshot), live)
+    return arena.copy(), addresses

@@ -1,0 +1,254 @@
+"""Judges the memory of any schedule, whoever made it: its peak in the allocator's own terms, and host memory.
+
+Invariant: no solver has a say in it; the same schedule gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.alignment import round_up
+from tfswap.plan.schedule import (
+    AWAIT,
+    COPIES,
+    IN,
+    KERNELS,
+    OUT,
+    RELEASE,
+    RERUN,
+    SPLIT,
+    Step,
+    at_extremes,
+    is_exact,
+)
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, Allocator, ArenaSnapshot, Ledger, added_bytes, fill, filled
+from tfswap.simulator.replay import MAX_REPEATS, Replay
+
+
+@dataclass
+class Memory:
+    """What a schedule does to device memory.
+
+    Attributes:
+        peak_bytes: the allocator's peak.
+        peak_step: index in the schedule of the step at which it is reached.
+        before_bytes: per step, what is in use when it starts (first repeat).
+        during_bytes: per step, the most in use while it runs (first repeat).
+        host_peak_bytes: the most held in host memory at once.
+        out_bytes, in_bytes: that travel to the host, and back.
+        alive_at_peak: values in device memory at the peak, where detail was asked for.
+        forwarded: (value made, value whose buffer it took over), in the order of the first repeat; likewise.
+        disk_peak_bytes: the most held on disk at once.
+    """
+
+    peak_bytes: int
+    peak_step: int
+    before_bytes: array[int]
+    during_bytes: array[int]
+    host_peak_bytes: int
+    out_bytes: int
+    in_bytes: int
+    alive_at_peak: list[int]
+    forwarded: list[tuple[int, int]]
+    disk_peak_bytes: int = 0
+
+
+def simulate_memory(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    *,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
+    live: bool = False,
+    detail: bool = False,
+    arena: Allocator | None = None,
+    disk: Collection[int] = (),
+) -> Memory:
+    """Replay `steps` through the allocator.
+
+    Args:
+        snapshot: the contents before the step.
+        live: count live bytes only, as if memory never fragmented.
+        detail: also list what is alive at the peak, and what takes over what.
+        arena: replay in this one, which has `snapshot`'s chunks.
+        disk: values that go to disk.
+    """
+    memory = memory_within(flow, steps, math.inf, snapshot=snapshot, live=live, detail=detail, arena=arena, disk=disk)
+    assert memory is not None, "any peak is within that"
+    return memory
+
+
+def memory_within(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    most_bytes: float,
+    *,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
+    live: bool = False,
+    detail: bool = False,
+    arena: Allocator | None = None,
+    disk: Collection[int] = (),
+) -> Memory | None:
+    """As `simulate_memory`; None where the peak is above `most_bytes`, which takes no longer than to get there."""
+    if arena is None:
+        replay = Replay(flow, steps, *filled(flow, snapshot, live), snapshot)
+    else:
+        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, snapshot), snapshot), snapshot)
+    forwarded: list[tuple[int, int]] = []
+    replay.forwarded = forwarded if detail else None
+    before, during = array("q"), array("q")
+    peak_step = replay.repeat(before, during, most_bytes)
+    replay.forwarded = None
+    peak = replay.peak
+    # Where buffers are shared the first step leaves another arena, which is looked at before the next one.
+    for _ in range(0 if snapshot.shared else MAX_REPEATS - 1):
+        if not replay.changed or peak > most_bytes:
+            break
+        step = replay.repeat(most_bytes=most_bytes)
+        if replay.peak > peak:
+            peak, peak_step = replay.peak, step
+    if peak > most_bytes:
+        return None
+    host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(flow, steps, disk)
+    alive = _alive_at(flow, steps, peak_step) if detail else []
+    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
+
+
+def widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
+    """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie.
+
+    At each point some of the facts hold no less than the step can (`Dataflow.covered`). A chunk is smaller than twice
+    the request that it serves, or it would be split. While a request is given the end of a chunk, all of the arena may
+    be in use.
+    """
+    most = max(_widest_bytes(*extreme, snapshot) for extreme in at_extremes(flow, steps))
+    if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
+        most = max(most, snapshot.limit_bytes or 0)
+    return most
+
+
+def _widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> int:
+    ledger, addresses = filled(flow, snapshot, live=True)
+    assert isinstance(ledger, Ledger)
+    ledger.widest = not is_exact(steps)
+    replay = Replay(flow, steps, ledger, addresses, snapshot)
+    most = 0
+    for _ in range(MAX_REPEATS):
+        replay.repeat()
+        most = max(most, replay.peak)
+    return most
+
+
+def judge_memory(
+    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN, disk: Collection[int] = ()
+) -> Memory:
+    """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
+    memory = Judge(flow, snapshot).memory(steps, disk)
+    assert memory is not None, "any peak is within that"
+    return memory
+
+
+class Judge:
+    """Judges schedules of one step in one arena, at the extremes of what is known only by a bound.
+
+    A schedule that is refused needs one extreme that refuses it: that which refused the last is tried first.
+    """
+
+    def __init__(self, flow: Dataflow, snapshot: ArenaSnapshot):
+        self._flow = flow
+        self._snapshot = snapshot
+        self._strictest = 0
+
+    def memory(self, steps: Sequence[Step], disk: Collection[int] = (), most_bytes: float = math.inf) -> Memory | None:
+        """What `steps` do to memory at worst; None where that peaks above `most_bytes`."""
+        first = self._strictest
+        if most_bytes < math.inf and first:
+            extreme = next(itertools.islice(at_extremes(self._flow, steps), first, None))
+            if memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk) is None:
+                return None
+        memories: list[Memory] = []
+        for number, extreme in enumerate(at_extremes(self._flow, steps)):
+            memory = memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk)
+            if memory is None:
+                self._strictest = number
+                return None
+            memories.append(memory)
+        worst = max(memories, key=lambda memory: memory.peak_bytes)
+        # What goes to disk is known by the numbers that values have in the facts themselves.
+        host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(self._flow, steps, disk)
+        return dataclasses.replace(
+            worst, host_peak_bytes=host_peak, disk_peak_bytes=disk_peak, out_bytes=out_bytes, in_bytes=in_bytes
+        )
+
+
+def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
+    """The most in host memory at once, and on disk, and the bytes that travel out and in.
+
+    What loops swap inside of their bodies is taken to be there all the time, as far as it stays when they have ended.
+    """
+    moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
+    last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
+    copies: dict[int, int] = {}
+    for n, kind, v in moves:
+        if kind == OUT:
+            copies[v] = copies.get(v, 0) + 1
+        elif kind == AWAIT:
+            last[v, copies[v]] = n
+    held, peaks = [0, 0], [0, 0]  # in host memory, on disk
+    out_bytes = in_bytes = 0
+    copies = {}
+    for n, kind, v in moves:
+        nbytes, tier = flow.values[v].nbytes, int(v in disk)
+        if kind == OUT:
+            copies[v] = copies.get(v, 0) + 1
+            held[tier] += round_up(nbytes)
+            out_bytes += nbytes
+            peaks[tier] = max(peaks[tier], held[tier])
+        elif kind == IN:
+            in_bytes += nbytes
+        elif kind == AWAIT and last[v, copies[v]] == n:
+            held[tier] -= round_up(nbytes)
+    inner_out, inner_in = flow.inner_out_bytes, flow.inner_in_bytes
+    return peaks[0] + flow.inner_host_bytes, peaks[1], out_bytes + inner_out, in_bytes + inner_in
+
+
+def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
+    """Values whose buffers are in device memory during step `at`, the largest first."""
+    last_read: dict[tuple[int, int], int] = {}
+    nth = [0] * len(flow.values)
+    for n, (kind, subject) in enumerate(steps):
+        if kind in KERNELS:
+            for v in flow.reads[subject]:
+                last_read[v, nth[v]] = n
+            if kind == RERUN:
+                for _, v in flow.makes[subject]:
+                    nth[v] += 1
+        elif kind == RELEASE:
+            last_read[subject, nth[subject]] = max(n, last_read.get((subject, nth[subject]), n))
+        elif kind == AWAIT:
+            nth[subject] += 1
+    alive: set[int] = set()
+    nth = [0] * len(flow.values)
+    for n, (kind, subject) in enumerate(steps[: at + 1]):
+        made: list[int] = []
+        if kind in KERNELS:
+            made = [v for _, v in flow.makes[subject]]
+        elif kind == IN:
+            alive.add(subject)
+        alive.update(made)
+        if kind == AWAIT:
+            nth[subject] += 1
+        elif kind == RERUN:
+            for v in made:
+                nth[v] += 1
+        if n < at and (kind in KERNELS or kind == RELEASE):
+            touched = (subject,) if kind == RELEASE else (*flow.reads[subject], *made)
+            for v in touched:
+                if v not in flow.fetched and last_read.get((v, nth[v]), -1) <= n:
+                    alive.discard(v)
+    return sorted(alive.union(flow.persistent), key=lambda v: (-flow.values[v].nbytes, v))

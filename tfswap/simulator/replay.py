@@ -1,0 +1,298 @@
+"""Replays a schedule in an arena: requests and releases in the order in which the executor makes them.
+
+Memory follows the executor and the allocator to the byte: outputs are allocated when a kernel runs, an input is freed
+when its last reader has run, a kernel forwards the buffer of an input that nobody else holds.
+
+Invariant: the same schedule in the same arena gives the same addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+
+from tfswap.analysis.dataflow import Dataflow, Update
+from tfswap.plan.schedule import (
+    AWAIT,
+    EXACT,
+    IN,
+    KERNELS,
+    LEAD,
+    OUT,
+    RELEASE,
+    RERUN,
+    SPLIT,
+    Step,
+)
+from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot
+
+MAX_REPEATS = 3
+
+
+class Buffer:
+    """One allocation: who still reads it, and how often it is pinned (a variable holds it)."""
+
+    __slots__ = ("address", "pins", "refs")
+
+    def __init__(self, address: int, refs: int, pins: int = 0):
+        self.address = address
+        self.refs = refs
+        self.pins = pins
+
+
+class Replay:
+    """One machine: buffers by value, an allocator, and what the step's repeats leave behind.
+
+    Args:
+        arena: with the contents before the step, as `fill` does it.
+        addresses: of the persistent values, in order.
+        snapshot: what that is.
+    """
+
+    def __init__(
+        self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int], snapshot: ArenaSnapshot
+    ):
+        self.flow = flow
+        self.steps = steps
+        self.arena = arena
+        self._count_reads()
+        self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
+        for v in flow.first_versions(snapshot.shared):
+            self.persistent[v].pins += 1
+        self.forwarded: list[tuple[int, int]] | None = None  # a list to get what takes over what
+        self.step = -1  # number of the one that runs
+        self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
+        self.changed = False
+
+    def _count_reads(self) -> None:
+        """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
+        self.refs = refs = [0] * len(self.flow.values)
+        self.late: dict[int, list[int]] = {}
+        late, held = self.late, self.flow.held
+        for kind, subject in self.steps:
+            if kind in KERNELS or kind == OUT:
+                # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
+                for v in (subject,) if kind == OUT else held[subject]:
+                    if v in late:
+                        late[v][-1] += 1
+                    else:
+                        refs[v] += 1
+            if kind == RERUN:
+                for _, v in self.flow.makes[subject]:
+                    late.setdefault(v, []).append(0)
+            elif kind == AWAIT:
+                late.setdefault(subject, []).append(0)
+        for v in self.flow.fetched:
+            refs[v] += 1
+
+    def _next_reads(self, value: int) -> int:
+        """How often the buffer of `value` that is made now will be read."""
+        later = self.late.get(value)
+        if later is None or value not in self.renewed:
+            return self.refs[value]
+        self.renewed[value] += 1
+        return later[self.renewed[value] - 1]
+
+    def repeat(
+        self,
+        before_bytes: array[int] | None = None,
+        during_bytes: array[int] | None = None,
+        most_bytes: float = math.inf,
+    ) -> int:
+        """Run the schedule once; returns the index of the step with the highest use.
+
+        Args:
+            before_bytes, during_bytes: both get, per step, what is in use before it, and the most while it runs.
+            most_bytes: end with the first step that uses more.
+        """
+        flow, arena = self.flow, self.arena
+        buffers = self.start()
+        held: dict[int, Buffer] = {}
+        coming: dict[int, Buffer] = {}
+        self.renewed = {}
+        running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
+        peak_step, peak = 0, -1
+        free = arena.free
+        rests: list[int] = []
+        parted: list[int] = []  # requests of the next step's
+        for number, (kind, subject) in enumerate(self.steps):
+            self.step = number
+            before = arena.peak_bytes = arena.in_use_bytes
+            if kind in KERNELS:
+                if kind == RERUN:
+                    for _, v in flow.makes[subject]:
+                        self.renewed.setdefault(v, 0)
+                        del buffers[v]
+                alone = kind != LEAD and not running
+                running.append((subject, self.begin(subject, buffers, takes_over=alone)))
+                if kind != LEAD:
+                    for i, temps in running:
+                        self.finish(i, buffers, temps)
+                    running = []
+            elif kind == OUT:
+                held[subject] = buffers[subject]
+            elif kind == RELEASE:
+                buffer = held.pop(subject)
+                buffer.refs -= 1
+                if not buffer.refs and not buffer.pins:
+                    free(buffer.address)
+            elif kind == IN:
+                self.renewed.setdefault(subject, 0)
+                coming[subject] = self.bring_back(subject)
+            elif kind == SPLIT:
+                parted.append(subject)
+                if self.steps[number + 1].kind != SPLIT:
+                    rests = arena.split(parted)
+                    parted = []
+            elif kind == EXACT:
+                arena.split_all()
+            else:
+                buffers[subject] = coming.pop(subject)
+            if arena.peak_bytes > peak:
+                peak, peak_step = arena.peak_bytes, number
+                if peak > most_bytes:
+                    break
+            if before_bytes is not None and during_bytes is not None:
+                before_bytes.append(before)
+                during_bytes.append(arena.peak_bytes)
+            if rests and kind != SPLIT:
+                for rest in rests:
+                    free(rest)
+                rests = []
+        self.peak = peak
+        if peak <= most_bytes:
+            self.end(buffers)
+        return peak_step
+
+    def start(self) -> dict[int, Buffer]:
+        """The buffers that are there when a step starts, by value."""
+        for v, buffer in self.persistent.items():
+            buffer.refs = self.refs[v]
+        return dict(self.persistent)
+
+    def end(self, buffers: dict[int, Buffer]) -> None:
+        """A step has ended: the caller releases what was fetched, and variables are what they were updated to."""
+        for v in sorted(self.flow.fetched):  # what a fetch shares with a variable stays
+            buffer = buffers[v]
+            buffer.refs -= 1
+            if not buffer.refs and not buffer.pins:
+                self.arena.free(buffer.address)
+        for us in self.flow.updates:
+            for u in us:
+                self._carry_over(u.old, u.new, buffers)
+
+    def _carry_over(self, old: int, new: int, buffers: dict[int, Buffer]) -> None:
+        """The next repeat starts from the variable's newest version."""
+        first = next(v for v in self._versions(old) if v in self.persistent)
+        if self.persistent[first] is not buffers[new]:
+            self.changed = True
+            self.persistent[first] = buffers[new]
+
+    @cached_property
+    def _older(self) -> dict[int, int]:
+        """By version of a variable, the one before it."""
+        return {u.new: u.old for us in self.flow.updates for u in us}
+
+    def _versions(self, value: int) -> list[int]:
+        chain = [value]
+        while chain[-1] in self._older:
+            chain.append(self._older[chain[-1]])
+        return chain
+
+    def bring_back(self, value: int) -> Buffer:
+        """The buffer that a copy back of `value` gets."""
+        return Buffer(self.arena.allocate(self.flow.values[value].nbytes), self._next_reads(value))
+
+    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+        """A kernel starts: what it allocates. Returns its temporaries.
+
+        Args:
+            takes_over: whether buffers that it reads last can be forwarded to its outputs.
+        """
+        flow, refs, late = self.flow, self.refs, self.late
+        allocate = self.arena.allocate
+        temps: list[int] = []
+        rests: list[list[int]] = []  # of splits inside of bodies
+        parted: list[int] = []
+        for update in flow.updates[i]:
+            old = buffers[update.old]
+            held = update.copies or old.pins > 1 or old.refs > flow.reads[i].count(update.old)
+            if update.adopted is None and held:
+                buffers[update.new] = Buffer(allocate(flow.values[update.new].nbytes), refs[update.new], 1)
+                old.pins -= 1
+                self.changed = True
+        for kind, subject, nbytes, candidates in flow.requests[i]:
+            if kind == "free":
+                self.arena.free(temps[subject])
+                temps[subject] = -1
+                continue
+            if kind == "release":
+                buffer = buffers[subject]
+                buffer.refs -= 1
+                if not buffer.refs and not buffer.pins:
+                    self.arena.free(buffer.address)
+                    buffer.address = -1
+                continue
+            if kind == "split":
+                parted.append(nbytes)
+                continue
+            if kind == "part":
+                rests.append(self.arena.split(parted))
+                parted = []
+                continue
+            if kind == "rest":
+                for rest in rests.pop() if rests else ():  # in a body by itself splits are nodes: nothing was parted
+                    self.arena.free(rest)
+                continue
+            for c in candidates if takes_over else ():
+                source = buffers[c]
+                if source.refs == 1 and not source.pins and source.address >= 0:  # nobody but this kernel holds it
+                    address, source.address = source.address, -1
+                    if kind == "out" and self.forwarded is not None:
+                        self.forwarded.append((subject, c))
+                    break
+            else:
+                address = allocate(nbytes)
+            if kind == "temp":
+                temps.append(address)
+            else:
+                buffers[subject] = Buffer(address, self._next_reads(subject) if subject in late else refs[subject])
+        return temps
+
+    def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
+        """A kernel ends: its temporaries go, variables change, and inputs that it read last are freed."""
+        flow, free = self.flow, self.arena.free
+        for update in flow.updates[i]:
+            self._commit(update, buffers, self.refs)
+        for address in reversed(temps):
+            free(address)
+        for v in flow.reads[i]:
+            buffer = buffers[v]
+            buffer.refs -= 1
+            if not buffer.refs and not buffer.pins:
+                free(buffer.address)
+                buffer.address = -1
+        for _, v in flow.makes[i]:
+            buffer = buffers[v]
+            if not buffer.refs and not buffer.pins:  # nobody reads it
+                free(buffer.address)
+                buffer.address = -1
+
+    def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[int]) -> None:
+        old = buffers[update.old]
+        if update.adopted is None:
+            if update.new not in buffers:  # in place
+                old.refs += counts[update.new]
+                buffers[update.new] = old
+            elif not old.refs and not old.pins:
+                self.arena.free(old.address)
+            return
+        adopted = buffers[update.adopted]
+        adopted.pins += 1
+        adopted.refs += counts[update.new]
+        buffers[update.new] = adopted
+        old.pins -= 1
+        if not old.refs and not old.pins:
+            self.arena.free(old.address)

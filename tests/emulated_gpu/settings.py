@@ -47,6 +47,8 @@ class Gpus:
             he did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
             seem to have ended at once.
+        copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the copies
+            outlive them: what a callback owns must not live as long.
     """
 
     memory: int = 256 << 20
@@ -63,6 +65,7 @@ class Gpus:
     ends_late: bool = False
     ignored_waits: tuple[str, ...] = ()
     early_events: tuple[str, ...] = ()
+    copied_callbacks: str = ""
 
     def environment(self) -> dict[str, str]:
         """Raises EmulatedGpuError where no such device can be."""
@@ -81,6 +84,7 @@ class Gpus:
             "LATE": int(self.ends_late),
             "IGNORED_WAITS": mask(self.ignored_waits),
             "EARLY_EVENTS": mask(self.early_events),
+            "COPIED_CALLBACKS": self.copied_callbacks,
         }
         return {f"EMULATED_GPU_{name}": str(value) for name, value in values.items()}
 

@@ -136,6 +136,11 @@ def test_nothing_races_where_work_ends_as_late_as_it_can(on_gpus):
     check(on_gpus(PROGRAM + NETS["mlp"] + END))
 
 
+@pytest.mark.emulated_gpu(copied_callbacks="Tfswap>", kernel_us=100.0)
+def test_what_a_copys_callback_owns_is_freed_though_the_callback_was_copied(on_gpus):
+    check(on_gpus(PROGRAM + NETS["mlp"] + END))
+
+
 OTHERS = {
     "spilled": """
 with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
 #include "current_op.h"
 
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "memory.h"
 #include "race_detector.h"
@@ -21,14 +23,17 @@ using tensorflow::Allocator;
 using tensorflow::AllocatorAttributes;
 using tensorflow::AsyncOpKernel;
 using tensorflow::Device;
+using tensorflow::DeviceContext;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
+using tensorflow::StatusCallback;
+using tensorflow::Tensor;
 
 thread_local const OpKernel* current_op = nullptr;
 thread_local bool copies_constant = false;
 
 // TensorFlow has no hook for an op's begin on a device that a plug-in brings, nor for what an allocator frees. Its devices
-// and allocators are objects with virtual functions: an object is given a copy of its class's table, with other functions
+// allocators and contexts are objects with virtual functions: an object is given a copy of its class's table, with other functions
 // in some places. The layout is that of the Itanium C++ ABI, which GCC and Clang have on Linux.
 constexpr size_t kTable = 128;  // entries; more than either class has, and what lies behind is never called
 
@@ -52,11 +57,15 @@ using Compute = void (*)(Device*, OpKernel*, OpKernelContext*);
 using ComputeAsync = void (*)(Device*, AsyncOpKernel*, OpKernelContext*, AsyncOpKernel::DoneCallback);
 using MakeTensorFromProto = absl::Status (*)(Device*, const tensorflow::TensorProto&, AllocatorAttributes,
                                              tensorflow::Tensor*);
+using CopyIn = void (*)(const DeviceContext*, const Tensor*, Device*, Tensor*, StatusCallback, bool);
+using CopyOut = void (*)(DeviceContext*, const Tensor*, absl::string_view, Device*, Tensor*, StatusCallback);
 using DeallocateRaw = void (*)(Allocator*, void*);
 
 Compute compute = nullptr;
 ComputeAsync compute_async = nullptr;
 MakeTensorFromProto make_tensor_from_proto = nullptr;
+CopyIn copy_in = nullptr;
+CopyOut copy_out = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
 std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
 
@@ -78,6 +87,31 @@ absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::Tensor
   absl::Status status = make_tensor_from_proto(device, proto, attributes, tensor);
   copies_constant = outer;
   return status;
+}
+
+// TensorFlow may copy a callback, and keep the copy for as long as it likes. This one keeps those of some ops
+// until many more copies have been made.
+void KeepCopy(const StatusCallback& done) {
+  constexpr size_t kKept = 1000;
+  const std::string& ops = Settings::Get().copied_callbacks;
+  if (ops.empty() || current_op == nullptr || !absl::StartsWith(current_op->type_string(), ops)) return;
+  static std::mutex mu;
+  static auto* const kept = new std::deque<StatusCallback>;
+  std::lock_guard<std::mutex> lock(mu);
+  kept->push_back(done);
+  if (kept->size() > kKept) kept->pop_front();
+}
+
+void WatchedCopyIn(const DeviceContext* context, const Tensor* from, Device* device, Tensor* to, StatusCallback done,
+                   bool sync) {
+  KeepCopy(done);
+  copy_in(context, from, device, to, std::move(done), sync);
+}
+
+void WatchedCopyOut(DeviceContext* context, const Tensor* from, absl::string_view name, Device* device, Tensor* to,
+                    StatusCallback done) {
+  KeepCopy(done);
+  copy_out(context, from, name, device, to, std::move(done));
 }
 
 void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
@@ -127,6 +161,13 @@ void Watch(tensorflow::DeviceBase* base, int ordinal) {
     Replace(table, PlaceOf(static_cast<void (Allocator::*)(void*)>(&Allocator::DeallocateRaw)), &deallocate_raw,
             &WatchedDeallocateRaw);
     *reinterpret_cast<void***>(allocator) = table;
+  }
+  DeviceContext* const context = device->tensorflow_accelerator_device_info()->default_context;
+  if (watched.insert(context).second) {
+    void** const table = CopyTable(context);
+    Replace(table, PlaceOf(&DeviceContext::CopyCPUTensorToDevice), &copy_in, &WatchedCopyIn);
+    Replace(table, PlaceOf(&DeviceContext::CopyDeviceTensorToCPU), &copy_out, &WatchedCopyOut);
+    *reinterpret_cast<void***>(context) = table;
   }
   void** const table = CopyTable(device);
   Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);

@@ -45,15 +45,22 @@ struct Settings {
   std::atomic<unsigned> ignored_waits{static_cast<unsigned>(Number("IGNORED_WAITS", 0))};
   // and events on these have ended before the work has.
   std::atomic<unsigned> early_events{static_cast<unsigned>(Number("EARLY_EVENTS", 0))};
+  // Callbacks of copies by ops whose types begin so are copied, and the copies outlive the callbacks.
+  const std::string copied_callbacks = Text("COPIED_CALLBACKS");
 
  private:
   Settings() {
     Read("IN", &in), Read("OUT", &out), Read("BETWEEN", &between), Read("PAGEABLE", &pageable);
   }
 
-  static double Number(const std::string& name, double otherwise) {
+  static std::string Text(const std::string& name) {
     const char* const text = std::getenv(("EMULATED_GPU_" + name).c_str());
-    return text == nullptr || *text == 0 ? otherwise : std::atof(text);
+    return text == nullptr ? "" : text;
+  }
+
+  static double Number(const std::string& name, double otherwise) {
+    const std::string text = Text(name);
+    return text.empty() ? otherwise : std::atof(text.c_str());
   }
 
   static void Read(const std::string& name, Link* link) {

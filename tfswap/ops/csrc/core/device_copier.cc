@@ -56,7 +56,7 @@ class CpuCopier : public DeviceCopier {
 
 // ---------------------------------------------------------------------------
 // GPU. Compiles and loads everywhere, since it only uses TensorFlow's device
-// interface; IT HAS NOT YET BEEN RUN ON A GPU.
+// interface.
 //
 // CopyDeviceTensorToCPU makes TensorFlow's device-to-host stream wait for the
 // compute stream, so the tensor's values are there; its callback comes once the

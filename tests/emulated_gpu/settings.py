@@ -47,8 +47,8 @@ class Gpus:
             he did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
             seem to have ended at once.
-        copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the copies
-            outlive them: what a callback owns must not live as long.
+        copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
+            copies outlive them: what a callback owns must not live as long.
     """
 
     memory: int = 256 << 20

@@ -15,13 +15,13 @@ Not handled: swaps and recomputation inside of a group; what a group reads is he
 from __future__ import annotations
 
 import bisect
-import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tfswap.analysis.cost import one_core_seconds
+from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent, Served, reserved_bytes
 from tfswap.kernels.alignment import round_up
@@ -30,6 +30,9 @@ from tfswap.planner.groups import can_join
 
 LOOKED_AT = 64
 """So many ready kernels are looked at for one that the bound has room for."""
+LONG_S, SHARED_S = 400e-6, 2e-3
+"""A kernel that takes so long on one core shares its work among all where others that are ready leave them idle, or in
+any case: kLongS and kSharedS of csrc/core/group_ops.cc."""
 OPEN = 1 << 60
 """The end of what others read."""
 
@@ -165,6 +168,19 @@ class _Tensors:
         return found[0] if len(found) == 1 else None
 
 
+@dataclass
+class _Running:
+    """A kernel that runs.
+
+    Attributes:
+        left_s: core seconds that it still takes.
+        cores: that it can use.
+    """
+
+    left_s: float
+    cores: float
+
+
 class _List:
     """A list schedule.
 
@@ -195,9 +211,10 @@ class _List:
         self._live_bytes = 0
         self._held: dict[int, int] = {}  # by kernel that runs, what it holds
         self._event = 0
+        self._cores = max(1, int(self._rates.cores))
         self.now_s = 0.0
         self._ready = [p for p, i in enumerate(members) if not self._waits_for[i]]
-        self._running: list[tuple[float, int]] = []
+        self._running: dict[int, _Running] = {}  # by place
         self.order: list[int] = []
         self.ends = dict.fromkeys(members, 0)
         self._first = 0  # the place of the first that has not started
@@ -207,9 +224,8 @@ class _List:
         self.waits: dict[int, set[int]] = {}
 
     def run(self) -> None:
-        cores = max(1, int(self._rates.cores))
         while self._ready or self._running:
-            place = self._fitting(concurrent=bool(self._running)) if len(self._running) < cores else None
+            place = self._fitting(concurrent=bool(self._running)) if len(self._running) < self._cores else None
             if place is None:
                 self._end()
                 continue
@@ -219,13 +235,18 @@ class _List:
             self._request(i)
             while self._first < len(self._members) and self._members[self._first] in self.served:
                 self._first += 1
-            is_alone = not self._running and self._fitting(concurrent=True) is None
-            took_s = self._cost_s[i]
-            if not is_alone:
-                took_s = one_core_seconds(self._flow.nodes[i], took_s, self._rates)
-            heapq.heappush(self._running, (self.now_s + took_s, place))
-            if is_alone:
-                self._end()
+            self._running[place] = self._started(i)
+
+    def _started(self, i: int) -> _Running:
+        """What a kernel has to do on how many cores: as csrc/core/group_ops.cc decides."""
+        node, seconds = self._flow.nodes[i], self._cost_s[i]
+        one_core_s = one_core_seconds(node, seconds, self._rates)
+        if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):
+            others_s = sum(self._cost_s[self._members[place]] for place in self._ready[:LOOKED_AT])
+            if one_core_s < LONG_S or others_s >= one_core_s * (self._cores - 1):
+                return _Running(one_core_s, 1.0)
+        cores = cores_used(node, self._rates)
+        return _Running(seconds * cores, cores)
 
     def _fitting(self, *, concurrent: bool) -> int | None:
         """The first that is ready and that there is room for, by its place; None where there is none.
@@ -311,10 +332,23 @@ class _List:
                 buffer.value = subject
                 buffer.stays = subject in self._tensors.outside
 
+    def _advance(self) -> int:
+        """Let time pass until a kernel ends; returns its place."""
+        given: dict[int, float] = {}
+        free = float(self._cores)
+        for n, (place, run) in enumerate(sorted(self._running.items(), key=lambda entry: (entry[1].cores, entry[0]))):
+            given[place] = min(run.cores, free / (len(self._running) - n))
+            free -= given[place]
+        passed_s, place = min((run.left_s / given[place], place) for place, run in self._running.items())
+        for other, run in self._running.items():
+            run.left_s -= passed_s * given[other]
+        self.now_s += passed_s
+        return place
+
     def _end(self) -> None:
-        end_s, place = heapq.heappop(self._running)
+        place = self._advance()
         i = self._members[place]
-        self.now_s = max(self.now_s, end_s)
+        del self._running[place]
         self._event += 1
         self.ends[i] = self._event
         made = {v for _, v in self._flow.makes[i]}

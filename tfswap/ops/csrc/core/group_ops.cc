@@ -216,6 +216,12 @@ constexpr float kWorthAThreadS = 40e-6f;
 // A group that saves so much by other threads calls them, whatever was found out while others used the cores. A kernel
 // that takes so long shares its work with them, unless others that are ready keep them busy meanwhile.
 constexpr float kLongS = 10 * kWorthAThreadS;
+// A kernel that takes so long shares its work with them in any case: on one core it would leave the others idle where
+// those that are ready end before it.
+constexpr float kSharedS = 50 * kWorthAThreadS;
+
+// Of so many runs the fastest counts: the first ones fault pages in.
+constexpr int kFirstRuns = 4;
 
 // A kernel of the group.
 struct Member {
@@ -228,6 +234,21 @@ struct Member {
   int awaited = 0;              // how many others it reads, or waits for
   std::vector<int> awaited_by;  // who reads it, or waits for it
   mutable std::atomic<float> seconds{kWorthAThreadS};  // that it takes: the mean of late
+  mutable std::atomic<int> runs{0};                    // up to kFirstRuns
+
+  void Took(float took_s) const {
+    const float mean_s = seconds.load(std::memory_order_relaxed);
+    const int run = runs.load(std::memory_order_relaxed);
+    float now_s = took_s;
+    if (run >= kFirstRuns) {
+      // A thread that was set aside meanwhile says nothing of the kernel.
+      now_s = mean_s + (std::min(took_s, 4 * mean_s + 1e-6f) - mean_s) / 8;
+    } else {
+      runs.store(run + 1, std::memory_order_relaxed);
+      if (run > 0) now_s = std::min(took_s, mean_s);
+    }
+    seconds.store(now_s, std::memory_order_relaxed);
+  }
 };
 
 // One run of a kernel. What it reads is held twice where it is not to be written over.
@@ -281,7 +302,7 @@ class Run : public std::enable_shared_from_this<Run> {
         ready_.erase(ready_.begin());
         alone = most_threads_ == 1 || (ready_.empty() && running_ == 0);
         const float seconds = members_[next].seconds.load(std::memory_order_relaxed);
-        shares = seconds >= kLongS && !IsReady(seconds * (most_threads_ - 1));
+        shares = seconds >= kSharedS || (seconds >= kLongS && !IsReady(seconds * (most_threads_ - 1)));
         ++running_;
         call_another = working_ < most_threads_ && IsReady(kWorthAThreadS);
         if (call_another) ++working_;
@@ -329,7 +350,6 @@ class Run : public std::enable_shared_from_this<Run> {
     const Member& member = members_[number];
     MemberRun& run = *runs_[number];
     OpKernel* const kernel = member.kernel.get();
-    const float mean_s = member.seconds.load(std::memory_order_relaxed);
     run.device.set_threads(alone || shares ? nullptr : one_core_);
     // An iteration that is tried on one thread has another device, which shares nothing.
     if (shares && most_threads_ > 1) run.device.set_shared(ctx_->device()->UnderlyingDevice());
@@ -352,8 +372,7 @@ class Run : public std::enable_shared_from_this<Run> {
     const auto began = std::chrono::steady_clock::now();
     kernel->Compute(run.ctx.get());
     const std::chrono::duration<float> took = std::chrono::steady_clock::now() - began;
-    // A thread that was set aside meanwhile says nothing of the kernel.
-    member.seconds.store(mean_s + (std::min(took.count(), 4 * mean_s + 1e-6f) - mean_s) / 8, std::memory_order_relaxed);
+    member.Took(took.count());
     if (!run.ctx->status().ok()) return false;
     for (int i = 0; i < kernel->num_outputs(); ++i) {
       const std::unique_ptr<Tensor> made(run.ctx->release_output(i).tensor);

@@ -22,6 +22,7 @@ from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.verify import verify
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.concurrent import find_members, schedule_group
+from tfswap.planner.group_places import place_group
 from tfswap.simulator.memory import simulate_memory
 
 MIB = 1 << 20
@@ -49,7 +50,7 @@ AFTER_THE_UPDATE = TWO_WAYS.replace("%e = Exp(%d)", f"%n = ReadVariableOp(%w) ^u
 def groups_of(flow: Dataflow, most_bytes: float = 1e12) -> list[Concurrent]:
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     cost_s = [1e-3] * len(flow.nodes)
-    return [schedule_group(flow, group, cost_s, RATES, most_bytes, 2) for group in find_members(flow, order)]
+    return [place_group(schedule_group(flow, m, cost_s, RATES, most_bytes), 2) for m in find_members(flow, order)]
 
 
 def test_kernels_between_two_that_change_a_state_are_a_group() -> None:

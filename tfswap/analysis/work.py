@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import reads_metadata_only
@@ -116,35 +117,33 @@ def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work
     return lambda _, rates: cudnn if rates.cudnn else others
 
 
-FILTER_COLUMN_FLOPS, COLUMN_FLOPS, EIGEN_FILTER_FLOPS = 40.0, 30.0, 170.0
-"""So much arithmetic for each element of a volume's patches: laid out as columns for a filter's gradient, or for an
-image's, and for a filter's in Eigen's kernel, which lays none out. An image's then takes no more than its product. From
-CPU times of 34 kernels of 4 to 128 channels in an arena; those of 100,000 pixels keep both cores busy."""
-COLUMNS_CACHE = 8 << 20
-"""Elements of a last-level cache of 32 MiB: whether a gradient of a volume lays out columns depends on it."""
+FILTER_COLUMN_FLOPS, COLUMN_FLOPS = 40.0, 30.0
+"""So much arithmetic for each element of a volume's patches laid out as columns, for a filter's gradient or an image's.
+From CPU times of 34 kernels of 4 to 128 channels in an arena; those of 100,000 pixels keep both cores busy."""
+EIGEN_FILTER_FLOPS, STRIDED_FILTER_FLOPS, STRIDED_FLOPS = 250.0, 750.0, 620.0
+"""Where there are no columns, for each element of the gradient's patches: of a filter's gradient; of either gradient of
+a convolution with strides, between which Eigen puts zeros. CPU times of 12 kernels of 16 to 64 channels, within 1.3."""
 
 
-def _volume_filter_gradient(node: Node, rates: Rates) -> Work:
-    return _of_volume(node, rates, node.inputs[0].type, node.outputs[0], one_by_one=False)
-
-
-def _volume_gradient(node: Node, rates: Rates) -> Work:
-    return _of_volume(node, rates, node.outputs[0], node.inputs[1].type, one_by_one=True)
-
-
-def _of_volume(node: Node, rates: Rates, volume: TensorType, kernel: TensorType, *, one_by_one: bool) -> Work:
+def _volume_gradient(node: Node, rates: Rates, *, one_by_one: bool) -> Work:
     """Of a gradient of a 3-D convolution: of its filter, or of its image, which can be made `one_by_one`."""
+    read, made = node.inputs[int(one_by_one)].type, node.outputs[0]
+    volume, kernel = (made, read) if one_by_one else (read, made)
     gradient, window = (tuple(d or 1 for d in kind.shape or (1,) * 5) for kind in (node.inputs[2].type, kernel))
-    has_columns = conv3d_columns(gradient, window, elements(volume), COLUMNS_CACHE, one_by_one=one_by_one)
+    cache = int(rates.l3_cache_bytes) // 4
+    has_columns = conv3d_columns(gradient, window, elements(volume), cache, one_by_one=one_by_one)
+    strides = node.attrs.get("strides")
+    zeros = math.prod(cast("tuple[int, ...]", strides)) if isinstance(strides, tuple) else 1
     if rates.cudnn:
-        element = 0.0
-    elif one_by_one:
-        element = COLUMN_FLOPS if has_columns else 0.0
+        patches = 0.0
+    elif has_columns:
+        patches = (COLUMN_FLOPS if one_by_one else FILTER_COLUMN_FLOPS) * _window(kernel)
     else:
-        element = FILTER_COLUMN_FLOPS if has_columns else EIGEN_FILTER_FLOPS
+        strided, dense = (STRIDED_FLOPS, 0.0) if one_by_one else (STRIDED_FILTER_FLOPS, EIGEN_FILTER_FLOPS)
+        patches = (strided * zeros if zeros > 1 else dense) * math.prod(window[:3]) * window[4]
 
     def flops(node: Node) -> float:
-        return (2.0 * _third_input(node) + element * _pixels(node)) * _window(kernel)
+        return 2.0 * _third_input(node) * _window(kernel) + patches * _pixels(node)
 
     return Work(flops)
 
@@ -262,8 +261,8 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "Conv2DBackpropFilter": _gradients(None, Work(_filter_gradient, 0.8, spread=0.8)),
     "Conv2DBackpropInput": _gradients(1, Work(_input_gradient, spread=0.87)),
     "Conv3D": Work(_convolution),
-    "Conv3DBackpropFilterV2": _volume_filter_gradient,
-    "Conv3DBackpropInputV2": _volume_gradient,
+    "Conv3DBackpropFilterV2": partial(_volume_gradient, one_by_one=False),
+    "Conv3DBackpropInputV2": partial(_volume_gradient, one_by_one=True),
     "Cumsum": Work(steps=21),
     "DepthwiseConv2dNative": Work(_depthwise(_output, 1), 0.16),
     "DepthwiseConv2dNativeBackpropFilter": Work(_depthwise(_third_input, None), 0.14),
@@ -287,6 +286,7 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "Log1p": Work(steps=5.5),
     "LogSoftmax": Work(steps=3),
     "MatMul": _product,
+    "MaxPool3D": Work(steps=4),
     "MaxPool3DGrad": Work(steps=35, spread=0.0),
     "MaxPoolGrad": Work(steps=12),
     "Mean": Work(steps=1.5),

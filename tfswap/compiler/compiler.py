@@ -109,9 +109,7 @@ class Optimizer:
         prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.search = Search(
-            settled, self._facts, self.target, self.options, self.costs, snapshot, unrolled=prepared.unrolled
-        )
+        self.search = Search(settled, self._facts, self.target, self.options, self.costs, snapshot)
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
         self._predict_unoptimised(snapshot)
         self.unoptimised = UnoptimisedStep(

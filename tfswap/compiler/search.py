@@ -21,6 +21,7 @@ from tfswap.analysis.lossless_forms import most_spilled_bytes
 from tfswap.analysis.permits import permit_of
 from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
 from tfswap.compiler.alternatives import Alternatives
+from tfswap.compiler.concurrency import concurrent_rewritings
 from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
@@ -44,9 +45,6 @@ OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
 tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
 
-CONCURRENT_SHARES = (3.0, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-"""What kernels of the step in groups may hold while several run, over the live peak of the order that holds least."""
-
 
 class Search:
     """The plans that one step may have, in the arena as it is assumed.
@@ -58,7 +56,6 @@ class Search:
         options: what the user asks for.
         costs: what kernels and copies take.
         snapshot: what is in the arena before the step.
-        unrolled: whether loops of the step have been unrolled.
 
     Attributes:
         variants: the step's, each made when it is first asked for.
@@ -73,10 +70,7 @@ class Search:
         options: Options,
         costs: Costs,
         snapshot: ArenaSnapshot,
-        *,
-        unrolled: bool = False,
     ):
-        self._unrolled = unrolled
         self._device = target.device
         self._options = options
         self._costs = costs
@@ -230,17 +224,6 @@ class Search:
         return [stage._replace(grouped=True) for stage in self._moved_inside]
 
     @functools.cached_property
-    def _concurrent(self) -> list[Rewriting]:
-        """With kernels of the step in groups, which hold less and less: of steps of unrolled loops, whose iterations
-        have kernels enough that need nothing of each other.
-        """
-        options = self._options
-        if options.solver != "default" or options.portable or not (self._unrolled and runs_pairs(self._device)):
-            return []
-        base = self.variants.base
-        return [base._replace(concurrent=int(share * self.live_peak_bytes)) for share in CONCURRENT_SHARES]
-
-    @functools.cached_property
     def live_peak_bytes(self) -> int:
         """What is live at once in the step's best order, with nothing moved."""
         plain = self.variants.plain
@@ -340,11 +323,12 @@ class Search:
         best: Found | None = None
         for variant in map(self.variants.__getitem__, self._grouped):
             best = _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
-        best = self._fastest_concurrent(best, limit_bytes)
         # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
-        for candidate in (Planner.unmoved_candidate, Planner.candidate):
-            for variant, planner in self._planners_used():
-                best = _faster(best, variant, candidate, planner, limit_bytes)
+        for variant, planner in self._planners_used():
+            best = _faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
+        best = self._fastest_concurrent(best, limit_bytes)
+        for variant, planner in self._planners_used():
+            best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
         if best is not None and all(best.candidate.timing.total_s <= self._unmoved_s(f) for f in self._inner_forms):
             return best  # nothing has to be moved
         if best is None and limit_bytes < self.lowest().candidate.peak_bytes:
@@ -364,11 +348,16 @@ class Search:
 
     def _fastest_concurrent(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or the step with kernels in the fastest groups that the limit has room for."""
-        there_bytes = self._there_bytes(self.variants.plain)
-        found = [(rewriting, self.variants.groups(rewriting.concurrent)) for rewriting in self._concurrent]
-        found.sort(key=lambda entry: sum(group.seconds for group in entry[1]))
-        for rewriting, groups in found:
-            if not groups or there_bytes + max(group.reserved + sum(group.sizes) for group in groups) > limit_bytes:
+        options, plain = self._options, self.variants.plain
+        if options.solver != "default" or options.portable or not runs_pairs(self._device):
+            return best
+        order, live_bytes = self._orders_of(plain)[0], self.planner_of(plain).problems[0].live_peak_bytes
+        room_bytes = limit_bytes - self._there_bytes(plain)
+        for total_s, rewriting in concurrent_rewritings(self.variants, self._costs, order, live_bytes, room_bytes):
+            if best is not None and best.candidate.timing.total_s <= total_s:
+                return best
+            groups = self.variants.groups(rewriting.concurrent)
+            if max(group.reserved + sum(group.sizes) for group in groups) > room_bytes:
                 continue
             variant = self.variants[rewriting]
             if self.planner_of(variant).unmoved_candidate(limit_bytes) is not None:

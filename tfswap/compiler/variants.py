@@ -28,7 +28,8 @@ from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
-from tfswap.planner.concurrent import find_members, schedule_group
+from tfswap.planner.concurrent import ListSchedule, find_members, schedule_group
+from tfswap.planner.group_places import place_group
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.ordering import rank_orders
 from tfswap.planner.pairing import keep_apart
@@ -72,6 +73,7 @@ class Variants:
         self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
         self._problems: dict[BodyKey, Problem] = {}
+        self._schedules: dict[int, list[ListSchedule]] = {}
         self._groups: dict[int, list[Concurrent]] = {}
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
@@ -95,20 +97,26 @@ class Variants:
         return self._made[rewriting]
 
     @functools.cached_property
-    def _group_members(self) -> list[list[int]]:
+    def group_members(self) -> list[list[int]]:
         """The kernels of each group of the step."""
         flow = self.plain.flow
         return find_members(flow, rank_orders(flow, self._costs.of_step(flow))[0])
 
+    def schedules(self, most_bytes: int) -> list[ListSchedule]:
+        """Of the step's groups, which hold no more than so many bytes while kernels run concurrently."""
+        for bound, made in self._schedules.items():
+            if max((each.allowed_bytes for each in made), default=0) <= most_bytes <= bound:
+                return made
+        flow, cost_s, rates = self.plain.flow, self._costs.of_step(self.plain.flow), self._costs.rates
+        made = [schedule_group(flow, group, cost_s, rates, most_bytes) for group in self.group_members]
+        self._schedules[most_bytes] = made
+        return made
+
     def groups(self, most_bytes: int) -> list[Concurrent]:
-        """The schedules of the step's groups, which hold no more than so many bytes while kernels run concurrently."""
+        """The step's groups, as `schedules`, with places for what they hold."""
         if most_bytes not in self._groups:
-            flow = self.plain.flow
-            cost_s, rates = self._costs.of_step(flow), self._costs.rates
             threads = max(1, self._device.intra_op_threads)
-            self._groups[most_bytes] = [
-                schedule_group(flow, group, cost_s, rates, most_bytes, threads) for group in self._group_members
-            ]
+            self._groups[most_bytes] = [place_group(each, threads) for each in self.schedules(most_bytes)]
         return self._groups[most_bytes]
 
     def _keep_apart(self, graph: Graph) -> None:

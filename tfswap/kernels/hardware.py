@@ -33,6 +33,10 @@ DISK_BYTES_PER_S = 1e9
 (`tfswap.profile(spill_dir=)`)."""
 
 
+L3_CACHE_BYTES = float(32 << 20)
+"""Of a machine that is not at hand."""
+
+
 @dataclass(frozen=True)
 class Rates:
     """What a machine does in a second.
@@ -52,6 +56,7 @@ class Rates:
         cudnn: whether cuDNN's run, which take as long for the gradients of a convolution as for the convolution.
         channels_last: whether they take float32 with channels last: those of TF32 do (`ComputeInNhwcEnabled` in
             conv_ops_gpu.cc). Others are given copies.
+        l3_cache_bytes: the last-level cache as Eigen sees it: some gradients choose their kernel by it.
     """
 
     flops_per_s: float
@@ -66,6 +71,7 @@ class Rates:
     onednn: bool = False
     cudnn: bool = False
     channels_last: bool = False
+    l3_cache_bytes: float = L3_CACHE_BYTES
 
 
 @dataclass(frozen=True)
@@ -209,4 +215,5 @@ def default_rates(device: DeviceModel) -> Rates:
         # part, and all wait for that one; of its steps half is Eigen's (tfswap.profile: 0.59 and 0.97 on two cores).
         copy_share=(1 + 1 / cores) / 2 if device.onednn else 1 / cores,
         onednn=device.onednn,
+        l3_cache_bytes=float(device.l3_cache_bytes or L3_CACHE_BYTES),
     )

@@ -2,12 +2,11 @@
 
 TensorFlow's executor runs whatever is ready, and holds what that takes. An order runs one kernel after another, and
 most kernels leave cores idle. Here all kernels between two that change a state are one node (csrc/core/group_ops.cc).
-It requests one chunk for what the group alone uses, and one for each tensor that others read. Each buffer has a place
-in one of these chunks, from a list schedule whose live bytes stay within a bound (Graham's). Where a place has served
-another buffer before, the kernel waits for all that used that one. So the peak is known before the step runs, whichever
-kernel ends first, and a kernel that takes longer than its cost delays only what needs it.
+Each buffer has a place in its chunks (group_places.py), from a list schedule whose live bytes stay within a bound
+(Graham's). So the peak is known before the step runs, whichever kernel ends first, and a kernel that takes longer than
+its cost delays only what needs it.
 
-Invariant: two buffers whose places overlap are never in use at the same time, in any run.
+Invariant: no more than the bound is in use while more than one kernel runs.
 
 Not handled: swaps and recomputation inside of a group; what a group reads is held until all of it has ended.
 """
@@ -15,15 +14,13 @@ Not handled: swaps and recomputation inside of a group; what a group reads is he
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.groups import Concurrent, Served, reserved_bytes
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.groups import can_join
@@ -33,11 +30,11 @@ LOOKED_AT = 64
 LONG_S, SHARED_S = 400e-6, 2e-3
 """A kernel that takes so long on one core shares its work among all where others that are ready leave them idle, or in
 any case: kLongS and kSharedS of csrc/core/group_ops.cc."""
-OPEN = 1 << 60
-"""The end of what others read."""
+URGENT_GAIN = 1.01
+"""What it must gain to start what is most urgent first: that holds more."""
 
 
-class _Buffer:
+class Buffer:
     """A buffer of a group.
 
     Attributes:
@@ -58,14 +55,6 @@ class _Buffer:
         self.users: set[int] = {maker}
         self.stays = False
         self.value = -1
-
-
-class _Stay(NamedTuple):
-    """A buffer, and the events of the schedule between which it is in use."""
-
-    buffer: _Buffer
-    begin: int
-    end: int
 
 
 def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
@@ -119,27 +108,36 @@ def _without_ends(flow: Dataflow, group: Sequence[int]) -> list[int]:
 
 
 def schedule_group(
-    flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float, threads: int
-) -> Concurrent:
-    """The schedule of a group in which no more than `most_bytes` are in use while more than one kernel runs.
+    flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float
+) -> ListSchedule:
+    """The schedule of a group that takes least time with the memory.
 
-    Args:
-        members: its kernels in an order that holds little.
-        threads: so many kernels run at a time at most.
+    Kernels start in the order that holds little, or those first on which most depends: so kernels that nothing waits
+    for are left for when one that stays on its core runs.
     """
-    run = _List(flow, members, cost_s, rates, most_bytes)
-    run.run()
-    reserved = reserved_bytes((flow.process_bytes.get(i, 0) for i in members), threads)
-    made = Concurrent(run.order, reserved=reserved, seconds=run.now_s)
-    stays = [
-        _Stay(b, b.begin, OPEN if b.stays else b.freed or max(run.ends[user] for user in b.users)) for b in run.buffers
-    ]
-    place = _pack(stays, made)
-    for i, others in run.waits.items():
-        made.waits.setdefault(i, set()).update(others)
-    for i, served in run.served.items():
-        made.served[i] = [Served(place[b][0], over, place[b][1]) for b, over in served]
+    low = ListSchedule(flow, members, cost_s, rates, most_bytes)
+    urgent = ListSchedule(flow, _by_urgency(flow, members, cost_s), cost_s, rates, most_bytes)
+    fits = urgent.live_bytes <= max(most_bytes, low.live_bytes)
+    made = urgent if fits and urgent.now_s * URGENT_GAIN < low.now_s else low
+    made.allowed_bytes = max(low.allowed_bytes, urgent.allowed_bytes, made.live_bytes)
     return made
+
+
+def serial_bytes(flow: Dataflow, members: Sequence[int]) -> int:
+    """The most that a group holds where its kernels run one after another."""
+    return _Serial(flow, members, _Tensors(flow, members)).most_bytes(0, len(members))
+
+
+def _by_urgency(flow: Dataflow, members: Sequence[int], cost_s: Sequence[float]) -> list[int]:
+    """Kernels of a group by the time that they and all that follows one of them take, the longest first."""
+    left_s = dict.fromkeys(members, 0.0)  # of what follows
+    place = {i: p for p, i in enumerate(members)}
+    for i in reversed(members):
+        left_s[i] += cost_s[i]
+        for d in flow.kernels_before(i):
+            if d in left_s:
+                left_s[d] = max(left_s[d], left_s[i])
+    return sorted(members, key=lambda i: (-left_s[i], place[i]))
 
 
 class _Tensors:
@@ -181,10 +179,17 @@ class _Running:
     cores: float
 
 
-class _List:
-    """A list schedule.
+class ListSchedule:
+    """A schedule in which no more than `most_bytes` are in use while more than one kernel runs.
+
+    Args:
+        members: the group's kernels in an order that holds little.
 
     Attributes:
+        flow: the facts of the step.
+        now_s: when the last kernel has ended.
+        live_bytes: the most that is in use at a time.
+        allowed_bytes: a bound from this to `most_bytes` gives the same schedule.
         order: kernels as they start.
         ends: by kernel, the event at which it ends. Requests are events too.
         buffers: of the group.
@@ -195,7 +200,7 @@ class _List:
     def __init__(
         self, flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float
     ):
-        self._flow, self._members, self._rates = flow, members, rates
+        self.flow, self._members, self._rates = flow, members, rates
         self._cost_s, self._most_bytes = cost_s, most_bytes
         self._place = {i: p for p, i in enumerate(members)}
         self._tensors = _Tensors(flow, members)
@@ -206,9 +211,10 @@ class _List:
             self._waits_for[i] = len(before)
             for d in before:
                 self._readers[d].append(i)
-        self._lies: dict[int, _Buffer] = {}  # by value
+        self._lies: dict[int, Buffer] = {}  # by value
         self._left = {v: len(users) for v, users in self._tensors.users.items()}
-        self._live_bytes = 0
+        self._live_bytes = self.live_bytes = 0
+        self.allowed_bytes = 0
         self._held: dict[int, int] = {}  # by kernel that runs, what it holds
         self._event = 0
         self._cores = max(1, int(self._rates.cores))
@@ -219,11 +225,12 @@ class _List:
         self.ends = dict.fromkeys(members, 0)
         self._first = 0  # the place of the first that has not started
         self._serial = _Serial(flow, members, self._tensors)
-        self.buffers: list[_Buffer] = []
-        self.served: dict[int, list[tuple[_Buffer, int | None]]] = {}
+        self.buffers: list[Buffer] = []
+        self.served: dict[int, list[tuple[Buffer, int | None]]] = {}
         self.waits: dict[int, set[int]] = {}
+        self._run()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while self._ready or self._running:
             place = self._fitting(concurrent=bool(self._running)) if len(self._running) < self._cores else None
             if place is None:
@@ -239,7 +246,7 @@ class _List:
 
     def _started(self, i: int) -> _Running:
         """What a kernel has to do on how many cores: as csrc/core/group_ops.cc decides."""
-        node, seconds = self._flow.nodes[i], self._cost_s[i]
+        node, seconds = self.flow.nodes[i], self._cost_s[i]
         one_core_s = one_core_seconds(node, seconds, self._rates)
         if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):
             others_s = sum(self._cost_s[self._members[place]] for place in self._ready[:LOOKED_AT])
@@ -258,11 +265,15 @@ class _List:
             if place == self._first and not concurrent:
                 return place
             i = self._members[place]
-            if self._live_bytes + self._needed(i) > self._most_bytes:
+            most_bytes = self._live_bytes + self._needed(i)
+            if most_bytes > self._most_bytes:
                 continue
             # Those before it can still run one after another.
             made = sum(nbytes for kind, _, nbytes, _ in self._requests(i) if kind == "out")
-            if not made or self._serial.most_bytes(self._first, place) + made <= self._most_bytes:
+            if made:
+                most_bytes = max(most_bytes, self._serial.most_bytes(self._first, place) + made)
+            if most_bytes <= self._most_bytes:
+                self.allowed_bytes = max(self.allowed_bytes, most_bytes)
                 return place
         return None
 
@@ -284,7 +295,7 @@ class _List:
         """What a kernel requests: of which kind, for which value, rounded bytes; and the value that it writes over."""
         found: list[tuple[str, int, int, int | None]] = []
         taken: set[int] = set()
-        for kind, subject, nbytes, candidates in self._flow.requests[i]:
+        for kind, subject, nbytes, candidates in self.flow.requests[i]:
             if not nbytes and kind == "out":
                 continue
             fitting = (v for v in candidates if kind == "out" and v not in taken and self._is_last(i, v))
@@ -309,14 +320,15 @@ class _List:
         served = self.served[i] = []
         self._held[i] = self._needed(i)
         self._live_bytes += self._held[i]
-        temporaries: list[_Buffer] = []
+        self.live_bytes = max(self.live_bytes, self._live_bytes)
+        temporaries: list[Buffer] = []
         for kind, subject, nbytes, over in self._requests(i):
             self._event += 1
             if kind == "free":
                 temporaries[subject].freed = self._event
                 continue
             if over is None:
-                buffer = _Buffer(nbytes, i, self._event)
+                buffer = Buffer(nbytes, i, self._event)
                 self.buffers.append(buffer)
             else:
                 self._serial.end(over, self._first)
@@ -351,10 +363,10 @@ class _List:
         del self._running[place]
         self._event += 1
         self.ends[i] = self._event
-        made = {v for _, v in self._flow.makes[i]}
+        made = {v for _, v in self.flow.makes[i]}
         own = [buffer for buffer, over in self.served[i] if over is None]
         self._live_bytes += sum(b.nbytes for b in own if b.value >= 0) - self._held.pop(i)
-        for v in {*self._flow.held[i], *made}:
+        for v in {*self.flow.held[i], *made}:
             if v in self._lies:
                 if v not in made:
                     self._left[v] -= 1
@@ -426,91 +438,3 @@ def temporary_peak(flow: Dataflow, i: int) -> int:
         elif kind == "free":
             now -= sizes[subject]
     return most
-
-
-PACKED_BY: tuple[Callable[[_Stay], tuple[int, ...]], ...] = (
-    lambda stay: (-stay.buffer.nbytes, stay.begin),
-    lambda stay: (-stay.buffer.nbytes * (stay.end - stay.begin), stay.begin),
-    lambda stay: (stay.begin,),
-)
-"""In which order buffers get their places: the chunks that take least are those of the group."""
-
-
-class _Place(NamedTuple):
-    """A part of a chunk, and what lies there."""
-
-    begin: int
-    end: int
-    stay: _Stay
-
-
-class _Room:
-    """The places of one chunk.
-
-    Attributes:
-        most_bytes: of the chunk; None where it grows.
-    """
-
-    def __init__(self, most_bytes: int | None):
-        self.most_bytes = most_bytes
-        self.size = most_bytes or 0
-        self._placed: list[_Place] = []
-
-    def lowest(self, stay: _Stay) -> int | None:
-        """The lowest offset at which it fits next to all that is in use at the same time."""
-        offset = 0
-        for begin, end, other in self._placed:
-            if other.begin < stay.end and stay.begin < other.end:
-                if begin - offset >= stay.buffer.nbytes:
-                    break
-                offset = max(offset, end)
-        fits = self.most_bytes is None or offset + stay.buffer.nbytes <= self.most_bytes
-        return offset if fits else None
-
-    def put(self, stay: _Stay, offset: int) -> None:
-        end = offset + stay.buffer.nbytes
-        bisect.insort(self._placed, _Place(offset, end, stay), key=lambda place: place.begin)
-        self.size = max(self.size, end)
-
-    def used(self) -> list[_Place]:
-        """The places and what lies there, by when that begins."""
-        return sorted(self._placed, key=lambda place: place.stay.begin)
-
-
-def _pack(stays: Sequence[_Stay], made: Concurrent) -> dict[_Buffer, tuple[int, int]]:
-    """A place for each buffer, as its chunk and offset. `made` gets its chunks, and what waits for an earlier one."""
-    kept = [stay for stay in stays if stay.end == OPEN]
-    others = [stay for stay in stays if stay.end != OPEN]
-    made.kept = [stay.buffer.value for stay in kept]
-    rooms = min((_placed(kept, sorted(others, key=by)) for by in PACKED_BY), key=lambda rooms: rooms[0].size)
-    made.sizes = [room.size for room in rooms]
-    place = {stay.buffer: (n, begin) for n, room in enumerate(rooms) for begin, _, stay in room.used()}
-    for room in rooms:
-        last: list[_Place] = []  # what was in each part of the chunk last
-        for begin, end, stay in room.used():
-            left: list[_Place] = []
-            for b, e, other in last:
-                if b < end and begin < e:
-                    others = other.buffer.users - {stay.buffer.maker}
-                    made.waits.setdefault(stay.buffer.maker, set()).update(others)
-                left += [_Place(b, min(e, begin), other)] if b < begin else []
-                left += [_Place(max(b, end), e, other)] if end < e else []
-            last = [*left, _Place(begin, end, stay)]
-    return place
-
-
-def _placed(kept: Sequence[_Stay], others: Sequence[_Stay]) -> list[_Room]:
-    """The chunks with a place for each buffer.
-
-    Args:
-        kept: what others read: each has a chunk of its own, in this order, which serves the group before.
-        others: they get their places in this order.
-    """
-    rooms = [_Room(None), *(_Room(stay.buffer.nbytes) for stay in kept)]
-    for room, stay in zip(rooms[1:], kept, strict=True):
-        room.put(stay, 0)
-    for stay in others:
-        fitting = ((room, room.lowest(stay)) for room in (*rooms[1:], rooms[0]))
-        room, offset = next((room, offset) for room, offset in fitting if offset is not None)
-        room.put(stay, offset)
-    return rooms

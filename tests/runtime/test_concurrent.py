@@ -12,11 +12,13 @@ from processes import on_arena
 from test_pairs import RATES, TWO_CORES, TWO_THREADS, facts
 
 from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent
 from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import default_rates
 from tfswap.passes.contract import Target
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.verify import verify
@@ -125,6 +127,44 @@ def _require_apart(flow: Dataflow, group: Concurrent) -> None:
         for other, b, e, _, maker in uses[n + 1 :]:
             if chunk == other and begin < e and b < end:
                 assert users - {maker} <= before[maker]
+
+
+@given(st.data())
+def test_bounds_that_allow_the_same_kernels_give_the_same_schedule(data: st.DataObject) -> None:
+    flow = facts(draw_kernels(data))
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    cost_s = [data.draw(st.floats(1e-4, 1e-2)) for _ in flow.nodes]
+    for members in find_members(flow, order):
+        most_bytes = MIB * data.draw(st.integers(0, 12))
+        made = schedule_group(flow, members, cost_s, RATES, most_bytes)
+        if made.allowed_bytes <= most_bytes:
+            less = schedule_group(flow, members, cost_s, RATES, made.allowed_bytes)
+            assert (less.order, less.now_s) == (made.order, made.now_s)
+
+
+def test_a_kernel_of_one_core_has_another_next_to_it_that_nothing_waits_for() -> None:
+    """Gradients of filters are left for when the only other kernel leaves a core idle."""
+    volume, kernel = "float32[2,24,24,24,16]", "float32[3,3,3,16,16]"
+    lines = [
+        f"%x = Placeholder() -> {volume}",
+        f"%g = Placeholder() -> {volume}",
+        f"%w = Placeholder() -> {kernel}",
+        "%s = Placeholder() -> int32[5]",
+        *(f"%filter_{n} = Conv3DBackpropFilterV2(%x, %s, %g) -> {kernel}" for n in range(3)),
+        f"%image = Conv3DBackpropInputV2(%s, %w, %g) -> {volume}",
+        f"%pool = MaxPool3DGrad(%x, %x, %image) -> {volume}",
+        f"%after = Conv3DBackpropInputV2(%s, %w, %pool) -> {volume}",
+        "feeds %x, %g, %w, %s",
+        "fetches %after, %filter_0, %filter_1, %filter_2",
+    ]
+    flow = facts("\n".join(lines) + "\n")
+    costs = Costs(default_rates(TWO_CORES))
+    cost_s = costs.of_step(flow)
+    order = [i for i, is_kernel in enumerate(flow.is_kernel) if is_kernel]
+    made = schedule_group(flow, order, cost_s, costs.rates, 1e12)
+    named = [flow.nodes[i].name for i in made.order]
+    assert named.index("pool") < max(named.index(f"filter_{n}") for n in range(3))
+    assert made.now_s < sum(cost_s[i] for i in order) - 0.4 * cost_s[flow.place["pool"]]
 
 
 @given(st.data())

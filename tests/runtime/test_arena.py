@@ -571,7 +571,7 @@ net = Normed()
 x = net.batch(256)
 step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
 step(x)
-device = step._latest._trace.device
+device = step._latest.step._trace.device
 device.model = device.model._replace(kind="gpu")
 surprises.append((False, 40 << 20))
 reset()

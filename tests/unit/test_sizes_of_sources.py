@@ -19,7 +19,6 @@ FILES = {
 }
 CLASSES = {
     "Machine": 621,  # control_flow.py: its methods are the ops of bodies, and share its state
-    "OptimizedFunction": 355,  # public
     "Optimizer": 332,
     "Search": 371,
     "Builder": 336,  # dataflow_builder.py: node by node, with what is known of integers, lists and variables

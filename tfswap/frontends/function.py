@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import HIDES, refuse_compiled_caller
-from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.errors import UnsupportedGraph
+from tfswap.frontends.latest_step import LatestStep
+from tfswap.frontends.rewritten_functions import RewrittenFunctions
 from tfswap.frontends.tracing import (
     FIRST_ORDER,
     bind_call,
@@ -32,7 +34,6 @@ from tfswap.frontends.tracing import (
     name_of,
     plain_key,
     runs_plainly,
-    sized_like,
     stand_ins,
     watched,
 )
@@ -41,7 +42,6 @@ from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.runtime.captures import without_asking
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
-from tfswap.runtime.open_function import has_size, open_function
 from tfswap.runtime.program import Program
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache, shapes_of
@@ -104,18 +104,14 @@ class OptimizedFunction(Generic[P, R]):
         self._on_exceeded = on_exceeded
         self._program = program or Program()
         self._program.add(self)
-        self._warned: set[str] = set()
         self._lock = threading.RLock()
-        self._latest: Step | None = None
-        self._unplanned: str | None = None  # why the latest call had no plan
-        self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by what they look like
         # By plain_key, of calls with nothing but tensors: the trace, and the step, where it is always the same.
         self._plain: dict[Any, tuple[Any, Step | None]] = {}
-        self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self._refuses_outer_gradients = refuses_outer_gradients
         functools.update_wrapper(self, function.python_function, updated=())
         self.__name__ = name or name_of(function)
+        self._latest = LatestStep(self.__name__)
         self._steps = StepCache(
             self.__name__,
             request,
@@ -126,6 +122,7 @@ class OptimizedFunction(Generic[P, R]):
             trace_of or functools.partial(Trace, self.__name__),
             first_shapes,
         )
+        self._rewritten = RewrittenFunctions(self.__name__, self._steps)
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] object's is writable
@@ -137,7 +134,9 @@ class OptimizedFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         refuse_in_late_child(self.__name__)
         if self._function._run_functions_eagerly:
-            self._warn_once("tf.config.run_functions_eagerly is on, so it runs eagerly, without its memory limit.")
+            self._latest.warn_once(
+                "tf.config.run_functions_eagerly is on, so it runs eagerly, without its memory limit."
+            )
             return self._function(*args, **kwargs)
         key = plain_key(args, kwargs)
         if (known := self._plain.get(key)) is None:
@@ -150,7 +149,7 @@ class OptimizedFunction(Generic[P, R]):
             if step is None:
                 step = self._step(concrete, inputs)
             else:
-                self._note(step)
+                self._latest.note(step)
             return step(inputs, plain=True)
 
     def call_trace(self, concrete: Any, inputs: Sequence[Any], key: Any = None) -> Any:
@@ -285,7 +284,7 @@ class OptimizedFunction(Generic[P, R]):
     def _clone(self, python_function: Any) -> OptimizedFunction:
         """As `tf.function`'s: `strategy.run` runs one. What it plans is reported here too."""
         made = self.same_program(self._function._clone(python_function))
-        made._cloned_from = weakref.ref(self)
+        made._latest.report_to(self._latest)
         return made
 
     @property
@@ -309,35 +308,7 @@ class OptimizedFunction(Generic[P, R]):
         refuse_in_late_child(self.__name__)
         concrete = self._trace(args, kwargs)
         arguments = stand_ins(self._function, concrete, args, kwargs)
-        if all(map(has_size, arguments)):
-            base = self._step(concrete, arguments).function
-        elif planned := self._steps.planned_of(concrete):
-            base = max(planned, key=lambda step: step.elements).function
-        else:
-            sizes = self._planned_for(concrete)
-            base = concrete if sizes is None else self._step(concrete, sizes).function
-        if all(map(has_size, concrete.inputs)):
-            return base
-        made = self._open.get(base)
-        if made is None:
-            made = self._open[base] = open_function(
-                self.__name__, base, concrete, functools.partial(self.call_trace, concrete)
-            )
-        return made
-
-    def _planned_for(self, concrete: Any) -> list[Any] | None:
-        """Tensors without values of the largest sizes that a trace with the same arguments is planned for: TensorFlow
-        traces anew what it saves. None where there is no such plan.
-        """
-        signature = concrete.structured_input_signature
-        traces = [each for each in self._steps.traces if not isinstance(each, Joint)]
-        alike = [each for each in traces if each.structured_input_signature == signature]
-        planned = [step for each in alike for step in self._steps.planned_of(each)]
-        if not planned:
-            return None
-        shapes = max(planned, key=lambda step: step.elements).shapes
-        inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
-        return [t if shape is None else sized_like(t, shape) for t, shape in zip(inputs, shapes, strict=False)]
+        return self._rewritten.of(concrete, arguments, self._step, self.call_trace)
 
     def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
         """What TensorFlow asks a `tf.function` for that it is to save as a signature."""
@@ -350,16 +321,17 @@ class OptimizedFunction(Generic[P, R]):
             TfswapError: there has been no call yet, or the latest ran as it was traced; or (VerificationError)
                 TensorFlow has run something else than what was planned, inside of a function that calls this one.
         """
-        return self._require_latest().report
+        return self._latest.require().report
 
     @property
     def latest_report(self) -> Report | None:
         """As `report`, without asking what TensorFlow has run; None where the latest call had no plan."""
-        return None if self._latest is None or self._unplanned is not None else self._latest.report
+        planned = self._latest.planned
+        return None if planned is None else planned.report
 
     def plan(self) -> Plan:
         """The plan of the latest signature. Raises as `report`."""
-        return self._require_latest().plan
+        return self._latest.require().plan
 
     def stats(self) -> StepStats:
         """What swapping did in the latest step. Raises as `report`.
@@ -367,17 +339,7 @@ class OptimizedFunction(Generic[P, R]):
         It is counted by the step itself, so also of steps that run inside of another `tf.function`. Of the process as a
         whole: `tfswap.ops.stats()`.
         """
-        return self._require_latest().stats()
-
-    def _require_latest(self) -> Step:
-        if self._unplanned is not None:
-            raise TfswapError(f"{self.__name__}: there is no plan of the latest call: {self._unplanned}")
-        if self._latest is None:
-            raise TfswapError(
-                f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it for known sizes"
-            )
-        self._latest.audit()
-        return self._latest
+        return self._latest.require().stats()
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
         # get_concrete_function() without handing the graph's ownership over on every call.
@@ -389,31 +351,11 @@ class OptimizedFunction(Generic[P, R]):
 
     def _call_traced(self, concrete: Any, inputs: Sequence[Any], why: str) -> Any:
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
-        self._note_unplanned(why)
-        self._warn_once(why)
+        self._latest.note_unplanned(why)
         return concrete._call_flat(inputs, captured_inputs=concrete.captured_inputs)
 
     def _step(self, concrete: Any, inputs: Sequence[Any]) -> Step:
         """The planned step for these arguments."""
         step = self._steps.step_for(concrete, inputs)
-        self._note(step)
+        self._latest.note(step)
         return step
-
-    def _note_unplanned(self, why: str) -> None:
-        """Take note that the latest call had no plan."""
-        self._unplanned = why
-        original = self._cloned_from and self._cloned_from()
-        if original is not None:
-            original._note_unplanned(why)
-
-    def _note(self, step: Step) -> None:
-        """Make `step` the one that is reported."""
-        self._latest, self._unplanned = step, None
-        original = self._cloned_from and self._cloned_from()
-        if original is not None:
-            original._note(step)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning("tfswap: %s: %s", self.__name__, message)

@@ -320,7 +320,7 @@ class StepFunction(OptimizedFunction):
     @property
     def latest(self) -> Step | None:
         """The step that ran last."""
-        return self._latest
+        return self._latest.step
 
 
 class LoadedFunction(OptimizedFunction):
@@ -340,7 +340,7 @@ class LoadedFunction(OptimizedFunction):
             return self._call_traced(concrete, inputs, "it is a trace that was not planned when the file was written")
         result = passing(inputs)
         if (step := passing.function.latest) is not None:
-            self._note(step)
+            self._latest.note(step)
         return result
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:

@@ -339,6 +339,143 @@ found = {"same": fitted(True) == expected}
     assert found == {"same": True, "report": []}
 
 
+KINDS = (
+    SMALL
+    + """
+import gc
+
+found = {}
+
+
+def kind(name):
+    def add(program):
+        gc.collect()  # or what it frees later is in the first plan
+        found[name] = program()
+        found[name]["races"] = GPUS.report()
+        GPUS.clear_races()
+
+    return add
+
+
+class Model(tf.Module):
+    def __init__(self):
+        self.weights = weights(*[[128, 128]] * 8)
+        step = trained(loss_of, self.weights).python_function
+        self.train_step = tf.function(step, input_signature=[tf.TensorSpec([None, 128])])
+
+
+def saved(load, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        model = Model()
+        tf.saved_model.save(model, f"{folder}/model")
+        with memory_optimizer_off():
+            expected, _ = run(model.train_step, [x], model.weights)
+        del model
+        report = tfswap.optimize_graph(
+            f"{folder}/model", f"{folder}/rewritten", memory_limit="80%", batch_size=512, tactics=("swap",), **options)
+        before, out = tf.config.experimental.get_memory_info(DEVICE)["current"], GPUS.counts().bytes_out
+        loaded = load(f"{folder}/rewritten")
+        values, peak = run(loaded.train_step, [x], loaded.weights)
+        given = before - x.shape.num_elements() * 4  # and the batch, which is the step's
+        return {"same": values == expected, "out": GPUS.counts().bytes_out - out, "peak": peak - given,
+                "limit": str(report).splitlines()[0]}, loaded
+
+
+@kind("a SavedModel")
+def _():
+    result, loaded = saved(tfswap.load)
+    plan = loaded.train_step.plan()
+    return {**result, "kept": result["peak"] <= plan.limit_bytes, "swaps": len(plan.evictions)}
+
+
+@kind("a portable SavedModel")
+def _():
+    result, _ = saved(tf.saved_model.load, portable=True)
+    return {**result, "kept": result["peak"] <= float(result["limit"].split()[-2]) * 2**20 * 1.02, "swaps": 1}
+
+
+@kind("an audit")
+def _():
+    from tfswap.runtime import audit as module
+
+    counted, audit = [], module.audit
+    module.audit = lambda *arguments: counted.append(audit(*arguments)) or counted[-1]
+    step = made()[1]
+    step(x)
+    step.report()
+    module.audit = audit
+    return {"edges": counted}
+
+
+@kind("a step that others' memory has made too large")
+def _():
+    _, step = made()
+    step(x)
+    planned, limit = step.plan().planned_peak_bytes, step.plan().limit_bytes
+    others = tf.ones([256 << 10]) * 1.0
+    peaks = [run(step, [x], [], steps=1)[1] for _ in range(3)]
+    now = step.plan().planned_peak_bytes
+    return {"above": min(peaks) > limit, "more": now > planned, "planned": peaks[-1] == now}
+
+
+@kind("images with channels first")
+def _():
+    def loss_of(variables, x):
+        for kernel in variables:
+            x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME", data_format="NCHW"))
+            x = tf.nn.bias_add(x, tf.ones([8]), data_format="NCHW")
+        return tf.reduce_mean(x * x)
+
+    return compare(loss_of, [[3, 3, 8, 8]] * 6, draws(16, 8, 16, 16), limit="75%")
+
+
+@kind("what the layout optimizer makes channels first")
+def _():
+    def loss_of(variables, x):
+        for kernel in variables:
+            x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), tf.ones([8])))
+            x, *_ = tf.compat.v1.nn.fused_batch_norm(x, tf.ones([8]), tf.zeros([8]))
+        return tf.reduce_mean(tf.nn.max_pool2d(x, 2, 2, "SAME") ** 2)
+
+    return compare(loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
+
+
+@kind("shapes that the host computes")
+def _():
+    def loss_of(variables, x):
+        for variable in variables:
+            rows, columns = tf.unstack(tf.shape(x))
+            x = tf.nn.relu(tf.reshape(x, [rows * 2 // 2, columns + 0]) @ variable)
+            x = tf.concat([x[: rows // 2], x[rows // 2 :]], 0)
+        return tf.reduce_mean(tf.reshape(x, [-1, tf.size(x) // tf.shape(x)[0]]) ** 2)
+
+    def trained_with_any_rows(loss_of, variables, trained=trained):
+        step = trained(loss_of, variables).python_function
+        return tf.function(step, input_signature=[tf.TensorSpec([None, 128])])
+
+    globals()["trained"] = trained_with_any_rows
+    return compare(loss_of, [[128, 128]] * 8, draws(512, 128), limit="70%")
+"""
+)
+
+
+def test_steps_of_each_frontend_and_layout(on_gpus):
+    """In one process, one after another."""
+    found = on_gpus(PROGRAM + KINDS + END)
+    assert found.pop("report") == []
+    assert [name for name, kind in found.items() if kind["races"]] == []
+    for name in ("a SavedModel", "a portable SavedModel"):
+        assert found[name]["same"] and found[name]["kept"] and found[name]["swaps"], found[name]
+        assert found[name]["out"] >= MIB
+    assert found["an audit"]["edges"][0] > 100
+    others = found["a step that others' memory has made too large"]
+    assert others["above"] and others["more"] and others["planned"]
+    for name in ("images with channels first", "what the layout optimizer makes channels first"):
+        # A plan counts what cuDNN's kernels take besides, which these do not take.
+        check({**found[name], "report": []}, exact=False)
+    check({**found["shapes that the host computes"], "report": []}, swaps=False)
+
+
 # --- which device a step is on ----------------------------------------------------------------------------------------
 
 ON_CPU = """

@@ -363,7 +363,9 @@ def grappler_off() -> contextlib.AbstractContextManager[None]:
     """While active, functions that this thread calls run with Grappler's optimizers off."""
     from tensorflow.python.eager import context
 
-    return _called_with(context.FunctionCallOptions(config_proto=grappler_off_config()))
+    config = grappler_off_config()
+    config.allow_soft_placement = True  # as functions have it by default
+    return _called_with(context.FunctionCallOptions(config_proto=config))
 
 
 def memory_optimizer_off() -> contextlib.AbstractContextManager[None]:
@@ -375,7 +377,7 @@ def memory_optimizer_off() -> contextlib.AbstractContextManager[None]:
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.eager import context
 
-    config = config_pb2.ConfigProto()
+    config = config_pb2.ConfigProto(allow_soft_placement=True)
     config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     return _called_with(context.FunctionCallOptions(config_proto=config))
 

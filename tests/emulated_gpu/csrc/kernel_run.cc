@@ -240,8 +240,13 @@ class Run {
       }
     });
     if (is_image && IsPlain(*result)) {
+      std::vector<int> taken;  // what the inner kernel's result took of the turned inputs, the outer's takes too
+      for (int j = 0; j < ctx_->num_inputs(); ++j) {
+        if (inputs_[j].tensor != nullptr && inputs_[j].tensor->SharesBufferWith(*result)) taken.push_back(j);
+      }
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(ctx_, ctx_->allocate_output(i, ShapeToChannelsFirst(result->shape()), &output));
+      const auto shape = ShapeToChannelsFirst(result->shape());
+      OP_REQUIRES_OK(ctx_, ctx_->forward_input_or_allocate_output(taken, i, shape, &output));
       ImageToChannelsFirst(*result, output);
     } else {
       if (!on_host) MoveToDevice(result.get());

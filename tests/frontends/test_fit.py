@@ -236,7 +236,7 @@ slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
 net = Net(8, width=256)
 step = tf.function(net.step)
 before = [w.numpy().tobytes() for w in net.weights]
-found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=64)
+found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=512)
 assert "confirmed by a run" in str(found)
 peak = found.measured_bytes
 kept = [w.numpy().tobytes() for w in net.weights] == before
@@ -263,7 +263,7 @@ import saved_models, tfswap
 slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
 model = tempfile.mkdtemp()
 saved_models.save("plain", model)
-found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=64)
+found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=256)
 peak = found.measured_bytes
 print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}))
 """

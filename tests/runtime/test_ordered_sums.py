@@ -358,3 +358,55 @@ print(json.dumps(smaller.step(x).numpy().tobytes() == expected.tobytes()))
 """
     )
     assert last_json(run_python(program, TF_ENABLE_ONEDNN_OPTS="0")) is True
+
+
+CALLS = """
+import json, re
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tfswap.importers.function import import_function
+from tfswap.simulator.lowered_graph import lower
+
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+w = tf.Variable(tf.ones([8, 8]))
+
+@tf.function
+def twice(a):
+    return tf.sin(a), tf.cos(a @ w), tf.add_n([a, a * 2.0, tf.tanh(a)])
+
+@tf.function
+def layers(a, b):
+    c, d, e = twice(a + b)
+    return tf.exp(d) * 3.0, c - 1.0, e
+
+def body(i, a, b):
+    c, d, e = layers(a, b)
+    _, f = tf.while_loop(lambda j, _: j < 2, lambda j, t: (j + 1, twice(t)[2]), [0, d], maximum_iterations=2)
+    return i + 1, tf.tanh(c + f), tf.cos(e) * 5.0
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        _, a, b = tf.while_loop(lambda i, *_: i < 3, body, [0, x, x * 2.0], maximum_iterations=3)
+        loss = tf.reduce_sum(a) + tf.reduce_sum(b)
+    return loss, tape.gradient(loss, w)
+
+x = tf.ones([8, 8])
+context.enable_run_metadata()
+step(x)
+graphs = [g for f in context.export_run_metadata().function_graphs for g in f.partition_graphs]
+inlined = re.compile(r"^.*(body|cond)/_\\d+/")
+theirs = [inlined.sub("", node.name) for node in max(graphs, key=lambda g: len(g.node)).node]
+traced = import_function(step.get_concrete_function(x), [x])
+ours = [item.node.name for item in lower(traced).items if item.kind == "kernel"]
+alone = {n for n in ours if ours.count(n) == theirs.count(n) == 1}
+print(json.dumps([[n for n in names if n in alone] for names in (ours, theirs)]))
+"""
+
+
+def test_functions_that_loops_call_are_numbered_as_tensorflow_numbers_them() -> None:
+    """Which kernel runs first decides who holds what. The graph that TensorFlow has executed tells."""
+    pytest.importorskip("tensorflow")
+    ours, theirs = on_arena(CALLS)
+    assert ours == theirs
+    assert sum("PartitionedCall/" in name for name in ours) > 20

@@ -15,7 +15,8 @@ from tfswap.compiler.backward import is_training
 from tfswap.errors import InvalidModel
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.function import dense_shapes
-from tfswap.importers.library import reachable, through_call
+from tfswap.importers.library import through_call
+from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HandleType, shape_of
 from tfswap.importers.validate import is_type, validate_functions
 from tfswap.ir.types import Shape

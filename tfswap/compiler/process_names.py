@@ -18,8 +18,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfswap.importers.library import functions_in
 from tfswap.importers.opaque_calls import functions_of, library_functions
+from tfswap.importers.references import functions_in
 from tfswap.ir.graph import Graph
 from tfswap.ir.python_calls import TOKEN
 from tfswap.passes.prepare.split_identity_n import CUSTOM_GRADIENT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.exporters.graph_def import encode_nodes, enum_of
 from tfswap.importers.inline import LOWERING
-from tfswap.importers.library import functions_in
+from tfswap.importers.references import functions_in
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL, RELOCATED
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import control_flow

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfswap.importers.library import drop_lost_colocations, functions_in
+from tfswap.importers.library import drop_lost_colocations
+from tfswap.importers.references import functions_in
 from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
 from tfswap.ir.types import Shape

@@ -8,8 +8,8 @@ from typing import Any
 from tfswap.compiler.model_file import ModelFile
 from tfswap.compiler.origin import REQUEST_NAME, Origin
 from tfswap.frontends.saved_model import SUFFIX
-from tfswap.importers.library import called_functions
 from tfswap.importers.library_function import file_shape, import_library_function
+from tfswap.importers.references import called_functions
 from tfswap.importers.validate import validate_functions
 from tfswap.ir.custom_ops import NAMESPACE
 from tfswap.ir.op_traits import control_flow

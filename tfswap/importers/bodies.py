@@ -483,9 +483,10 @@ def _larger(one: Argument, other: Argument) -> Argument:
 
 def _body(called: _Called, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
-    graph_def, ends = as_graph_def(library[called.name], library)
+    graph_def, ends, calls = as_graph_def(library[called.name], library)
     with contextlib.closing(
         _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.known_types)
     ) as made:
         made.graph.library = None  # what its loops and conditionals run are graphs too
+        made.graph.calls = calls
         return made.graph, made.results()

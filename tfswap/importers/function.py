@@ -14,9 +14,9 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies, inside
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import has_calls, inline_calls
-from tfswap.importers.library import called_functions
 from tfswap.importers.list_elements import has_contents
 from tfswap.importers.opaque_calls import functions_of
+from tfswap.importers.references import called_functions
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
 from tfswap.ir.graph import Graph, Node
@@ -57,21 +57,22 @@ def import_function(
     # TensorFlow lists them in the order of a set of objects, another one in each process.
     waited_for = {operation.name for operation in func_graph.control_outputs}
     targets = [node.name for node in graph_def.node if node.name in waited_for]
-    calls = has_calls(graph_def)
-    if calls:
+    inlined: Mapping[str, tuple[str, ...]] = {}
+    if has_calls(graph_def):
         traced = {n.name: n.attr["_output_shapes"] for n in graph_def.node if "_output_shapes" in n.attr}
         enums = [t.dtype.as_datatype_enum for t in outputs]
-        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
+        graph_def, fetches, targets, inlined = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
         _restore_compiled(graph_def)
         for node in graph_def.node:
             if node.name in traced:  # what set_shape has said is in no op
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
-    if known_types or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
+    if known_types or inlined or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         made = import_with_bodies(graph_def, known, names, fetches, targets, known_types)
         if said := _said_inside(made, func_graph):
             made = import_with_bodies(graph_def, known, names, fetches, targets, {**said, **(known_types or {})})
+        made.calls = inlined
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune_traced()

@@ -5,9 +5,11 @@ TensorFlow's own function optimizer does it, alone: no other part of Grappler to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfswap.importers.references import reachable
 from tfswap.importers.run_grappler import run_grappler
 from tfswap.ir.custom_ops import GATE, INSIDE
 from tfswap.ir.op_traits import control_flow
@@ -25,6 +27,22 @@ CALLS = frozenset(
 LOWERING = "_lower_using_switch_merge"
 FETCH = "tfswap_fetch_"
 TARGET = "tfswap_target"
+ENDS = re.compile(r"Func/(?P<call>.*)/(?P<end>input|input_control_node|output|output_control_node)/_(?P<number>\d+)")
+"""Names of the nodes that stand for what an inlined function was given, and for what it gave."""
+
+
+class Inlined(NamedTuple):
+    """A graph without calls.
+
+    Attributes:
+        fetches, targets: names of what was fetched, and of what must run.
+        calls: as in `Graph.calls`.
+    """
+
+    graph_def: graph_pb2.GraphDef
+    fetches: list[str]
+    targets: list[str]
+    calls: Mapping[str, tuple[str, ...]]
 
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
@@ -32,10 +50,8 @@ def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
     return any(node.op in CALLS or node.op in functions for node in graph_def.node)
 
 
-def inline_calls(
-    graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], targets: list[str]
-) -> tuple[graph_pb2.GraphDef, list[str], list[str]]:
-    """`graph_def` with its calls inlined, without inferred shapes; and its new fetches and targets.
+def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], targets: list[str]) -> Inlined:
+    """`graph_def` with its calls inlined, without inferred shapes.
 
     Calls that TensorFlow does not inline (marked so, or compiled by XLA) are left as they are.
 
@@ -73,11 +89,63 @@ def inline_calls(
     made = run_grappler(whole, [*names, *placeholders], options)
     for node in made.node:  # colocation with nodes of the inlined body, which are gone
         node.attr.pop("_class", None)
+    ends = {node.name: list(node.input) for node in made.node if node.name in names}
+    without_ends = graph_pb2.GraphDef(versions=made.versions)
+    without_ends.node.extend(node for node in made.node if node.name not in ends)
+    without_ends.library.CopyFrom(_originals(without_ends.node, made.library, whole.library))
     if lowered:
-        for node in _nodes(made):
+        for node in _nodes(without_ends):
             if control_flow(node.op):
                 node.attr[LOWERING].b = True
-    return made, [f"{FETCH}{i}:0" for i in range(len(fetches))], [TARGET] if targets else []
+    del whole.node[len(graph_def.node) :]
+    return Inlined(
+        without_ends,
+        [_tensor(ends[f"{FETCH}{i}"][0]) for i in range(len(fetches))],
+        [name.removeprefix("^") for name in ends.get(TARGET, ())],
+        _calls(whole, without_ends.node),
+    )
+
+
+def _tensor(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _originals(nodes: Sequence[Any], made: Any, given: Any) -> Any:
+    """The functions that `nodes` run, in the order that their nodes were given in: Grappler sorts them as well.
+
+    Args:
+        made: the library that Grappler has made of `given`.
+    """
+    functions = {f.signature.name: f for library in (made, given) for f in library.function}
+    library = type(made)()
+    library.gradient.extend(made.gradient)
+    library.function.extend(functions[name] for name in reachable(nodes, functions))
+    return library
+
+
+def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, tuple[str, ...]]:
+    """`Graph.calls` of a graph, given the nodes that it has without calls."""
+    names = {node.name for node in made}
+    library = {f.signature.name: f.node_def for f in graph_def.library.function}
+    calls: dict[str, list[str]] = {}
+
+    def add(call: str, nodes: Sequence[Any]) -> None:
+        prefix = f"{call}/" if call else ""
+        calls[call] = [prefix + node.name for node in nodes]
+        for node, name in zip(nodes, calls[call], strict=True):
+            function = node.attr["f"].func.name if node.op in CALLS else node.op
+            if function in library and name not in names:
+                add(name, library[function])
+
+    add("", graph_def.node)
+    ends: dict[tuple[str, bool], list[tuple[int, str]]] = {}
+    for name in names:
+        if (end := ENDS.fullmatch(name)) and end["call"] in calls:
+            ends.setdefault((end["call"], end["end"].startswith("in")), []).append((int(end["number"]), name))
+    for (call, is_input), found in ends.items():
+        place = 0 if is_input else len(calls[call])
+        calls[call][place:place] = [name for _, name in sorted(found)]
+    return {call: tuple(inside) for call, inside in calls.items()}
 
 
 def _call_originals(graph_def: graph_pb2.GraphDef) -> None:

@@ -1,4 +1,4 @@
-"""Functions of a library, as FunctionDefs: which of them nodes run, and what their nodes leave out."""
+"""Functions of a library, as FunctionDefs: as graphs of their own, and what their nodes leave out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.importers.references import called_functions, reachable
 from tfswap.ir.op_traits import calls_functions, is_const, is_view
-from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -43,31 +43,14 @@ def drop_lost_colocations(nodes: Collection[Any]) -> None:
             del node.attr["_class"]
 
 
-def functions_in(value: Any) -> list[Any]:
-    """The functions that an AttrValue refers to, as NameAttrLists."""
-    return list(value.list.func) if value.HasField("list") else [value.func] if value.HasField("func") else []
-
-
-def called_functions(node: Any) -> list[str]:
-    """Names of the functions that a NodeDef refers to."""
-    return [function.name for value in node.attr.values() for function in functions_in(value)]
-
-
-def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
-    """Names of the functions of `library` that `nodes` run, directly or not, sorted."""
-
-    def called(by: Iterable[Any]) -> list[str]:  # TensorFlow 1's calls have the function's name for an op
-        return [name for node in by for name in (node.op, *called_functions(node)) if name in library]
-
-    return sorted(reach(called(nodes), lambda name: called(library[name].node_def)))
-
-
 Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]
 """Names of what a graph is fed, of what is fetched from it, and of what runs besides, as `import_graph_def`'s."""
 
 
-def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[graph_pb2.GraphDef, Ends]:
-    """A function with its calls inlined, as a GraphDef that has the functions that it runs; and its ends."""
+def as_graph_def(
+    fdef: Any, library: Mapping[str, Any]
+) -> tuple[graph_pb2.GraphDef, Ends, Mapping[str, tuple[str, ...]]]:
+    """A function with its calls inlined, as a GraphDef that has the functions that it runs; its ends; `Graph.calls`."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
@@ -84,8 +67,9 @@ def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[graph_pb2.Graph
     targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
     if has_calls(graph_def):
         types = [a.type for a in fdef.signature.output_arg]
-        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
-    return graph_def, (feeds, fetches, targets)
+        inlined = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
+        return inlined.graph_def, (feeds, inlined.fetches, inlined.targets), inlined.calls
+    return graph_def, (feeds, fetches, targets), {}
 
 
 class Passed(NamedTuple):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import refuse_xla
-from tfswap.importers.library import as_graph_def, reachable
+from tfswap.importers.library import as_graph_def
+from tfswap.importers.references import reachable
 from tfswap.importers.shapes import Argument, HandleType, shape_of
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
@@ -47,7 +48,7 @@ def import_library_function(
     fdef = library[name]
     refuse_compiled(name, fdef.attr, fdef.node_def, library)
     require_known_ops(fdef.node_def)
-    graph_def, ends = as_graph_def(fdef, library)
+    graph_def, ends, calls = as_graph_def(fdef, library)
     arguments = {}
     for argument in fdef.signature.input_arg:
         found = [(d.dtype, d.shape) for d in argument.handle_data]
@@ -56,7 +57,9 @@ def import_library_function(
         shape = shapes.get(argument.name, file_shape(fdef, argument.name))
         value = None if values is None else values.get(argument.name)
         arguments[argument.name] = Argument(argument.type, shape, found, value=value)
-    return import_with_bodies(graph_def, arguments, *ends)
+    made = import_with_bodies(graph_def, arguments, *ends)
+    made.calls = calls
+    return made
 
 
 def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:

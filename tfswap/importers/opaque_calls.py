@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfswap.importers.library import functions_in
+from tfswap.importers.references import functions_in
 from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.op_traits import control_flow, makes_pipeline

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tfswap.importers.inline import CALLS
-from tfswap.importers.library import called_functions
+from tfswap.importers.references import called_functions
 from tfswap.ir.op_traits import control_flow
 
 # Frames of these packages are not the user's own lines.

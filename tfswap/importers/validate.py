@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfswap.errors import InvalidModel
-from tfswap.importers.library import functions_in, reachable
+from tfswap.importers.references import functions_in, reachable
 from tfswap.ir.op_traits import control_flow, is_loop_frame
 
 KINDS = {

@@ -108,6 +108,8 @@ class Graph:
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
         executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
+        calls: of function calls that were inlined, by the call's name, the nodes of the function in its order, inner
+            calls among them; "" has those of the graph itself. Empty where it had no calls.
         names_in_bodies: by the name of a node of an unrolled loop, its name in the body.
         read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
     """
@@ -125,6 +127,7 @@ class Graph:
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
         self.executed: tuple[str, ...] = ()
+        self.calls: Mapping[str, tuple[str, ...]] = {}
         self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
 
@@ -296,6 +299,7 @@ class Graph:
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
         twin.executed = self.executed
+        twin.calls = self.calls
         twin.names_in_bodies = self.names_in_bodies
         twin.read_in_vain = self.read_in_vain
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfswap.importers.library import functions_in
+from tfswap.importers.references import functions_in
 from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import calls_functions, control_flow, is_const, is_view

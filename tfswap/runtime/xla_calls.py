@@ -23,9 +23,9 @@ from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.exporters.flat_function import FlatFunction
 from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
 from tfswap.importers.inline import CALLS
-from tfswap.importers.library import reachable
 from tfswap.importers.library_function import import_library_function
 from tfswap.importers.opaque_calls import functions_of, library_functions
+from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import BODY_SECONDS, TEMPORARY_BYTES
 from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output

@@ -10,13 +10,14 @@ Not handled: loops and conditionals that TensorFlow is configured not to lower.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, is_pure
+from tfswap.simulator.call_order import in_call_order
 from tfswap.support.reach import reach
 
 ARGUMENT = "argument"
@@ -56,6 +57,14 @@ class Scope(NamedTuple):
     loop: int
 
 
+class InlinedCall(NamedTuple):
+    """The call of a function that was inlined at import: as call_order.Inlined, with the numbers of items."""
+
+    entries: Sequence[int]
+    inputs: Sequence[int]
+    waits: bool
+
+
 @dataclass
 class Item:
     """A node of the executor's.
@@ -78,6 +87,7 @@ class Item:
     constant: bool = False
     choice: Node | None = None
     callee: Scope | None = None
+    inlined: InlinedCall | None = None
     removed: bool = False
 
 
@@ -112,36 +122,38 @@ class Lowered:
 def lower(graph: Graph) -> Lowered:
     """Lower a step. Its nodes must be in the order in which TensorFlow gets them, and equal ones merged."""
     work = _Lowering()
-    work.step(graph)
-    return _built(work.items, work.loops)
+    return _built(work.items, work.step(graph), work.loops)
 
 
 @dataclass
 class _Lowering:
     items: list[Item] = field(default_factory=list[Item])
     loops: list[LoweredLoop] = field(default_factory=list[LoweredLoop])
+    _numbered: list[int] = field(default_factory=list[int])  # in TensorFlow's order
     _instead: dict[Source, Source] = field(default_factory=dict[Source, Source])  # of items that were replaced
     _waits: dict[int, int] = field(default_factory=dict[int, int])  # what is waited for in their place
 
-    def step(self, graph: Graph) -> None:
+    def step(self, graph: Graph) -> list[int]:
+        """Add all items; returns their numbers, in TensorFlow's order."""
         scope = Scope("", graph, None, 0, None, -1)
         arguments = {node: (self._add(ARGUMENT, scope, node=node), 0) for node in graph.feeds}
         results, _ = self._inline(scope, arguments, None)
         for source in results:
             self._add(RESULT, scope, [source])
-        number = 0
-        while number < len(self.items):
+        for number in self._numbered:  # it grows
             item = self.items[number]
-            if item.callee is not None:
+            if item.inlined is not None:
+                self._number(item, item.inlined)
+            elif item.callee is not None:
                 self._call(number, item, item.callee)
             elif item.node is not None and item.node in item.scope.graph.bodies:
                 flow = control_flow(item.node.op)
                 assert flow is not None
                 (self._loop if flow.is_loop else self._conditional)(number, item)
-            number += 1
         for item in self.items:
             item.inputs = [self._now(source) for source in item.inputs]
             item.controls = list(dict.fromkeys(map(self._waited, item.controls)))
+        return self._numbered
 
     def _now(self, source: Source) -> Source:
         while source in self._instead:
@@ -162,9 +174,13 @@ class _Lowering:
         *,
         loop: int | None = None,
         node: Node | None = None,
+        numbered: bool = True,
     ) -> int:
         self.items.append(Item(kind, list(inputs), list(controls), scope, scope.loop if loop is None else loop, node))
-        return len(self.items) - 1
+        number = len(self.items) - 1
+        if numbered:
+            self._numbered.append(number)
+        return number
 
     def _inline(self, scope: Scope, arguments: dict[Node, Source], start: int | None) -> tuple[list[Source], list[int]]:
         """Add a graph's nodes; returns its results, and the items that must run.
@@ -176,18 +192,44 @@ class _Lowering:
         order = graph.topological()
         constants = constant_nodes(graph, order)
         made: dict[Node, int] = {node: source[0] for node, source in arguments.items()}
-        at = {node: self._add(KERNEL, scope, node=node) for node in order if node not in made}
-        made |= at
+        parts = in_call_order(graph, [node for node in order if node not in made])
+        at: dict[Node | str, int] = {}
+        for call, part in parts.items():
+            for entry in part.entries:
+                kind, node = (KERNEL, entry) if isinstance(entry, Node) else (CALL, None)
+                at[entry] = self._add(kind, scope, node=node, numbered=not call)
+        made |= {node: number for node, number in at.items() if isinstance(node, Node)}
         for node, number in at.items():
             item = self.items[number]
+            if isinstance(node, str):
+                part = parts[node]
+                item.inlined = InlinedCall([at[e] for e in part.entries], [at[e] for e in part.inputs], part.waits)
+                continue
             item.constant = node in constants
             if not item.constant:
                 item.inputs = [arguments.get(t.node) or (made[t.node], t.index) for t in node.inputs]
             item.controls = [made[control] for control in node.controls]
-            if start is not None and not item.inputs and not item.controls:
-                item.controls = [start]
+        if start is not None:
+            self._hold_up([at[entry] for entry in parts[""].entries], start)
         results = [arguments.get(t.node) or (made[t.node], t.index) for t in graph.fetches]
         return results, [made[node] for node in graph.targets]
+
+    def _hold_up(self, numbers: Iterable[int], start: int) -> None:
+        """Let those of a graph's nodes wait that wait for nothing else, as calls do that have no control inputs."""
+        for item in map(self.items.__getitem__, numbers):
+            waits = item.inputs or item.controls if item.inlined is None else item.inlined.waits
+            if not waits:
+                item.controls = [start]
+
+    def _number(self, call: Item, inlined: InlinedCall) -> None:
+        """Put the nodes of a function that was inlined at import in the place of its call."""
+        if call.controls:
+            start = self._add(CONTROL, call.scope, controls=call.controls)
+            for number in inlined.inputs:
+                self.items[number].controls.append(start)
+            self._hold_up(inlined.entries, start)
+        self._numbered += inlined.entries
+        call.removed = True
 
     def _call(self, number: int, call: Item, scope: Scope) -> None:
         """Put a function's nodes in the place of its call."""
@@ -276,9 +318,10 @@ class _Lowering:
         return number
 
 
-def _built(items: Sequence[Item], loops: list[LoweredLoop]) -> Lowered:
+def _built(items: Sequence[Item], numbered: Sequence[int], loops: list[LoweredLoop]) -> Lowered:
     """What is left of `items` in topological order, with its edges."""
-    order = _ordered(items, _live(items))
+    live = _live(items)
+    order = _ordered(items, [number for number in numbered if number in live])
     order = _merged(items, order)
     place = {number: i for i, number in enumerate(order)}
     kept = [items[number] for number in order]
@@ -313,19 +356,19 @@ def _live(items: Sequence[Item]) -> set[int]:
     return set(reach(kept, lambda n: [*(source for source, _ in items[n].inputs), *items[n].controls]))
 
 
-def _ordered(items: Sequence[Item], live: set[int]) -> list[int]:
-    """`live` in topological order, of those that are ready the one with the smallest number first."""
+def _ordered(items: Sequence[Item], live: Sequence[int]) -> list[int]:
+    """`live` in topological order, of those that are ready the one that comes first there."""
     readers: dict[int, list[int]] = {}
-    waiting: dict[int, int] = {}
-    for number in live:
+    waiting: list[int] = []
+    for place, number in enumerate(live):
         sources = list(_before(items, number))
-        waiting[number] = len(sources)
+        waiting.append(len(sources))
         for source in sources:
-            readers.setdefault(source, []).append(number)
-    ready = sorted(number for number, count in waiting.items() if not count)
+            readers.setdefault(source, []).append(place)
+    ready = [place for place, count in enumerate(waiting) if not count]
     order: list[int] = []
     while ready:
-        number = heapq.heappop(ready)
+        number = live[heapq.heappop(ready)]
         order.append(number)
         for reader in readers.get(number, ()):
             waiting[reader] -= 1

@@ -1,0 +1,86 @@
+"""In what order TensorFlow numbers the nodes of a graph whose function calls were inlined at import.
+
+TensorFlow's executor gets a step with each call in its graph, and replaces the calls one after another: an inlined
+function's nodes have higher numbers than all that was there before. Within a graph or a function the order is
+topological with each call as one node, the smallest number first (graph_constructor.cc).
+
+Not handled: nodes that were in no function, such as passes add. They count as the graph's own and come last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tfswap.ir.graph import Graph, Node
+
+
+class Inlined(NamedTuple):
+    """An inlined function, or the graph itself.
+
+    Attributes:
+        entries: its nodes, and the names of the calls in it, in TensorFlow's order.
+        inputs: those of the nodes that read what the call was given.
+        waits: whether the call had control inputs.
+    """
+
+    entries: Sequence[Node | str]
+    inputs: frozenset[Node]
+    waits: bool
+
+
+def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
+    """The nodes of `order`, which is topological, by the call that they come from; "" is the graph itself."""
+    if not graph.calls:
+        return {"": Inlined(order, frozenset(), False)}
+    caller = {name: call for call, inside in graph.calls.items() for name in inside}
+    rank = {name: i for inside in graph.calls.values() for i, name in enumerate(inside)}
+    around: dict[str, tuple[str, ...]] = {"": ()}  # by call: those that it is in, the outermost first, and itself
+    for call in graph.calls:  # callers come before what they call
+        if call:
+            around[call] = (*around[caller[call]], call)
+    ranks: dict[str, dict[Node | str, int]] = {call: {} for call in graph.calls}
+    for call in filter(None, graph.calls):
+        ranks[caller[call]][call] = rank[call]
+    for i, node in enumerate(order):
+        ranks[caller.get(node.name, "")][node] = rank.get(node.name, len(rank) + i)
+    waits: dict[Node | str, set[Node | str]] = {entry: set() for found in ranks.values() for entry in found}
+    inputs: set[Node] = set()
+    held_up: set[str] = set()
+    for node in order:
+        call = caller.get(node.name, "")
+        for source, is_data in (*((t.node, True) for t in node.inputs), *((c, False) for c in node.controls)):
+            there = around[caller.get(source.name, "")]
+            if call not in there and is_data and call:
+                inputs.add(node)
+            elif call not in there and call:
+                held_up.add(call)
+            paths = zip((*there, source), (*around[call], node), strict=False)
+            before, after = next((a, b) for a, b in paths if a != b)
+            if before in waits:  # arguments are there from the start
+                waits[after].add(before)
+    return {
+        call: Inlined(_ordered(found, waits), frozenset(inputs & found.keys()), call in held_up)
+        for call, found in ranks.items()
+    }
+
+
+def _ordered(rank: Mapping[Node | str, int], waits: Mapping[Node | str, set[Node | str]]) -> list[Node | str]:
+    """In topological order; of those that are ready the one with the smallest rank first."""
+    entries = sorted(rank, key=rank.__getitem__)
+    pending = [len(waits[entry]) for entry in entries]
+    readers: dict[Node | str, list[int]] = {entry: [] for entry in entries}
+    for i, entry in enumerate(entries):
+        for source in waits[entry]:
+            readers[source].append(i)
+    ready = [i for i, count in enumerate(pending) if not count]
+    order: list[Node | str] = []
+    while ready:
+        entry = entries[heapq.heappop(ready)]
+        order.append(entry)
+        for reader in readers[entry]:
+            pending[reader] -= 1
+            if not pending[reader]:
+                heapq.heappush(ready, reader)
+    return order

@@ -23,11 +23,14 @@ class Inlined(NamedTuple):
         entries: its nodes, and the names of the calls in it, in TensorFlow's order.
         inputs: those of the nodes that read what the call was given.
         waits: whether the call had control inputs.
+        strict: what lets the function wait for all that it is given, which TensorFlow's executor does not
+            (AddStrictInputSemantics in function_optimizer.cc).
     """
 
     entries: Sequence[Node | str]
     inputs: frozenset[Node]
     waits: bool
+    strict: Node | None = None
 
 
 def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
@@ -46,22 +49,29 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
     for i, node in enumerate(order):
         ranks[caller.get(node.name, "")][node] = rank.get(node.name, len(rank) + i)
     waits: dict[Node | str, set[Node | str]] = {entry: set() for found in ranks.values() for entry in found}
-    inputs: set[Node] = set()
-    held_up: set[str] = set()
+    inputs: dict[str, set[Node]] = {call: set() for call in ranks}
+    reads: dict[str, set[Node]] = {call: set() for call in ranks}  # by call, what is outside of it
+    awaits: dict[str, set[Node]] = {call: set() for call in ranks}
+    waiting: dict[str, Node] = {}
     for node in order:
         call = caller.get(node.name, "")
         for source, is_data in (*((t.node, True) for t in node.inputs), *((c, False) for c in node.controls)):
             there = around[caller.get(source.name, "")]
-            if call not in there and is_data and call:
-                inputs.add(node)
-            elif call not in there and call:
-                held_up.add(call)
+            if call not in there and call:
+                (reads if is_data else awaits)[call].add(source)
+                if is_data:
+                    inputs[call].add(node)
+                else:
+                    waiting[call] = node
             paths = zip((*there, source), (*around[call], node), strict=False)
             before, after = next((a, b) for a, b in paths if a != b)
             if before in waits:  # arguments are there from the start
                 waits[after].add(before)
+    strict = {call: node for call, node in waiting.items() if awaits[call] == reads[call]}
     return {
-        call: Inlined(_ordered(found, waits), frozenset(inputs & found.keys()), call in held_up)
+        call: Inlined(
+            _ordered(found, waits), frozenset(inputs[call]), call in waiting and call not in strict, strict.get(call)
+        )
         for call, found in ranks.items()
     }
 

@@ -63,6 +63,7 @@ class InlinedCall(NamedTuple):
     entries: Sequence[int]
     inputs: Sequence[int]
     waits: bool
+    strict: int | None
 
 
 @dataclass
@@ -76,6 +77,10 @@ class Item:
         constant: of a kernel, whether TensorFlow has folded it, so that it reads nothing; of an Enter, whether all
             iterations get what it enters with.
         choice: of a Switch, the conditional that it is of; None of a loop's.
+        callee: of a call, the body that it runs.
+        inlined: of a call, the function that was inlined at import.
+        start: what a node waits for that waits for nothing else.
+        removed: whether other items are in its place.
     """
 
     kind: str
@@ -88,6 +93,7 @@ class Item:
     choice: Node | None = None
     callee: Scope | None = None
     inlined: InlinedCall | None = None
+    start: int | None = None
     removed: bool = False
 
 
@@ -203,12 +209,16 @@ class _Lowering:
             item = self.items[number]
             if isinstance(node, str):
                 part = parts[node]
-                item.inlined = InlinedCall([at[e] for e in part.entries], [at[e] for e in part.inputs], part.waits)
+                strict = None if part.strict is None else at[part.strict]
+                entries, inputs = ([at[e] for e in several] for several in (part.entries, part.inputs))
+                item.inlined = InlinedCall(entries, inputs, part.waits, strict)
                 continue
             item.constant = node in constants
-            if not item.constant:
-                item.inputs = [arguments.get(t.node) or (made[t.node], t.index) for t in node.inputs]
+            item.inputs = [arguments.get(t.node) or (made[t.node], t.index) for t in node.inputs]
             item.controls = [made[control] for control in node.controls]
+        for part in parts.values():
+            if part.strict is not None:
+                self.items[at[part.strict]].controls = []
         if start is not None:
             self._hold_up([at[entry] for entry in parts[""].entries], start)
         results = [arguments.get(t.node) or (made[t.node], t.index) for t in graph.fetches]
@@ -217,13 +227,16 @@ class _Lowering:
     def _hold_up(self, numbers: Iterable[int], start: int) -> None:
         """Let those of a graph's nodes wait that wait for nothing else, as calls do that have no control inputs."""
         for item in map(self.items.__getitem__, numbers):
+            item.start = start
             waits = item.inputs or item.controls if item.inlined is None else item.inlined.waits
             if not waits:
                 item.controls = [start]
 
     def _number(self, call: Item, inlined: InlinedCall) -> None:
         """Put the nodes of a function that was inlined at import in the place of its call."""
-        if call.controls:
+        if call.controls and inlined.strict is not None:
+            self.items[inlined.strict].controls = list(call.controls)
+        elif call.controls:
             start = self._add(CONTROL, call.scope, controls=call.controls)
             for number in inlined.inputs:
                 self.items[number].controls.append(start)
@@ -322,6 +335,9 @@ def _built(items: Sequence[Item], numbered: Sequence[int], loops: list[LoweredLo
     """What is left of `items` in topological order, with its edges."""
     live = _live(items)
     order = _ordered(items, [number for number in numbered if number in live])
+    _fold(items, order)
+    live = _live(items)
+    order = [number for number in order if number in live]
     order = _merged(items, order)
     place = {number: i for i, number in enumerate(order)}
     kept = [items[number] for number in order]
@@ -339,6 +355,17 @@ def _built(items: Sequence[Item], numbered: Sequence[int], loops: list[LoweredLo
         if item.kind == ENTER:
             enters[item.loop] += 1
     return Lowered(kept, data, control, loops, enters, any(item.choice is not None for item in kept))
+
+
+def _fold(items: Sequence[Item], order: Iterable[int]) -> None:
+    """Let constants wait for what they are computed from would wait for, and read nothing."""
+    for item in map(items.__getitem__, order):
+        if item.kind == KERNEL and item.constant:
+            sources = (control for source, _ in item.inputs for control in items[source].controls)
+            item.controls = list(dict.fromkeys((*item.controls, *sources)))
+            if not item.controls and item.start is not None:
+                item.controls = [item.start]
+            item.inputs = []
 
 
 def _live(items: Sequence[Item]) -> set[int]:

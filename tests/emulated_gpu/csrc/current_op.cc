@@ -89,7 +89,7 @@ absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::Tensor
   return status;
 }
 
-// TensorFlow may copy a callback, and keep the copy for as long as it likes. This one keeps those of some ops
+// TensorFlow may copy a callback, and keep the copy for an unlimited time. This one keeps those of some ops
 // until many more copies have been made.
 void KeepCopy(const StatusCallback& done) {
   constexpr size_t kKept = 1000;

@@ -405,7 +405,7 @@ print(json.dumps([[n for n in names if n in alone] for names in (ours, theirs)])
 
 
 def test_functions_that_loops_call_are_numbered_as_tensorflow_numbers_them() -> None:
-    """Which kernel runs first decides who holds what. The graph that TensorFlow has executed tells."""
+    """Which kernel runs first decides who holds what. The graph that TensorFlow has executed shows it."""
     pytest.importorskip("tensorflow")
     ours, theirs = on_arena(CALLS)
     assert ours == theirs

@@ -94,7 +94,8 @@ class UnoptimisedStep:
     def baseline(self) -> Baseline:
         """The prediction, with the bytes that others allocate. It takes seconds: a limit in bytes does without."""
         alone = self._alone
-        return alone._replace(peak_bytes=alone.peak_bytes + self._others_bytes)
+        peak_bytes = alone.peak_bytes + self._others_bytes
+        return alone._replace(peak_bytes=peak_bytes, overlapping_bytes=self._overlapping_bytes)
 
     @functools.cached_property
     def _alone(self) -> Baseline:

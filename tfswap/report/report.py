@@ -124,7 +124,10 @@ class Report:
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
-        """Predicted peak of the unoptimised step, computed on first access."""
+        """Predicted peak of the unoptimised step, computed on first access.
+
+        What iterations of a loop hold that run concurrently is not in it: `print(report)` says how much that can be.
+        """
         return self._baseline().peak_bytes
 
     @cached_property
@@ -217,7 +220,7 @@ class Report:
         return [
             *([] if self.trains else [("step", NO_BACKWARD)]),
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
-            ("peak before, predicted", format_bytes(self.baseline_peak_bytes)),
+            ("peak before, predicted", self._before_text()),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("persistent", format_bytes(self.persistent_bytes)),
@@ -231,6 +234,10 @@ class Report:
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
+
+    def _before_text(self) -> str:
+        text, more = format_bytes(self.baseline_peak_bytes), self._baseline().overlapping_bytes
+        return f"{text}; iterations that run concurrently hold up to {format_bytes(more)} more" if more else text
 
     def _floor_text(self) -> str:
         floor = f"{format_bytes(self.floor_bytes)} ({self.floor_bytes} bytes)"

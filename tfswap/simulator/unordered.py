@@ -42,10 +42,15 @@ STEPS = 4
 
 
 class Baseline(NamedTuple):
-    """What is predicted of the unoptimised step: its peak, and its time."""
+    """What is predicted of the unoptimised step: its peak, and its time.
+
+    Attributes:
+        overlapping_bytes: the most that concurrent iterations of loops hold in addition to the peak.
+    """
 
     peak_bytes: int
     seconds: float
+    overlapping_bytes: int = 0
 
     def time_ratio(self, seconds: float) -> float:
         """The time of a step over that of the unoptimised one."""

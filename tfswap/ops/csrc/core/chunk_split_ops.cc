@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -171,8 +172,7 @@ class ExactChunks : public Parting {
     double before = 0;
   };
 
-  // The allocator reads its options at each request, under its mutex. They are const to all but the one that is built
-  // with them: a device has one allocator, which is never built anew.
+  // The allocator reads this option at each request, under its mutex.
   void Count(int more) {
     static std::mutex mutex;
     static auto* const settings = new std::map<BFCAllocator*, Setting>;
@@ -182,13 +182,19 @@ class ExactChunks : public Parting {
     setting.users += more;
     if (was_on == (setting.users > 0)) return;
     absl::MutexLock arena_lock(&(arena_->*MemberOf(MutexMember())));
-    auto& options = const_cast<BFCAllocator::Options&>(arena_->*MemberOf(OptionsMember()));
+    const double& fraction = (arena_->*MemberOf(OptionsMember())).fragmentation_fraction;
     if (was_on) {
-      options.fragmentation_fraction = setting.before;
+      Replace(fraction, setting.before);
     } else {
-      setting.before = options.fragmentation_fraction;
-      options.fragmentation_fraction = kGranularity / static_cast<double>(arena_->*MemberOf(MemoryLimitMember()));
+      setting.before = fraction;
+      Replace(fraction, kGranularity / static_cast<double>(arena_->*MemberOf(MemoryLimitMember())));
     }
+  }
+
+  // Writing to a const member is undefined, but a new one may take its place, which its name then refers to: the
+  // allocator itself is not const ([basic.life] in C++20).
+  static void Replace(const double& member, double value) {
+    ::new (const_cast<double*>(&member)) const double(value);
   }
 
   static constexpr double kGranularity = 256;  // BFCAllocator::kMinAllocationSize

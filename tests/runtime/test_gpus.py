@@ -476,6 +476,41 @@ def test_steps_of_each_frontend_and_layout(on_gpus):
     check({**found["shapes that the host computes"], "report": []}, swaps=False)
 
 
+MODEL = """
+import gc, models
+
+def steps(limit):
+    tf.keras.utils.set_random_seed(0)
+    model, step, arguments = models.MODELS["NAME"]()
+    function = tf.function(step)
+    if not limit:
+        with memory_optimizer_off():
+            return *run(function, arguments, model.variables), None
+    optimized = tfswap.optimize(function, memory_limit=limit)
+    return *run(optimized, arguments, model.variables), optimized.plan()
+
+expected, unoptimised, _ = steps(None)
+gc.collect()
+values, peak, plan = steps("LIMIT")
+found = {"same": values == expected, "peak": peak, "limit": plan.limit_bytes, "unoptimised": unoptimised}
+"""
+
+
+@pytest.mark.emulated_gpu(memory=512 * MIB)
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ("transformer", "60%"),
+        ("vgg", "80%"),  # it needs 76%: a plan counts the copies that cuDNN's convolutions make
+        pytest.param("mobilenet", "60%", marks=pytest.mark.slow),
+    ],
+)
+def test_models_keep_their_limit_and_their_values(on_gpus, model, limit):
+    found = on_gpus(PROGRAM + MODEL.replace("NAME", model).replace("LIMIT", limit) + END)
+    assert found["report"] == [] and found["same"]
+    assert found["peak"] <= found["limit"] < found["unoptimised"], found
+
+
 # --- which device a step is on ----------------------------------------------------------------------------------------
 
 ON_CPU = """

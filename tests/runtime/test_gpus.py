@@ -136,6 +136,11 @@ def test_nothing_races_where_work_ends_as_late_as_it_can(on_gpus):
     check(on_gpus(PROGRAM + NETS["mlp"] + END))
 
 
+def test_memory_that_grows_keeps_the_limit(on_gpus):
+    """TensorFlow takes the device's memory region by region, as steps need it."""
+    check(on_gpus(PROGRAM + NETS["mlp"] + END, TF_FORCE_GPU_ALLOW_GROWTH="true"))
+
+
 @pytest.mark.emulated_gpu(copied_callbacks="Tfswap>", kernel_us=100.0)
 def test_what_a_copys_callback_owns_is_freed_though_the_callback_was_copied(on_gpus):
     check(on_gpus(PROGRAM + NETS["mlp"] + END))

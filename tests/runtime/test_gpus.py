@@ -236,6 +236,41 @@ x = tf.constant(draws(512, 128))
 )
 
 
+@pytest.mark.slow
+def test_copies_that_fit_behind_kernels_hardly_stall_them(on_gpus):
+    """Sixty kernels of a millisecond; at the slowest rate the copies of each direction take three. The shortest of nine
+    steps each: what else the machine does can only make steps longer.
+    """
+    found = on_gpus(
+        PROGRAM
+        + SMALL
+        + """
+import time
+
+step = made()[1]
+for _ in range(3):
+    step(x)
+GPUS.set_kernel_us(1000.0)
+
+def shortest():
+    times = []
+    for _ in range(9):
+        start = time.monotonic()
+        step(x).numpy()
+        times.append(time.monotonic() - start)
+    return min(times)
+
+free, found = shortest(), {}
+for rate in (25e9, 8e9, 2e9, 0.5e9):
+    GPUS.set_links(rate, rate, 10.0)
+    found[rate] = shortest() / free
+"""
+        + END
+    )
+    assert found.pop("report") == []
+    assert max(found.values()) <= 1.05, found
+
+
 def test_steps_of_two_threads_take_turns(on_gpus):
     found = on_gpus(
         PROGRAM

@@ -10,6 +10,7 @@ from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.planner import ladder
 from tfswap.planner import planner as planning
 from tfswap.planner.problem import Problem
 from tfswap.planner.solvers import milp, published
@@ -111,8 +112,13 @@ def test_a_solver_without_its_tactics_is_refused(solver, tactics, said):
 
 def test_all_solvers_are_asked_alike(monkeypatch):
     pytest.importorskip("scipy")
-    for name in ("BISECTIONS", "MIN_SWEEPS", "MAX_RUNGS"):  # the program takes a while for each
-        monkeypatch.setattr(planning, name, 4)
+    for module, name in (
+        (ladder, "BISECTIONS"),
+        (ladder, "MIN_SWEEPS"),
+        (planning, "MIN_SWEEPS"),
+        (planning, "MAX_RUNGS"),
+    ):
+        monkeypatch.setattr(module, name, 4)  # the program takes a while for each
     monkeypatch.setattr(milp, "SOLVE_S", 1.0)
     graph = training_step([Layer("dense", 0), Layer("relu", 1), Layer("dense", 2)], 2048, 128)
     default = optimizer_of(graph, tactics=("swap", "recompute"))

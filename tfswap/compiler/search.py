@@ -360,9 +360,16 @@ class Search:
             if max(group.reserved + sum(group.sizes) for group in groups) > room_bytes:
                 continue
             variant = self.variants[rewriting]
-            if self.planner_of(variant).unmoved_candidate(limit_bytes) is not None:
+            found = self.planner_of(variant).unmoved_candidate(limit_bytes)
+            if found is not None and self._is_above_floor(found):
                 return _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
         return best
+
+    def _is_above_floor(self, candidate: Candidate) -> bool:
+        """Whether `lowest` needs no more. In an arena with holes, groups may need less than what that chooses among."""
+        if self.planner_of(self.variants.plain).lowest_unmoved(candidate.peak_bytes + 1) is not None:
+            return True  # which `lowest` is no higher than, and is soon known
+        return candidate.peak_bytes >= self.lowest().candidate.peak_bytes
 
     def lowest(self) -> Found:
         """Of what `fastest` chooses among, what needs least."""

@@ -14,13 +14,15 @@ Not handled: swaps and recomputation inside of a group; what a group reads is he
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.groups import passes_on_buffers, waits_only
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.groups import can_join
@@ -62,25 +64,57 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
 
     What only kernels outside of a group read, and what takes more room than what it is made from, is left out.
     """
-    level: list[
-        tuple[int, bool]
-    ] = []  # how many kernels of no group, one after another; whether one of a group is last
     groups: dict[int, list[int]] = {}
     device = flow.nodes[order[0]].device if order else ""
     can = {i for i in order if flow.nodes[i].device == device and can_join(flow, i) and _makes_all(flow, i)}
-    for i in range(len(flow.nodes)):
-        deps = flow.deps[i]
-        passes = i in can or not flow.is_kernel[i]
-        if passes:
-            most = max((level[d][0] for d in deps), default=0)
-            level.append((most, i in can or any(level[d] == (most, True) for d in deps)))
+    # By node: how many kernels of no group, one after another; whether one of a group is last.
+    level: dict[int, tuple[int, bool]] = {}
+    edges = _edges(flow)
+    for i in _topological(edges):
+        before = [level[d] for d in edges[i]]
+        # Anything else between two kernels of a group would close a cycle.
+        if i in can or passes_on_buffers(flow, i) or waits_only(flow.nodes[i]):
+            most = max((count for count, _ in before), default=0)
+            level[i] = most, i in can or (most, True) in before
         else:
-            level.append((max((level[d][0] + level[d][1] for d in deps), default=0), False))
+            level[i] = max((count + is_last for count, is_last in before), default=0), False
         if i in can:
             groups.setdefault(level[i][0], []).append(i)
+    if len(level) < len(edges):
+        return []  # what decides the order of some kernels is no order of all of these edges
     place = {i: p for p, i in enumerate(order)}
     found = [sorted(group, key=place.__getitem__) for _, group in sorted(groups.items())]
     return [kept for group in found if len(kept := _without_ends(flow, group)) > 1]
+
+
+def _edges(flow: Dataflow) -> list[set[int]]:
+    """By node, all that comes before it: what it depends on, and every edge of the graph, also those that need no
+    memory, such as of a shape. A node that joins several others must not close a cycle of any of these.
+    """
+    place = {node: i for i, node in enumerate(flow.nodes)}
+    return [
+        set()  # constants need not wait
+        if node in flow.constants
+        else {*flow.deps[i], *(place[t.node] for t in node.inputs), *(place[c] for c in node.controls)}
+        for i, node in enumerate(flow.nodes)
+    ]
+
+
+def _topological(edges: Sequence[Set[int]]) -> Iterator[int]:
+    """The nodes in an order of their edges; it ends early where there is a cycle."""
+    waiting = [len(before) for before in edges]
+    after: list[list[int]] = [[] for _ in edges]
+    for i, before in enumerate(edges):
+        for d in before:
+            after[d].append(i)
+    ready = [i for i, count in enumerate(waiting) if not count]
+    while ready:
+        i = heapq.heappop(ready)
+        yield i
+        for later in after[i]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, later)
 
 
 def _makes_all(flow: Dataflow, i: int) -> bool:

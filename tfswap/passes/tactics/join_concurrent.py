@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence, Set
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.groups import Concurrent, passes_on_buffers
+from tfswap.analysis.groups import Concurrent, passes_on_buffers, waits_only
 from tfswap.ir.custom_ops import BODY_SECONDS, GROUP
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
@@ -64,7 +64,7 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
         GROUP,
         graph.unique_name(f"tfswap/concurrent/{number}"),
         inputs,
-        controls=dict.fromkeys(c for node in members for c in node.controls if c not in inside),
+        controls=_awaited(members),
         attrs={
             "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
             "Tout": tuple(Dtype(output.type.dtype) for output in outputs),
@@ -83,6 +83,18 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
         device=kernels[0].device,
     )
     graph.join({made: sorted(members, key=rank.__getitem__)})
+
+
+def _awaited(members: Sequence[Node]) -> list[Node]:
+    """What the group waits for by control edges: nodes that only wait stand for what those await."""
+    found = dict.fromkeys(members)
+    pending = [c for node in reversed(members) for c in reversed(node.controls)]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += reversed(node.controls) if waits_only(node) else ()
+    return [node for node in list(found)[len(members) :] if not waits_only(node)]
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

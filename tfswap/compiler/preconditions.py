@@ -136,7 +136,7 @@ def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
         return (
             "The inputs' sizes are known, but the loop gives this one another shape in each iteration. Keep its shape: "
             "write what an iteration makes into a tf.TensorArray, or into a part of a tensor that has its full size "
-            "from the start."
+            f"from the start. Where the loop is a library function's own, {IN_LIBRARY}."
         )
     if any(t.type.dtype == "variant" for t in node.inputs):
         return (

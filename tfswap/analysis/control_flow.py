@@ -466,7 +466,7 @@ class Machine:
         self._log.append(("free", buffer.number, 0))
         self.live_bytes -= round_up(buffer.arena_bytes)
 
-    def _let_go(self) -> None:
+    def _end_group(self) -> None:
         """The kernels of a group have all ended."""
         kept, self._kept = self._kept or [], None
         for buffer in kept:
@@ -589,19 +589,15 @@ class Machine:
     def _run_ordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
         groups = {group[0]: group for group in body.groups()}
         last = {group[-1] for group in groups.values()}
-        reserved: Buffer | None = None
         for node in made.order:
             if node in groups:
-                self._kept = []
                 chunks = self._group_chunks(body, made, groups[node])
                 self._served, self._chunks = chunks.served, []
-                reserved = self.allocate(chunks.reserved) if chunks.reserved else None
+                self._kept = [self.allocate(chunks.reserved)] if chunks.reserved else []
             for buffer in self._node(body, made, node, there, known):
                 self.drop(buffer)
             if node in last:
-                self._let_go()
-                if reserved is not None:
-                    self.drop(reserved)
+                self._end_group()
 
     def _group_chunks(self, body: Graph, made: _Prepared, group: list[Node]) -> Chunks:
         if group[0] not in made.groups:

@@ -87,7 +87,7 @@ def _listed(buffer: Buffer) -> Part:
     return Part(buffer, VARIANT_BYTES, is_list=True)
 
 
-def _let_go(machine: Machine, part: Part | None) -> None:
+def _release_part(machine: Machine, part: Part | None) -> None:
     if part is not None:
         machine.drop(part.buffer)
 
@@ -154,7 +154,7 @@ def _pop_back(machine: Machine, call: Call) -> list[Buffer]:
     element = _element(machine, call, 1, len(source.parts) - 1 if source.parts else None)
     made = _own(machine, source)
     if made.parts and not is_pooled(made):
-        _let_go(machine, made.parts.pop())
+        _release_part(machine, made.parts.pop())
     return [made, element]
 
 
@@ -178,7 +178,7 @@ def _set_item(machine: Machine, call: Call) -> list[Buffer]:
     made.parts += [None] * (index + 1 - len(made.parts))
     before = made.parts[index]
     made.parts[index] = call.part(machine, 2)
-    _let_go(machine, before)
+    _release_part(machine, before)
     return [made]
 
 
@@ -191,7 +191,7 @@ def _resize(machine: Machine, call: Call) -> list[Buffer]:
         return [made]
     made.parts += [None] * (size - len(made.parts))
     for part in made.parts[size:]:
-        _let_go(machine, part)
+        _release_part(machine, part)
     del made.parts[size:]
     return [made]
 
@@ -295,7 +295,7 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
 
     result = fill(machine.allocate_on_host(VARIANT_BYTES), call.inputs[0])
     for zero in zeros.values():
-        _let_go(machine, zero)
+        _release_part(machine, zero)
     return [result]
 
 
@@ -365,7 +365,7 @@ def _release(machine: Machine, call: Call) -> list[Buffer]:
     if is_pooled(handle):
         return []  # another one may be it
     for part in handle.parts:
-        _let_go(machine, part)
+        _release_part(machine, part)
     handle.parts = []
     return []
 

@@ -14,8 +14,7 @@ Not handled: swaps and recomputation inside of a group; what a group reads is he
 from __future__ import annotations
 
 import bisect
-import heapq
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,7 @@ from tfswap.analysis.groups import passes_on_buffers, waits_only
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.groups import can_join
+from tfswap.support.topological import topological
 
 LOOKED_AT = 64
 """So many ready kernels are looked at for one that the bound has room for."""
@@ -70,7 +70,10 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
     # By node: how many kernels of no group, one after another; whether one of a group is last.
     level: dict[int, tuple[int, bool]] = {}
     edges = _edges(flow)
-    for i in _topological(edges):
+    order_of_all = topological(edges)
+    if len(order_of_all) < len(edges):
+        return []  # what decides the order of some kernels is no order of all of these edges
+    for i in order_of_all:
         before = [level[d] for d in edges[i]]
         # Anything else between two kernels of a group would close a cycle.
         if i in can or passes_on_buffers(flow, i) or waits_only(flow.nodes[i]):
@@ -80,8 +83,6 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
             level[i] = max((count + is_last for count, is_last in before), default=0), False
         if i in can:
             groups.setdefault(level[i][0], []).append(i)
-    if len(level) < len(edges):
-        return []  # what decides the order of some kernels is no order of all of these edges
     place = {i: p for p, i in enumerate(order)}
     found = [sorted(group, key=place.__getitem__) for _, group in sorted(groups.items())]
     return [kept for group in found if len(kept := _without_ends(flow, group)) > 1]
@@ -98,23 +99,6 @@ def _edges(flow: Dataflow) -> list[set[int]]:
         else {*flow.deps[i], *(place[t.node] for t in node.inputs), *(place[c] for c in node.controls)}
         for i, node in enumerate(flow.nodes)
     ]
-
-
-def _topological(edges: Sequence[Set[int]]) -> Iterator[int]:
-    """The nodes in an order of their edges; it ends early where there is a cycle."""
-    waiting = [len(before) for before in edges]
-    after: list[list[int]] = [[] for _ in edges]
-    for i, before in enumerate(edges):
-        for d in before:
-            after[d].append(i)
-    ready = [i for i, count in enumerate(waiting) if not count]
-    while ready:
-        i = heapq.heappop(ready)
-        yield i
-        for later in after[i]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, later)
 
 
 def _makes_all(flow: Dataflow, i: int) -> bool:

@@ -9,11 +9,11 @@ Not handled: nodes that were in no function, such as passes add. They count as t
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.support.topological import topological
 
 
 class Inlined(NamedTuple):
@@ -79,18 +79,5 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
 def _ordered(rank: Mapping[Node | str, int], waits: Mapping[Node | str, set[Node | str]]) -> list[Node | str]:
     """In topological order; of those that are ready the one with the smallest rank first."""
     entries = sorted(rank, key=rank.__getitem__)
-    pending = [len(waits[entry]) for entry in entries]
-    readers: dict[Node | str, list[int]] = {entry: [] for entry in entries}
-    for i, entry in enumerate(entries):
-        for source in waits[entry]:
-            readers[source].append(i)
-    ready = [i for i, count in enumerate(pending) if not count]
-    order: list[Node | str] = []
-    while ready:
-        entry = entries[heapq.heappop(ready)]
-        order.append(entry)
-        for reader in readers[entry]:
-            pending[reader] -= 1
-            if not pending[reader]:
-                heapq.heappush(ready, reader)
-    return order
+    place = {entry: i for i, entry in enumerate(entries)}
+    return [entries[i] for i in topological([[place[source] for source in waits[entry]] for entry in entries])]

@@ -9,7 +9,6 @@ Not handled: loops and conditionals that TensorFlow is configured not to lower.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, is_pure
 from tfswap.simulator.call_order import in_call_order
 from tfswap.support.reach import reach
+from tfswap.support.topological import topological
 
 ARGUMENT = "argument"
 CALL = "call"
@@ -385,22 +385,8 @@ def _live(items: Sequence[Item]) -> set[int]:
 
 def _ordered(items: Sequence[Item], live: Sequence[int]) -> list[int]:
     """`live` in topological order, of those that are ready the one that comes first there."""
-    readers: dict[int, list[int]] = {}
-    waiting: list[int] = []
-    for place, number in enumerate(live):
-        sources = list(_before(items, number))
-        waiting.append(len(sources))
-        for source in sources:
-            readers.setdefault(source, []).append(place)
-    ready = [place for place, count in enumerate(waiting) if not count]
-    order: list[int] = []
-    while ready:
-        number = live[heapq.heappop(ready)]
-        order.append(number)
-        for reader in readers.get(number, ()):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
+    place = {number: i for i, number in enumerate(live)}
+    order = [live[i] for i in topological([[place[n] for n in _before(items, number)] for number in live])]
     assert len(order) == len(live), "loops go back by their Merges alone"
     return order
 

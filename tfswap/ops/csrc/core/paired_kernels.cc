@@ -6,7 +6,7 @@
 //
 //   - the second starts when the first has made all of its allocations, on another thread where one is free by the time
 //     that the first ends;
-//   - what the first releases meanwhile, its temporaries, goes back to the allocator when both have ended;
+//   - the temporaries that the first releases meanwhile are freed when both have ended;
 //   - and what either reads is held until then.
 // Each shares its work with the device's threads, or stays on its core, whichever is faster as the step runs: 64
 // products of 128 x 128 x 128 take 1.6 ms on one core, and 4.1 ms where each is shared by two threads. Parts, and bits,

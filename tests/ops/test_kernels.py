@@ -164,7 +164,7 @@ def _tables() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     rules = [path for path in sorted((ROOT / "tfswap/kernels").glob("*.py")) if path.stem != "gpu_temporaries"]
-    for path, name in [(ROOT / "tfswap/ir/op_traits.py", "_TRAITS"), *((path, "RULES") for path in rules)]:
+    for path, name in [(ROOT / "tfswap/ir/op_table.py", "TRAITS"), *((path, "RULES") for path in rules)]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
                 assert isinstance(node.value, ast.Dict)

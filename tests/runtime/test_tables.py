@@ -129,7 +129,7 @@ print(json.dumps(found))
 
 def test_what_turns_the_mode_on_and_what_copies_in_it():
     found = on_arena(EVERY_OP.format(benchmarks=str(ROOT / "benchmarks")))
-    assert sorted(found) == sorted(op for op in op_traits._TRAITS if op_traits.turns_on_copy_on_read(op))
+    assert sorted(found) == sorted(op for op in op_traits.TRAITS if op_traits.turns_on_copy_on_read(op))
     for op, asked in found.items():
         # In part; in the mode: a read, an update of the whole; out of it: the same; in part, while a read is held.
         assert asked == [False, True, True, False, False, True], op

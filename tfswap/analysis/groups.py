@@ -212,8 +212,3 @@ def passes_on_buffers(flow: Dataflow, i: int) -> bool:
     """Whether a node is no kernel, and can be one of a group where it is between two kernels of it."""
     node = flow.nodes[i]
     return bool(node.inputs) and not flow.is_kernel[i] and node not in flow.constants and is_pure(node.op)
-
-
-def waits_only(node: Node) -> bool:
-    """Whether a node does nothing but wait for others, such as one whose value is known."""
-    return node.op == "NoOp"

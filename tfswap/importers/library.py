@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.references import called_functions, reachable
-from tfswap.ir.op_traits import calls_functions, is_const, is_view
+from tfswap.ir.op_traits import calls_functions, is_const, is_view, only_waits
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -95,7 +95,7 @@ def through_call(fdef: Any, find: Callable[[str], Any]) -> Passed | None:
     nodes = {node.name: node for node in fdef.node_def}
     calls = [node for node in fdef.node_def if calls_functions(node.op)]
     rest = (node for node in fdef.node_def if not calls_functions(node.op))
-    if len(calls) != 1 or not all(is_view(node.op) or is_const(node.op) or node.op == "NoOp" for node in rest):
+    if len(calls) != 1 or not all(is_view(node.op) or is_const(node.op) or only_waits(node.op) for node in rest):
         return None
     called = [function for name in called_functions(calls[0]) if (function := find(name)) is not None]
     place = {argument.name: position for position, argument in enumerate(fdef.signature.input_arg)}

@@ -21,7 +21,8 @@ import numpy as np
 
 from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.groups import passes_on_buffers, waits_only
+from tfswap.analysis.groups import passes_on_buffers
+from tfswap.ir.op_traits import only_waits
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.groups import can_join
@@ -76,7 +77,7 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
     for i in order_of_all:
         before = [level[d] for d in edges[i]]
         # Anything else between two kernels of a group would close a cycle.
-        if i in can or passes_on_buffers(flow, i) or waits_only(flow.nodes[i]):
+        if i in can or passes_on_buffers(flow, i) or only_waits(flow.nodes[i].op):
             most = max((count for count, _ in before), default=0)
             level[i] = most, i in can or (most, True) in before
         else:

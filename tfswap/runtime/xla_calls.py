@@ -29,7 +29,16 @@ from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import BODY_SECONDS, TEMPORARY_BYTES
 from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
-from tfswap.ir.op_traits import calls_functions, is_const, is_feed, is_pure, is_random, is_view, reads_variable
+from tfswap.ir.op_traits import (
+    calls_functions,
+    is_const,
+    is_feed,
+    is_pure,
+    is_random,
+    is_view,
+    only_waits,
+    reads_variable,
+)
 from tfswap.ir.views import origin
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -75,8 +84,8 @@ def _may_run_alone(name: str, library: Mapping[str, Any]) -> bool:
     if name not in library or compiled_by(library[name].attr) is None:
         return False
     ops = {node.op for f in _run_by(name, library) for node in library[f].node_def}
-    rules = is_pure, is_const, is_feed, is_random, is_view, reads_variable, calls_functions
-    return all(op == "NoOp" or any(rule(op) for rule in rules) for op in ops)
+    rules = is_pure, is_const, is_feed, is_random, is_view, reads_variable, calls_functions, only_waits
+    return all(any(rule(op) for rule in rules) for op in ops)
 
 
 def _run_by(name: str, library: Mapping[str, Any]) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence, Set
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.groups import Concurrent, passes_on_buffers, waits_only
+from tfswap.analysis.groups import Concurrent, passes_on_buffers
 from tfswap.ir.custom_ops import BODY_SECONDS, GROUP
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import only_waits
 from tfswap.ir.types import TensorType
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.tactics.pair_kernels import alone
@@ -93,8 +94,8 @@ def _awaited(members: Sequence[Node]) -> list[Node]:
         node = pending.pop()
         if node not in found:
             found[node] = None
-            pending += reversed(node.controls) if waits_only(node) else ()
-    return [node for node in list(found)[len(members) :] if not waits_only(node)]
+            pending += reversed(node.controls) if only_waits(node.op) else ()
+    return [node for node in list(found)[len(members) :] if not only_waits(node.op)]
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

@@ -12,7 +12,8 @@ from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.analyse import analyse_dataflow
-from tfswap.analysis.control_flow import Record, record
+from tfswap.analysis.control_flow import record
+from tfswap.analysis.records import Record
 from tfswap.compiler import tactics, unoptimised
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer

@@ -13,8 +13,9 @@ from test_passes import Golden, edges
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.buffers import Contents, Element
-from tfswap.analysis.control_flow import Record, record
+from tfswap.analysis.control_flow import record
 from tfswap.analysis.cost import Costs
+from tfswap.analysis.records import Record
 from tfswap.compiler import unoptimised
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.body_orders import choose_body_orders

@@ -9,8 +9,9 @@ from processes import on_arena
 from test_pairs import TWO_THREADS
 
 from tfswap.analysis.analyse import analyse_dataflow
-from tfswap.analysis.control_flow import STEADY_TRIPS, Record, record
+from tfswap.analysis.control_flow import STEADY_TRIPS, record
 from tfswap.analysis.cost import Costs, concurrent_seconds
+from tfswap.analysis.records import Record
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph

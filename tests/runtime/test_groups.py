@@ -12,8 +12,8 @@ from processes import on_arena
 from test_body_pairs import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
 from test_pairs import TWO_THREADS
 
-from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs
+from tfswap.analysis.function_runs import group_chunks
 from tfswap.analysis.groups import with_views
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops

@@ -8,8 +8,10 @@ import pytest
 
 from tfswap.analysis.analyse import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.buffers import Contents, Element
-from tfswap.analysis.control_flow import Record, UnboundedLoop, record, resources_used
+from tfswap.analysis.control_flow import record
 from tfswap.analysis.integer_values import LOOKED_AHEAD, AtMost, Integers, Values, common
+from tfswap.analysis.records import Record, UnboundedLoop
+from tfswap.analysis.variables import resources_used
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph

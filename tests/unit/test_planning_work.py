@@ -10,6 +10,7 @@ from test_bodies import CHOICE, LOOP
 
 from tfswap.analysis import control_flow, dataflow_builder, integer_values
 from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.function_runs import PreparedBody
 from tfswap.compiler import search
 from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
@@ -59,7 +60,7 @@ def test_a_loop_is_followed_once_for_the_same_integers(monkeypatch):
     whole = control_flow.Loop.run
     monkeypatch.setattr(control_flow.Loop, "run", lambda self, given: followed.append(given) or whole(self, given))
     graph = a_loop_and_a_choice()
-    node, prepared = graph["loop"], dict[Graph, control_flow._Prepared]()
+    node, prepared = graph["loop"], dict[Graph, PreparedBody]()
     given = [(0,), None, None, (5,)]
     for _ in range(3):
         control_flow.record(node, graph.bodies[node], CPU, [None] * 4, given, prepared=prepared)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 
-from tfswap.analysis.control_flow import (
-    Seconds,
-    UnboundedLoop,
-)
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.dataflow_builder import Builder
+from tfswap.analysis.function_runs import Seconds
+from tfswap.analysis.records import UnboundedLoop
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
 

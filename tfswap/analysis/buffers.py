@@ -1,4 +1,4 @@
-"""Buffers as a run on paper knows them (analysis/control_flow.py), and what lists keep."""
+"""Buffers of a replay of bodies (analysis/heap.py), and what lists keep."""
 
 from __future__ import annotations
 

@@ -13,21 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.constants import folds, kept_constants
-from tfswap.analysis.control_flow import (
-    Bodies,
-    Course,
-    Record,
-    Seconds,
-    deciding,
-    record,
-    record_list,
-    resources_used,
-    uses_lists,
-)
+from tfswap.analysis.control_flow import record, record_list
 from tfswap.analysis.dataflow import PERSISTENT, SMALL_BYTES, Dataflow, Update, Value, reached, users_of
+from tfswap.analysis.function_runs import Bodies, Course, Seconds, deciding
 from tfswap.analysis.integer_values import AtMost, Values, known_results
 from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
+from tfswap.analysis.records import Record
+from tfswap.analysis.tensor_lists import uses_lists
+from tfswap.analysis.variables import resources_used
 from tfswap.ir.custom_ops import ASSIGN_IN_PLACE
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (

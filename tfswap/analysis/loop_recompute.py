@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, Place
-from tfswap.analysis.control_flow import resources_used
+from tfswap.analysis.variables import resources_used
 from tfswap.ir.custom_ops import FIRST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Part
+from tfswap.analysis.heap import Heap
 from tfswap.analysis.integer_values import Values
 from tfswap.analysis.pools import element_sizes, is_pooled
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.memory_rules import VARIANT_BYTES
-
-if TYPE_CHECKING:
-    from tfswap.analysis.control_flow import Machine
 
 
 class Call(NamedTuple):
@@ -38,19 +36,19 @@ class Call(NamedTuple):
     integers: Sequence[Values | None]
     known: dict[int, Values | None]
 
-    def part(self, machine: Machine, position: int) -> Part:
+    def part(self, heap: Heap, position: int) -> Part:
         """An input, as an element that a list keeps from now on."""
         buffer, kind = self.inputs[position], self.node.inputs[position].type
         is_variant = kind.dtype == "variant"
         nbytes = buffer.nbytes if is_variant else kind.nbytes or 0  # handles are outside of the arena
-        return Part(machine.hold(buffer), nbytes, self.integers[position], is_variant and nbytes > 0)
+        return Part(heap.hold(buffer), nbytes, self.integers[position], is_variant and nbytes > 0)
 
     def number(self, position: int) -> int | None:
         values = self.integers[position]
         return values[0] if values else None
 
 
-Rule = Callable[["Machine", Call], list["Buffer"]]
+Rule = Callable[[Heap, Call], list[Buffer]]
 """Runs an op; gives its outputs, each held once."""
 
 
@@ -58,28 +56,28 @@ def _bytes(kind: TensorType) -> int:
     return VARIANT_BYTES if kind.dtype == "variant" else kind.nbytes or 0
 
 
-def _zeros(machine: Machine, kind: TensorType) -> Buffer:
+def _zeros(heap: Heap, kind: TensorType) -> Buffer:
     """What stands for an element that is not set."""
-    return machine.allocate_on_host(VARIANT_BYTES) if kind.dtype == "variant" else machine.allocate(_bytes(kind))
+    return heap.allocate_on_host(VARIANT_BYTES) if kind.dtype == "variant" else heap.allocate(_bytes(kind))
 
 
-def _own(machine: Machine, source: Buffer) -> Buffer:
+def _own(heap: Heap, source: Buffer) -> Buffer:
     """The list itself if nobody else holds it, or a copy."""
-    if machine.is_dying(source):
-        return machine.hold(source)
-    made = machine.allocate_on_host(VARIANT_BYTES)
-    made.parts = [_shared(machine, p) for p in source.parts]
+    if heap.is_dying(source):
+        return heap.hold(source)
+    made = heap.allocate_on_host(VARIANT_BYTES)
+    made.parts = [_shared(heap, p) for p in source.parts]
     made.endless, made.source = source.endless, source.source
     return made
 
 
-def _shared(machine: Machine, part: Part | None) -> Part | None:
+def _shared(heap: Heap, part: Part | None) -> Part | None:
     """An element that one more list keeps."""
-    return None if part is None else part._replace(buffer=machine.hold(part.buffer))
+    return None if part is None else part._replace(buffer=heap.hold(part.buffer))
 
 
-def _made(machine: Machine, nbytes: int) -> Part:
-    return Part(machine.allocate(nbytes), nbytes)
+def _made(heap: Heap, nbytes: int) -> Part:
+    return Part(heap.allocate(nbytes), nbytes)
 
 
 def _listed(buffer: Buffer) -> Part:
@@ -87,187 +85,187 @@ def _listed(buffer: Buffer) -> Part:
     return Part(buffer, VARIANT_BYTES, is_list=True)
 
 
-def _release_part(machine: Machine, part: Part | None) -> None:
+def _release_part(heap: Heap, part: Part | None) -> None:
     if part is not None:
-        machine.drop(part.buffer)
+        heap.drop(part.buffer)
 
 
-def _element(machine: Machine, call: Call, output: int, index: int | None) -> Buffer:
+def _element(heap: Heap, call: Call, output: int, index: int | None) -> Buffer:
     """An element of the first input as an output, held; one that is not set is made of zeros."""
     source, missing = call.inputs[0], call.node.outputs[output]
     if is_pooled(source):
-        return _any_element(machine, call, output)
+        return _any_element(heap, call, output)
     if index is None and source.parts:
-        machine.exact = False  # any element; zeros, if there may be any, are the most that it can take
+        heap.exact = False  # any element; zeros, if there may be any, are the most that it can take
         index = next((i for i, p in enumerate(source.parts) if p is None), 0)
     if index is not None and index < len(source.parts):
         part = source.parts[index]
         if part is None:
-            return _zeros(machine, missing)
+            return _zeros(heap, missing)
         call.known[output] = part.values
-        return machine.hold(part.buffer)
+        return heap.hold(part.buffer)
     # Nothing is known of the list: its elements are there already.
     made = Buffer(None, _bytes(missing), source.source)
     made.endless = missing.dtype == "variant"
-    return machine.hold(made)
+    return heap.hold(made)
 
 
-def _any_element(machine: Machine, call: Call, output: int) -> Buffer:
+def _any_element(heap: Heap, call: Call, output: int) -> Buffer:
     """An element of a pool, or one of zeros where the list may have some that are not set."""
     source, missing = call.inputs[0], call.node.outputs[output]
     made = Buffer(None, 0)
-    made.parts = [_shared(machine, p) for p in source.parts]
+    made.parts = [_shared(heap, p) for p in source.parts]
     for part in source.parts:
         if part is not None and part.buffer.ahead is not None:
             made.ahead, part.buffer.ahead = part.buffer.ahead, None
     if None in source.parts:
-        made.parts.append(Part(_zeros(machine, missing), _bytes(missing), pool=()))
+        made.parts.append(Part(_zeros(heap, missing), _bytes(missing), pool=()))
     call.known[output] = next(p.values for p in source.parts if p is not None and p.pool is not None)
-    return machine.hold(made)
+    return heap.hold(made)
 
 
-def _pool(machine: Machine, sizes: Sequence[int]) -> list[Part | None]:
+def _pool(heap: Heap, sizes: Sequence[int]) -> list[Part | None]:
     """Elements of these sizes that are made anew, of a list that may have fewer."""
-    made: list[Part | None] = [_made(machine, size)._replace(pool=(size,)) for size in sizes]
+    made: list[Part | None] = [_made(heap, size)._replace(pool=(size,)) for size in sizes]
     return made
 
 
-def _empty(machine: Machine, call: Call) -> list[Buffer]:
-    return [machine.allocate_on_host(VARIANT_BYTES)]
+def _empty(heap: Heap, call: Call) -> list[Buffer]:
+    return [heap.allocate_on_host(VARIANT_BYTES)]
 
 
-def _reserve(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate_on_host(VARIANT_BYTES)
+def _reserve(heap: Heap, call: Call) -> list[Buffer]:
+    made = heap.allocate_on_host(VARIANT_BYTES)
     made.parts = [None] * (call.number(1) or 0)
-    machine.exact &= call.number(1) is not None
+    heap.exact &= call.number(1) is not None
     return [made]
 
 
-def _push_back(machine: Machine, call: Call) -> list[Buffer]:
-    made = _own(machine, call.inputs[0])
-    made.parts.append(call.part(machine, 1))
+def _push_back(heap: Heap, call: Call) -> list[Buffer]:
+    made = _own(heap, call.inputs[0])
+    made.parts.append(call.part(heap, 1))
     return [made]
 
 
-def _pop_back(machine: Machine, call: Call) -> list[Buffer]:
+def _pop_back(heap: Heap, call: Call) -> list[Buffer]:
     source = call.inputs[0]
-    element = _element(machine, call, 1, len(source.parts) - 1 if source.parts else None)
-    made = _own(machine, source)
+    element = _element(heap, call, 1, len(source.parts) - 1 if source.parts else None)
+    made = _own(heap, source)
     if made.parts and not is_pooled(made):
-        _release_part(machine, made.parts.pop())
+        _release_part(heap, made.parts.pop())
     return [made, element]
 
 
-def _get_item(machine: Machine, call: Call) -> list[Buffer]:
-    return [_element(machine, call, 0, call.number(1))]
+def _get_item(heap: Heap, call: Call) -> list[Buffer]:
+    return [_element(heap, call, 0, call.number(1))]
 
 
-def _set_item(machine: Machine, call: Call) -> list[Buffer]:
-    made = _own(machine, call.inputs[0])
+def _set_item(heap: Heap, call: Call) -> list[Buffer]:
+    made = _own(heap, call.inputs[0])
     index = call.number(1)
     if is_pooled(made):
-        made.parts.append(call.part(machine, 2))
+        made.parts.append(call.part(heap, 2))
         if call.node.attrs.get("resize_if_index_out_of_bounds"):
             made.parts.append(None)
         return [made]
     if index is None:
-        machine.exact = False
+        heap.exact = False
         index = next((i for i, p in enumerate(made.parts) if p is None), max(0, len(made.parts) - 1))
     if made.endless and index >= len(made.parts):
-        machine.exact = False
+        heap.exact = False
     made.parts += [None] * (index + 1 - len(made.parts))
     before = made.parts[index]
-    made.parts[index] = call.part(machine, 2)
-    _release_part(machine, before)
+    made.parts[index] = call.part(heap, 2)
+    _release_part(heap, before)
     return [made]
 
 
-def _resize(machine: Machine, call: Call) -> list[Buffer]:
-    made = _own(machine, call.inputs[0])
+def _resize(heap: Heap, call: Call) -> list[Buffer]:
+    made = _own(heap, call.inputs[0])
     size = call.number(1)
     if size is None or is_pooled(made):
-        machine.exact = False
+        heap.exact = False
         made.parts.append(None)
         return [made]
     made.parts += [None] * (size - len(made.parts))
     for part in made.parts[size:]:
-        _release_part(machine, part)
+        _release_part(heap, part)
     del made.parts[size:]
     return [made]
 
 
-def _rows(machine: Machine, made: Buffer, source: TensorType) -> None:
+def _rows(heap: Heap, made: Buffer, source: TensorType) -> None:
     """Add a copy of each row of a tensor."""
     shape = source.shape or ()
     if not shape or None in shape:
-        machine.exact = False
+        heap.exact = False
         return
     known = [d for d in shape if d is not None]
     row = (source.nbytes or 0) // max(1, known[0])
-    made.parts += [_made(machine, row) for _ in range(known[0])] if prod(known) else []
+    made.parts += [_made(heap, row) for _ in range(known[0])] if prod(known) else []
 
 
-def _from_tensor(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate_on_host(VARIANT_BYTES)
-    _rows(machine, made, call.node.inputs[0].type)
+def _from_tensor(heap: Heap, call: Call) -> list[Buffer]:
+    made = heap.allocate_on_host(VARIANT_BYTES)
+    _rows(heap, made, call.node.inputs[0].type)
     return [made]
 
 
-def _split(machine: Machine, call: Call) -> list[Buffer]:
+def _split(heap: Heap, call: Call) -> list[Buffer]:
     """Pieces whose lengths are an input: taken as one."""
-    made = machine.allocate_on_host(VARIANT_BYTES)
-    made.parts.append(_made(machine, _bytes(call.node.inputs[0].type)))
-    machine.exact = False
+    made = heap.allocate_on_host(VARIANT_BYTES)
+    made.parts.append(_made(heap, _bytes(call.node.inputs[0].type)))
+    heap.exact = False
     return [made]
 
 
-def _scatter(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate_on_host(VARIANT_BYTES)
-    _rows(machine, made, call.node.inputs[0].type)
-    machine.exact = False
+def _scatter(heap: Heap, call: Call) -> list[Buffer]:
+    made = heap.allocate_on_host(VARIANT_BYTES)
+    _rows(heap, made, call.node.inputs[0].type)
+    heap.exact = False
     return [made]
 
 
-def _scatter_into(machine: Machine, call: Call) -> list[Buffer]:
-    made = _own(machine, call.inputs[0])
-    _rows(machine, made, call.node.inputs[1].type)
-    machine.exact = False
+def _scatter_into(heap: Heap, call: Call) -> list[Buffer]:
+    made = _own(heap, call.inputs[0])
+    _rows(heap, made, call.node.inputs[1].type)
+    heap.exact = False
     return [made]
 
 
-def _push_back_batch(machine: Machine, call: Call) -> list[Buffer]:
+def _push_back_batch(heap: Heap, call: Call) -> list[Buffer]:
     """Each list of a vector of lists gets a row."""
-    made = _own(machine, call.inputs[0])
-    _rows(machine, made, call.node.inputs[1].type)
-    machine.exact = False
+    made = _own(heap, call.inputs[0])
+    _rows(heap, made, call.node.inputs[1].type)
+    heap.exact = False
     return [made]
 
 
-def _length(machine: Machine, call: Call) -> list[Buffer]:
+def _length(heap: Heap, call: Call) -> list[Buffer]:
     if not call.inputs[0].endless and not is_pooled(call.inputs[0]):
         call.known[0] = (len(call.inputs[0].parts),)
-    return [machine.allocate_on_host(_bytes(call.node.outputs[0]))]
+    return [heap.allocate_on_host(_bytes(call.node.outputs[0]))]
 
 
-def _concat_lists(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate_on_host(VARIANT_BYTES)
+def _concat_lists(heap: Heap, call: Call) -> list[Buffer]:
+    made = heap.allocate_on_host(VARIANT_BYTES)
     for source in call.inputs:
-        made.parts += [_shared(machine, p) for p in source.parts]
-        machine.exact &= not source.endless
+        made.parts += [_shared(heap, p) for p in source.parts]
+        heap.exact &= not source.endless
     return [made]
 
 
-def _stack(machine: Machine, call: Call) -> list[Buffer]:
+def _stack(heap: Heap, call: Call) -> list[Buffer]:
     """One tensor of all; elements that are not set are read from one of zeros."""
-    made = machine.allocate(_bytes(call.node.outputs[0]))
+    made = heap.allocate(_bytes(call.node.outputs[0]))
     parts = call.inputs[0].parts
     if None in parts:
         rows = (call.node.outputs[0].shape or (1,))[0] if is_pooled(call.inputs[0]) else len(parts)
-        machine.drop(machine.allocate(_bytes(call.node.outputs[0]) // (rows or 1)))
+        heap.drop(heap.allocate(_bytes(call.node.outputs[0]) // (rows or 1)))
     return [made]
 
 
-def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
+def _zeros_like(heap: Heap, call: Call) -> list[Buffer]:
     """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc).
 
     Of an optional zeros like its values.
@@ -276,45 +274,45 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
     zeros: dict[int, Part] = {}
 
     def fill(made: Buffer, source: Buffer) -> Buffer:
-        machine.exact &= not source.endless
+        heap.exact &= not source.endless
         if is_pooled(source):
-            made.parts = _pool(machine, element_sizes(source))
+            made.parts = _pool(heap, element_sizes(source))
             return made
         for part in source.parts:
             if part is None:
                 made.parts.append(None)
             elif part.is_list:
-                made.parts.append(_listed(fill(machine.allocate_on_host(VARIANT_BYTES), part.buffer)))
+                made.parts.append(_listed(fill(heap.allocate_on_host(VARIANT_BYTES), part.buffer)))
             elif one_for_all:
                 if part.nbytes not in zeros:
-                    zeros[part.nbytes] = _made(machine, part.nbytes)
-                made.parts.append(_shared(machine, zeros[part.nbytes]))
+                    zeros[part.nbytes] = _made(heap, part.nbytes)
+                made.parts.append(_shared(heap, zeros[part.nbytes]))
             else:
-                made.parts.append(_made(machine, part.nbytes))
+                made.parts.append(_made(heap, part.nbytes))
         return made
 
-    result = fill(machine.allocate_on_host(VARIANT_BYTES), call.inputs[0])
+    result = fill(heap.allocate_on_host(VARIANT_BYTES), call.inputs[0])
     for zero in zeros.values():
-        _release_part(machine, zero)
+        _release_part(heap, zero)
     return [result]
 
 
-def _add(machine: Machine, call: Call) -> list[Buffer]:
+def _add(heap: Heap, call: Call) -> list[Buffer]:
     """The sum of lists: two at a time, element by element, and at last a list for what is left.
 
     Follows AddNVariant (variant_ops_util.cc).
     """
     if len(call.inputs) == 1:
-        return [machine.hold(call.inputs[0])]
+        return [heap.hold(call.inputs[0])]
     terms = list(call.inputs)
     for into, other in _pairs(len(terms)):
-        total = machine.hold(Buffer(None, 0))  # outside of the arena, but for its elements
-        total.parts = _sums(machine, terms[into], terms[other])
+        total = heap.hold(Buffer(None, 0))  # outside of the arena, but for its elements
+        total.parts = _sums(heap, terms[into], terms[other])
         for place in (into, other):
             if terms[place] is not call.inputs[place]:
-                machine.drop(terms[place])
+                heap.drop(terms[place])
         terms[into] = total
-    made = machine.allocate_on_host(VARIANT_BYTES)
+    made = heap.allocate_on_host(VARIANT_BYTES)
     made.parts = terms[0].parts
     return [made]
 
@@ -331,91 +329,91 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
         skip *= 2
 
 
-def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
+def _sums(heap: Heap, one: Buffer, other: Buffer) -> list[Part | None]:
     """The sums of two lists' elements; the other's where one is not set."""
-    machine.exact &= not (one.endless or other.endless)
+    heap.exact &= not (one.endless or other.endless)
     if is_pooled(one) or is_pooled(other):
         sizes = max(element_sizes(one), element_sizes(other), key=sum)
-        terms = [_shared(machine, part) for part in (*one.parts, *other.parts)]
-        return [*_pool(machine, sizes), *(None if p is None else p._replace(pool=p.pool or ()) for p in terms)]
+        terms = [_shared(heap, part) for part in (*one.parts, *other.parts)]
+        return [*_pool(heap, sizes), *(None if p is None else p._replace(pool=p.pool or ()) for p in terms)]
     sums: list[Part | None] = []
     for left, right in zip(one.parts, other.parts, strict=False):
         if left is None or right is None:
-            sums.append(_shared(machine, left or right))
+            sums.append(_shared(heap, left or right))
             continue
         if not left.is_list:
-            sums.append(_made(machine, left.nbytes))
+            sums.append(_made(heap, left.nbytes))
             continue
-        total = machine.allocate_on_host(VARIANT_BYTES)
-        total.parts = _sums(machine, left.buffer, right.buffer)
+        total = heap.allocate_on_host(VARIANT_BYTES)
+        total.parts = _sums(heap, left.buffer, right.buffer)
         sums.append(_listed(total))
     return sums
 
 
-def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
+def _swap_out(heap: Heap, call: Call) -> list[Buffer]:
     """A handle, outside of the arena, which keeps the tensor until Release."""
     handle = Buffer(None, 0)
-    machine.copies_out(call.inputs[0].nbytes, handle)
-    handle.parts = [call.part(machine, 0)]
-    return [machine.hold(handle)]
+    heap.copies_out(call.inputs[0].nbytes, handle)
+    handle.parts = [call.part(heap, 0)]
+    return [heap.hold(handle)]
 
 
-def _release(machine: Machine, call: Call) -> list[Buffer]:
+def _release(heap: Heap, call: Call) -> list[Buffer]:
     handle = call.inputs[0]
     if is_pooled(handle):
         return []  # another one may be it
     for part in handle.parts:
-        _release_part(machine, part)
+        _release_part(heap, part)
     handle.parts = []
     return []
 
 
-def _swap_in(machine: Machine, call: Call) -> list[Buffer]:
+def _swap_in(heap: Heap, call: Call) -> list[Buffer]:
     """The tensor anew, unless it is on its way, and a ticket outside of the arena."""
-    handle, ticket = call.inputs[0], machine.hold(Buffer(None, 0))
+    handle, ticket = call.inputs[0], heap.hold(Buffer(None, 0))
     ahead, handle.ahead = handle.ahead, None
-    return [ahead or _bring_back(machine, _bytes(call.node.outputs[0])), ticket]
+    return [ahead or _bring_back(heap, _bytes(call.node.outputs[0])), ticket]
 
 
-def _bring_back(machine: Machine, nbytes: int) -> Buffer:
-    machine.copies_in(nbytes)
-    return machine.allocate(nbytes)
+def _bring_back(heap: Heap, nbytes: int) -> Buffer:
+    heap.copies_in(nbytes)
+    return heap.allocate(nbytes)
 
 
-def _prefetch(machine: Machine, call: Call) -> list[Buffer]:
+def _prefetch(heap: Heap, call: Call) -> list[Buffer]:
     """The tensor of the last handle, which keeps it. Of a list of which nothing is known there may be one."""
     source = call.inputs[0]
     if source.endless and not source.parts:
-        source.parts.append(Part(machine.hold(Buffer(None, 0)), 0))
+        source.parts.append(Part(heap.hold(Buffer(None, 0)), 0))
     last = source.parts[-1] if source.parts else None
     if last is not None and last.buffer.ahead is None:
-        last.buffer.ahead = _bring_back(machine, cast("int", call.node.attrs["nbytes"]))
-    return [machine.hold(source)]
+        last.buffer.ahead = _bring_back(heap, cast("int", call.node.attrs["nbytes"]))
+    return [heap.hold(source)]
 
 
-def _await(machine: Machine, call: Call) -> list[Buffer]:
-    return [machine.hold(call.inputs[0])]
+def _await(heap: Heap, call: Call) -> list[Buffer]:
+    return [heap.hold(call.inputs[0])]
 
 
-def _split_chunk(machine: Machine, call: Call) -> list[Buffer]:
-    machine.split(cast("tuple[int, ...]", call.node.attrs["nbytes"]))
-    return [machine.hold(Buffer(None, 0))]
+def _split_chunk(heap: Heap, call: Call) -> list[Buffer]:
+    heap.split(cast("tuple[int, ...]", call.node.attrs["nbytes"]))
+    return [heap.hold(Buffer(None, 0))]
 
 
-def _free_rest(machine: Machine, call: Call) -> list[Buffer]:
-    machine.free_rest()
+def _free_rest(heap: Heap, call: Call) -> list[Buffer]:
+    heap.free_rest()
     return []
 
 
-def _optional(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate_on_host(VARIANT_BYTES)
-    made.parts = [call.part(machine, i) for i in range(len(call.inputs))]
+def _optional(heap: Heap, call: Call) -> list[Buffer]:
+    made = heap.allocate_on_host(VARIANT_BYTES)
+    made.parts = [call.part(heap, i) for i in range(len(call.inputs))]
     return [made]
 
 
-def _optional_value(machine: Machine, call: Call) -> list[Buffer]:
+def _optional_value(heap: Heap, call: Call) -> list[Buffer]:
     source = call.inputs[0]
-    return [_element(machine, call, i, i if source.parts else None) for i in range(len(call.node.outputs))]
+    return [_element(heap, call, i, i if source.parts else None) for i in range(len(call.node.outputs))]
 
 
 LIST_RULES: dict[str, Rule] = {
@@ -449,3 +447,10 @@ LIST_RULES: dict[str, Rule] = {
     custom_ops.SWAP_OUT: _swap_out,
 }
 """By op, for nodes that read or make a variant. All others follow kernels/kernel_memory.py."""
+
+
+def uses_lists(node: Node) -> bool:
+    """Whether the node makes or reads a list, in a way that is known here."""
+    if node.op not in LIST_RULES:
+        return False
+    return any(t.type.dtype == "variant" for t in (*node.inputs, *map(node.out, range(len(node.outputs)))))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import (
+    control_flow,
+    is_view,
+    reads_variable,
+    turns_on_copy_on_read,
+    writes_variable,
+)
 from tfswap.kernels.alignment import round_up
 
 
@@ -32,3 +40,48 @@ def fetched_bytes(flow: Dataflow) -> int:
     """The bytes of what the step returns and nothing else holds."""
     values = (flow.values[v] for v in flow.fetched)
     return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
+
+
+class ResourcesUsed(NamedTuple):
+    """What a node's bodies do with the variables that it is given, by position of the input.
+
+    Attributes:
+        written: which they write.
+        sparsely_read: which they read in part.
+        nbytes: how large those are that they read or write.
+    """
+
+    written: tuple[int, ...]
+    sparsely_read: tuple[int, ...]
+    nbytes: dict[int, int]
+
+
+def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
+    """Which variables the bodies of `node` write, and which they read in part."""
+    kind = control_flow(node.op)
+    assert kind is not None
+    written: set[int] = set()
+    sparse: set[int] = set()
+    nbytes: dict[int, int] = {}
+    for body in bodies:
+        position = {(feed, 0): kind.first_argument + i for i, feed in enumerate(body.feeds)}
+        for inner in body.topological():
+            places = [position.get((t.node, t.index)) for t in inner.inputs]
+            if inner in body.bodies:
+                used = resources_used(inner, body.bodies[inner])
+                written.update(p for i in used.written if (p := places[i]) is not None)
+                sparse.update(p for i in used.sparsely_read if (p := places[i]) is not None)
+                nbytes.update({p: n for i, n in used.nbytes.items() if (p := places[i]) is not None})
+            elif is_view(inner.op):
+                position.update({(inner, o): p for o, p in enumerate(places) if p is not None})
+            resources = [p for p, t in zip(places, inner.inputs, strict=True) if t.type.dtype == "resource"]
+            if reads_variable(inner.op) or writes_variable(inner.op):
+                # What is read, or else the largest of what is written: slots are as large as their variable.
+                touched = inner.outputs or [t.type for t in inner.inputs]
+                size = max((kind.nbytes or 0 for kind in touched), default=0)
+                nbytes.update({p: max(size, nbytes.get(p, 0)) for p in resources if p is not None})
+            if writes_variable(inner.op):
+                written.update(p for p in resources if p is not None)
+            if turns_on_copy_on_read(inner.op):
+                sparse.update(p for p in resources if p is not None)
+    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)), nbytes)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tfswap.analysis.analyse import analyse_dataflow
-from tfswap.analysis.control_flow import UnboundedLoop
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.records import UnboundedLoop
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower
 from tfswap.compiler.options import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tfswap.analysis.control_flow import overlapping_bytes
+from tfswap.analysis.concurrent_iterations import overlapping_bytes
 from tfswap.ir.graph import Graph
 from tfswap.passes.contract import Row, Target, always, apply_table, graph_pass, own_ops
 from tfswap.passes.prepare.assign_in_place import assign_in_place

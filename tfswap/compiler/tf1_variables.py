@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from tfswap.analysis.control_flow import resources_used
+from tfswap.analysis.variables import resources_used
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_view, makes_handle, writes_variable
 from tfswap.support.reach import reach

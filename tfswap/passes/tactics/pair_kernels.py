@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs, makers
+from tfswap.analysis.function_runs import group_chunks
 from tfswap.analysis.groups import Chunks, with_views
 from tfswap.ir.custom_ops import GROUP, PAIR
 from tfswap.ir.graph import Dtype, Graph, Node

@@ -3,7 +3,7 @@
 // How often a loop runs, and which branch a conditional takes, decides where the results lie in the arena, and so which
 // chunks later requests get. So the results of a loop's iteration or of a branch are copied to host memory, freed, and
 // copied back into buffers that are requested in the values' order: the arena is then the same whichever way the step
-// has taken, and a plan that holds for one holds for all. `Machine._relocate` in analysis/control_flow.py has the same.
+// has taken, and a plan that holds for one holds for all. `BodyReplay._relocate` in analysis/control_flow.py has the same.
 // Values that lie there already, which those updated in place do, are not copied.
 
 #ifndef TFSWAP_RELOCATION_H_

@@ -1,0 +1,212 @@
+"""What a loop, a conditional or an op of lists does to the allocator, as its replay has found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfswap.analysis.buffers import Buffer, Contents, Element, Part
+from tfswap.analysis.heap import Heap
+from tfswap.analysis.integer_values import Values
+from tfswap.analysis.pools import reached
+from tfswap.analysis.request_log import events_of
+from tfswap.errors import UnsupportedGraph
+from tfswap.ir.graph import Graph, Node
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.events import Event
+from tfswap.kernels.memory_rules import VARIANT_BYTES
+
+
+class Keeps(NamedTuple):
+    """What a list keeps: outputs, numbered as in `Record.events`; values of the step; inputs, with what those keep."""
+
+    outputs: tuple[int, ...]
+    values: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A loop's or conditional's dealings with the allocator.
+
+    Attributes:
+        events: as `KernelMemory.events`, and ("release", value) of one that was given up; ("split", bytes) of one of
+            the next requests, which is to get a chunk of its own size, ("part", 0) after the last of these, and
+            ("rest", 0) where what parts the latest is given back. Outputs from the node's own number of outputs on are
+            buffers that its lists keep.
+        part_bytes: sizes of those buffers.
+        alias: by output, the input whose buffer or list it is.
+        twins: by output, the output before it whose buffer or list it is.
+        keeps: by output, what its list keeps.
+        contents: by output, what is known of its list.
+        integers: by output, its values where they are known.
+        exact: whether `events` are what the allocator sees, or a bound.
+        undetermined: the loops and conditionals in it, and itself, of which the step decides how often they run, or
+            which branch, so that where their results lie is not known.
+        undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
+            do not all ask for the same.
+        repeated: whether such a conditional runs in a loop, now one branch and now another.
+        ends_early: whether a loop may end before its last iteration, and leave other holes then.
+        endless: whether there is no last iteration of such a loop, so that not all of its ends can be tried.
+        decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
+        runs: how often each body runs.
+        out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
+        away_bytes: what of that is still in host memory when the node has ended.
+        passing_bytes: the most that is held in addition, while it runs.
+    """
+
+    events: tuple[Event, ...] = ()
+    part_bytes: tuple[int, ...] = ()
+    alias: dict[int, int] = field(default_factory=dict[int, int])
+    twins: dict[int, int] = field(default_factory=dict[int, int])
+    keeps: dict[int, Keeps] = field(default_factory=dict[int, "Keeps"])
+    contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
+    integers: dict[int, Values] = field(default_factory=dict[int, Values])
+    exact: bool = True
+    undetermined: tuple[Node, ...] = ()
+    undecided: int = 0
+    repeated: bool = False
+    ends_early: bool = False
+    endless: bool = False
+    decided: bool = True
+    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
+    out_bytes: int = 0
+    in_bytes: int = 0
+    away_bytes: int = 0
+    passing_bytes: int = 0
+
+
+@dataclass
+class Findings:
+    """What a replay finds out about its node, besides its requests. Attributes as those of `Record`."""
+
+    undetermined: dict[Node, None] = field(default_factory=dict[Node, None])
+    undecided: int = 0
+    repeated: bool = False
+    ends_early: bool = False
+    endless: bool = False
+    decided: bool = True
+    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
+
+
+class UnboundedLoop(UnsupportedGraph):
+    """A loop keeps something of each iteration, and how many there are is not known.
+
+    Attributes:
+        loop: its node's name.
+    """
+
+    def __init__(self, loop: str, kept_bytes: int):
+        super().__init__(
+            f"the loop {loop!r} keeps {kept_bytes} bytes of each iteration, and how many iterations there are is not "
+            "known before the step runs: its memory has no bound."
+        )
+        self.loop = loop
+
+
+def record_of(
+    heap: Heap, found: Findings, outputs: Sequence[Buffer], known: Sequence[Values | None], *, covering: bool
+) -> Record:
+    """The record of a replay that has given `outputs`, of integers `known`.
+
+    Args:
+        covering: whether a result that is an element of a pool gets a buffer of its own, which keeps the pool.
+    """
+    if covering:
+        outputs = [_in_arena(heap, buffer) for buffer in outputs]
+    alias: dict[int, int] = {}
+    twins: dict[int, int] = {}
+    names: dict[int | None, int] = {}  # allocation to output
+    for o, buffer in enumerate(outputs):
+        if buffer.number is None:
+            if buffer.source is not None:
+                alias[o] = buffer.source
+        elif buffer.number in names:
+            twins[o] = names[buffer.number]
+        else:
+            names[buffer.number] = o
+    keeps, part_bytes = _kept_by_lists(outputs, alias, names)
+    lists = [o for o, buffer in enumerate(outputs) if o not in alias and _is_list(buffer)]
+    return Record(
+        tuple(events_of(heap.log, names)),
+        tuple(part_bytes),
+        alias,
+        twins,
+        keeps,
+        {o: contents_of(outputs[o], names) for o in lists},
+        {o: v for o, v in enumerate(known) if v is not None},
+        heap.exact,
+        tuple(found.undetermined),
+        found.undecided,
+        found.repeated,
+        found.ends_early,
+        found.endless,
+        found.decided,
+        found.runs,
+        int(heap.out_bytes),
+        int(heap.in_bytes),
+        heap.away_bytes,
+        heap.most_away_bytes - heap.away_bytes,
+    )
+
+
+def _in_arena(heap: Heap, buffer: Buffer) -> Buffer:
+    """A result, or, of an element of a pool, a buffer that keeps the pool."""
+    if buffer.number is not None or buffer.source is not None or not buffer.parts:
+        return buffer
+    made = heap.allocate(max(1, *(p.nbytes for p in buffer.parts if p is not None)))
+    made.parts = buffer.parts
+    return made
+
+
+def _is_list(buffer: Buffer) -> bool:
+    if buffer.endless and buffer.source is not None:
+        return False
+    return bool(buffer.parts) or buffer.nbytes == VARIANT_BYTES
+
+
+def _kept_by_lists(
+    outputs: Sequence[Buffer], alias: Mapping[int, int], names: dict[int | None, int]
+) -> tuple[dict[int, Keeps], list[int]]:
+    """By output, what its list keeps; and the sizes of the buffers that only lists keep, which `names` gets."""
+    keeps: dict[int, Keeps] = {}
+    part_bytes: list[int] = []
+    for o, buffer in enumerate(outputs):
+        if o in alias:
+            continue
+        kept, values, inputs = dict[int, None](), dict[int, None](), dict[int, None]()
+        pending = [p.buffer for p in buffer.parts if p is not None] if buffer.number is not None else []
+        if buffer.endless and buffer.source is not None:
+            inputs[buffer.source] = None
+        while pending:
+            part = pending.pop()
+            pending += [p.buffer for p in part.parts if p is not None]
+            pending += [] if part.ahead is None else [part.ahead]
+            if part.number is None:
+                if part.value is not None:
+                    values[part.value] = None
+                elif part.source is not None:
+                    inputs[part.source] = None
+                continue
+            if part.number not in names:
+                names[part.number] = len(outputs) + len(part_bytes)
+                part_bytes.append(part.arena_bytes)
+            kept[names[part.number]] = None
+        if kept or values or inputs:
+            keeps[o] = Keeps(tuple(kept), tuple(values), tuple(inputs))
+    return keeps, part_bytes
+
+
+def contents_of(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
+    """What is known of a list, some of whose elements' allocations are outputs, by `names`."""
+    return tuple(None if p is None else _element(p, names) for p in buffer.parts)
+
+
+def _element(part: Part, names: Mapping[int | None, int]) -> Element:
+    buffer = part.buffer
+    if part.pool is not None:  # whose buffers the lists keep by `Record.keeps`
+        pool_bytes = sum(round_up(b.nbytes) for b in reached(buffer)) + round_up(buffer.nbytes)
+        return Element(pool_bytes, part.values, is_list=part.is_list, pool=part.pool)
+    kept = None if buffer.endless else contents_of(buffer, names)
+    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept, part.is_list, part.pool)

@@ -194,7 +194,7 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     concrete = function.get_concrete_function(*inputs)
     if mode == "unoptimised":
         graph = as_planned(import_function(concrete, inputs), concrete, device)
-        plain = Optimizer(graph, device, Options(tactics=())).variants.plain
+        plain = Optimizer(graph, device, Options(tactics=())).search.variants.plain
         row["map_bytes"] = feature_map_bytes(plain.graph, plain.flow)
     else:
         if "encode" in options["tactics"]:

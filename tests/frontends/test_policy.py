@@ -188,7 +188,9 @@ def test_a_loop_goes_by_what_is_said_of_the_tensors_in_its_body(allowed: str, li
 def test_what_a_loop_saves_is_swapped_if_what_is_pushed_may_be() -> None:
     graph = parse_graph(test_loop_swap.TEXT)
     (pushed,) = {
-        push.graph: push.pushed.name for a in Optimizer(graph, CPU).variants.accumulators.values() for push in a.pushes
+        push.graph: push.pushed.name
+        for a in Optimizer(graph, CPU).search.variants.accumulators.values()
+        for push in a.pushes
     }.values()
     free = optimizer(graph, tactics=("swap",))
     plan = free.plan(free.floor_bytes())
@@ -219,10 +221,10 @@ def test_a_loop_makes_nothing_again_by_kernels_that_may_not_run_again() -> None:
     # `tanhs` can still be made of `sums`, if that is saved.
     assert {r.recomputed for r in bound.search.alternatives.recomputed(0, bound.costs, swap=False)} == {("tanhs",)}
     with pytest.raises(InvalidModel, match=r"recomputes 'shifted:0' in place of saving 'sums'"):
-        bound.variants[both]
+        bound.search.variants[both]
     # What may be recomputed and not swapped is not swapped where it is recomputed either.
     carried = optimizer(graph, policy=without(f"{body}/tanh:0", "swap"))
-    made = carried.variants[both].graph
+    made = carried.search.variants[both].graph
     permits = {t.name: permit for part in made.all_bodies() for t, permit in part.permits.items()}
     assert {name for name, permit in permits.items() if not permit.allows("swap")} == {
         "tanh:0",
@@ -255,14 +257,14 @@ def test_what_waits_inside_of_a_body(tactic: str) -> None:
 def test_what_a_loop_saves_is_encoded_if_what_is_pushed_may_be() -> None:
     graph = parse_graph(test_inner_encode.SAVED)
     kernel = "back[1]/grad"
-    accumulator = optimizer(graph).variants.accumulators["saved"]
+    accumulator = optimizer(graph).search.variants.accumulators["saved"]
     (push,) = accumulator.pushes
     body = next(name for name, part in graph.named_bodies().items() if push.node.name in part)
     assert optimizer(graph).search.alternatives._worth_inside(0, 0) == (kernel,)
     bound = optimizer(graph, policy=without(f"{body}/{push.pushed.name}", "encode"))
     assert bound.search.alternatives._worth_inside(0, 0) == ()
     with pytest.raises(InvalidModel, match="encodes what loops save in 'saved'"):
-        bound.variants[bound.variants.base._replace(encoded=(kernel,))]
+        bound.search.variants[bound.search.variants.base._replace(encoded=(kernel,))]
 
 
 # --- plans ------------------------------------------------------------------------------------------------
@@ -338,9 +340,9 @@ def test_an_encoding_goes_where_its_tensor_may_go() -> None:
     free = optimizer()
     encoded = free.search._encoded
     assert encoded is not None
-    tensor = free.variants[encoded].encodings[0].tensor.name
+    tensor = free.search.variants[encoded].encodings[0].tensor.name
     bound = optimizer(policy=without(tensor, "swap", "recompute"))
-    flow = bound.variants[encoded].flow
+    flow = bound.search.variants[encoded].flow
     smaller = [v for v, value in enumerate(flow.values) if value.tensor.node.op.startswith("Tfswap>Encode")]
     held = [v for v in smaller if flow.values[v].tensor.node.inputs[0].name == tensor]
     assert held

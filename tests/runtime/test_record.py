@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
+from tfswap.compiler.step_report import timeline_of
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, SPLIT
@@ -30,7 +31,7 @@ def optimized(graph: Graph, share: float = 0.0) -> tuple[Optimizer, Timeline]:
     floor = optimizer.floor_bytes()
     limit = floor + int(share * max(0, optimizer.baseline.peak_bytes - floor))
     plan = optimizer.plan(limit, ordered=True)
-    found = optimizer.timeline(plan, NOTHING_KNOWN)
+    found = timeline_of(optimizer, plan, NOTHING_KNOWN)
     assert found.planned is not None
     assert found.planned.peak_bytes == optimizer.form_of(plan).peak_bytes(NOTHING_KNOWN)
     return optimizer, found
@@ -145,7 +146,7 @@ def test_what_else_is_in_the_arena_is_distinguished() -> None:
     plan = optimizer.plan(None, ordered=True)
     there = 1 << 28
     chunks = ((0, there, True), (there, 1 << 30, False))
-    found = optimizer.timeline(plan, ArenaSnapshot(there, chunks, instantiated=True))
+    found = timeline_of(optimizer, plan, ArenaSnapshot(there, chunks, instantiated=True))
     assert found.planned is not None
     assert found.after is not None
     first = found.after.at([0])[0]

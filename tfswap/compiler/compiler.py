@@ -13,7 +13,6 @@ from tfswap.analysis.records import UnboundedLoop
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower
 from tfswap.compiler.options import Options
-from tfswap.compiler.origin import Answer, Asked
 from tfswap.compiler.plan_cache import PlanCache, StepPlans
 from tfswap.compiler.plan_check import require_allowed
 from tfswap.compiler.planned_form import PlannedForm
@@ -28,13 +27,11 @@ from tfswap.compiler.preconditions import (
 from tfswap.compiler.prepare import prepare
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
-from tfswap.compiler.refusal import refuse, unplaced_bytes
-from tfswap.compiler.reserved_slots import reserved_slots
-from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
+from tfswap.compiler.refusal import refuse
+from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
-from tfswap.compiler.step_report import report_of, timeline_of
+from tfswap.compiler.step_report import report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
-from tfswap.compiler.variants import Variants
 from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
@@ -45,7 +42,6 @@ from tfswap.planner.planner import Planner
 from tfswap.planner.promise import promised
 from tfswap.planner.validate import require_accumulators, require_fit
 from tfswap.report.report import Report
-from tfswap.report.timeline import Timeline
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
@@ -111,7 +107,7 @@ class Optimizer:
         self.costs = costs or Costs.of(device, self.options.profile)
         self.search = Search(settled, self._facts, self.target, self.options, self.costs, snapshot)
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
-        self._predict_unoptimised(snapshot)
+        self._arena_bytes = snapshot.total_bytes
         self.unoptimised = UnoptimisedStep(
             graph,
             self.target,
@@ -134,10 +130,6 @@ class Optimizer:
         """
         return self.unoptimised.baseline
 
-    def renew_baseline(self) -> None:
-        """Predict the unoptimised peak from now on for the arena as it is assumed."""
-        self.unoptimised.renew(self.search.snapshot_of(PLAIN))
-
     def _ordered_seconds(self) -> float:
         """The seconds of the step's kernels one after the other."""
         return sum(s for s, k in zip(self.costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
@@ -145,39 +137,36 @@ class Optimizer:
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
         self.search.assume_arena(snapshot)
-        self._predict_unoptimised(snapshot)
+        self._arena_bytes = snapshot.total_bytes
 
     def assume_made(self, plan: Plan, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content: that of `assume_arena`, and what `plan` has made there."""
         self.search.assume_made(Rewriting.of(plan), snapshot)
-        self._predict_unoptimised(snapshot)
-
-    def _predict_unoptimised(self, snapshot: ArenaSnapshot) -> None:
-        self.resident_bytes = max(snapshot.total_bytes, self.flow.persistent_bytes)
+        self._arena_bytes = snapshot.total_bytes
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
         return self.search.has_made(Rewriting.of(plan))
 
     @property
-    def variants(self) -> Variants:
-        """The step's variants."""
-        return self.search.variants
+    def resident_bytes(self) -> int:
+        """Bytes in the arena throughout the step: variables, arguments and constants, and tensors of others."""
+        return max(self._arena_bytes, self.flow.persistent_bytes)
 
     @property
     def settled(self) -> Graph:
         """The step with settled variables and ordered bodies, and what is done to it whatever is chosen."""
-        return self.variants.plain.graph
+        return self.search.variants.plain.graph
 
     @property
     def flow(self) -> Dataflow:
         """The facts of `settled`."""
-        return self.variants.plain.flow
+        return self.search.variants.plain.flow
 
     @property
     def planner(self) -> Planner:
         """The planner for `settled`, in the arena as it is assumed."""
-        return self.search.planner_of(self.variants.plain)
+        return self.search.planner_of(self.search.variants.plain)
 
     def _facts(self, graph: Graph) -> Dataflow:
         try:
@@ -237,11 +226,7 @@ class Optimizer:
         """
         self.require_fit(plan)
         peak = self._peak_here(plan)
-        if limit_bytes is not None and peak > limit_bytes:
-            return None
-        return dataclasses.replace(
-            plan, limit_bytes=limit_bytes, planned_peak_bytes=peak, persistent_bytes=self.resident_bytes
-        )
+        return None if limit_bytes is not None and peak > limit_bytes else self._placed(plan, limit_bytes, peak)
 
     def fits_unchanged(self, aim_bytes: int) -> bool:
         """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
@@ -279,11 +264,12 @@ class Optimizer:
         """
         self.require_fit(plan)
         peak = self.baseline.peak_bytes if plan.changes_nothing else self._peak_here(plan)
+        return self._placed(plan, plan.limit_bytes if limit is None else self._limit_bytes(limit), peak)
+
+    def _placed(self, plan: Plan, limit_bytes: int | None, peak_bytes: int) -> Plan:
+        """`plan` with the peak that it has in the arena as it is assumed."""
         return dataclasses.replace(
-            plan,
-            limit_bytes=plan.limit_bytes if limit is None else self._limit_bytes(limit),
-            planned_peak_bytes=peak,
-            persistent_bytes=self.resident_bytes,
+            plan, limit_bytes=limit_bytes, planned_peak_bytes=peak_bytes, persistent_bytes=self.resident_bytes
         )
 
     def _peak_here(self, plan: Plan) -> int:
@@ -292,23 +278,10 @@ class Optimizer:
         snapshot = self.search.snapshot_of(form.variant.rewriting)
         return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
 
-    def timeline(self, plan: Plan, snapshot: ArenaSnapshot) -> Timeline:
-        """As `timeline_of`."""
-        return timeline_of(self, plan, snapshot)
-
-    def slots(self, snapshot: ArenaSnapshot, outside_bytes: Sequence[int] = ()) -> list[int]:
-        """As `reserved_slots`."""
-        return reserved_slots(self.search, snapshot, outside_bytes)
-
     @progress.task("looking for the smallest limit")
     @without_collector
     def floor_bytes(self) -> int:
         return self.search.lowest().candidate.peak_bytes + self.extra_margin_bytes
-
-    @property
-    def unplaced_bytes(self) -> int:
-        """As `unplaced_bytes` of `compiler/refusal.py`."""
-        return unplaced_bytes(self.search)
 
     def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
         """The refusal of a limit, with the floor."""
@@ -339,20 +312,12 @@ class Optimizer:
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
-        return self.variants[Rewriting.of(plan)]
-
-    def policy_answers(self) -> list[Answer]:
-        """What the policy says of the step's tensors, where it does not allow everything."""
-        if self.options.policy is None:
-            return []
-        asked = Asked(self.options.policy)
-        note_permits(self.graph.copy(), (), asked, self.locate)
-        return asked.kept
+        return self.search.variants[Rewriting.of(plan)]
 
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""
         require_allowed(plan, self.fingerprint, self.options)
-        require_accumulators(plan, self.variants.accumulators)
+        require_accumulators(plan, self.search.variants.accumulators)
         require_fit(plan, self.search.planner_of(self.variant_of(plan)).problems[0])
 
     @progress.task("rewriting")

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfswap.compiler.model_file import ConcreteStep, ModelFile
 from tfswap.compiler.options import Options, Spill
-from tfswap.compiler.policy import Policy, TensorFacts
+from tfswap.compiler.policy import Policy, TensorFacts, note_permits
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import GATE
@@ -329,6 +329,15 @@ class Asked:
     @property
     def kept(self) -> list[Answer]:
         return [Answer(name, tuple(sorted(tactics))) for name, tactics in sorted(self.answers.items())]
+
+
+def policy_answers(graph: Graph, policy: Policy | None, locate: Callable[[str], str | None]) -> list[Answer]:
+    """What a policy says of the tensors of `graph`, where it does not allow everything."""
+    if policy is None:
+        return []
+    asked = Asked(policy)
+    note_permits(graph.copy(), (), asked, locate)
+    return asked.kept
 
 
 def _answered(answers: Iterable[Answer]) -> Callable[[TensorFacts], Collection[str] | None]:

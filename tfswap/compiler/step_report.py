@@ -24,7 +24,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
     Args:
         snapshot: what is in the arena before the step; by default what is assumed.
     """
-    search, variants = optimizer.search, optimizer.variants
+    search, variants = optimizer.search, optimizer.search.variants
     variant = optimizer.variant_of(plan)
     there = search.snapshot_of(variant.rewriting) if snapshot is None else snapshot
     step = PlannedStep(
@@ -42,7 +42,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
         baseline=lambda: optimizer.baseline,
         trains=trains(optimizer.graph),
         locate=optimizer.locate,
-        timeline=functools.cache(lambda: optimizer.timeline(plan, there)),
+        timeline=functools.cache(lambda: timeline_of(optimizer, plan, there)),
         largest=functools.partial(_largest_working_set, search),
         snapshot=there,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import ALWAYS_OPEN
-from tfswap.compiler.origin import Origin, SavedStep, sized
+from tfswap.compiler.origin import Origin, SavedStep, policy_answers, sized
 from tfswap.compiler.request import Request
 from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError
@@ -167,6 +167,6 @@ def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, reques
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
     step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))
-    answers = optimizer.policy_answers()
+    answers = policy_answers(optimizer.graph, request.options.policy, optimizer.locate)
     Origin.of(name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
     return export_function(graph, concrete, refers_to=[concrete])

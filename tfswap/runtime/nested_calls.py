@@ -17,18 +17,64 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import INSIDE
+from tfswap.ir.graph import Graph
+from tfswap.passes.device_carriers import FIRST, units
 from tfswap.runtime.captures import deferred
+from tfswap.runtime.function_maker import FunctionMaker
+from tfswap.runtime.trace import Trace
 
 
-def can_run(concrete: Any) -> bool:
-    """Whether Python can run a trace that another function calls: it captures no tensor that the other one computes."""
-    import tensorflow as tf
+class NestedStep:
+    """A step as other functions call it."""
 
-    return not any(deferred(concrete)) and not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))
+    def __init__(self, trace: Trace, maker: FunctionMaker, run: Callable[[list[Any]], Any]):
+        """No function calls it yet.
+
+        Args:
+            run: runs it in its turn, from its arguments to its structured results.
+        """
+        self._trace = trace
+        self._maker = maker
+        self._run_step = run
+        self._function: Any = None
+
+    def can_run(self, graph: Graph) -> bool:
+        """Whether Python can run the step, whose graph this is, where another function calls it."""
+        import tensorflow as tf
+
+        concrete = self._trace.concrete
+        on_others = any({*units(part)} - {FIRST} for part in (graph, *graph.all_bodies()))
+        if self._trace.device.model.kind != "cpu" or on_others or any(deferred(concrete)):
+            return False
+        return not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))  # that the other function computes
+
+    def function(self, *, rewritten: bool, waits: bool) -> Any:
+        """What is called where another function is traced: it runs the step when that runs.
+
+        Args:
+            rewritten: whether the step has a plan that changes something.
+            waits: as of `_inside_function`.
+        """
+        if self._function is None:
+            concrete = self._trace.concrete
+            planned = self._maker.for_file() if rewritten else concrete
+            self._function = _inside_function(planned, concrete, self._run, waits=waits)
+        return self._function
+
+    def _run(self, *given: Any) -> list[Any]:
+        """Run it now for another function, which gives it its inputs, captures included; returns flat results."""
+        concrete = self._trace.concrete
+        arguments = given[: len(given) - len(concrete._captured_inputs)]
+        try:
+            result = self._run_step([*arguments])
+        except InfeasibleMemoryLimit as refusal:
+            raise MemoryError(str(refusal)) from None  # which TensorFlow makes a ResourceExhaustedError of
+        return concrete.function_type.output.to_tensors(result)
 
 
-def inside_function(planned: Any, original: Any, run: Callable[..., Sequence[Any]], *, waits: bool) -> Any:
+def _inside_function(planned: Any, original: Any, run: Callable[..., Sequence[Any]], *, waits: bool) -> Any:
     """A ConcreteFunction that is called in the place of a trace where another function is traced.
 
     Args:

@@ -26,6 +26,7 @@ from typing import Any
 from tfswap.compiler.alternatives import MOST_VARIANTS
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
+from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
@@ -215,7 +216,7 @@ class PlanningLoop:
             self._lacking_bytes = max(self._lacking_bytes, lacking)
         optimizer.assume_made(plan, snapshot)  # planned again for that arena
         if not self.limit.is_final:
-            optimizer.renew_baseline()
+            optimizer.unoptimised.renew(optimizer.search.snapshot_of(PLAIN))
             self.limit.compute(optimizer, snapshot)
         return Outcome.ARENA_CHANGED
 

@@ -19,7 +19,6 @@ from tfswap.device.cudnn import limit_workspaces, without_redzones
 from tfswap.device.live import free_functions, runs_at_once
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.native.forks import calls_steps
-from tfswap.passes.device_carriers import FIRST, units
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.runtime import messages, turn
@@ -31,7 +30,7 @@ from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.limit import StepLimit
 from tfswap.runtime.margins import Margins
-from tfswap.runtime.nested_calls import can_run, inside_function
+from tfswap.runtime.nested_calls import NestedStep
 from tfswap.runtime.planning_loop import PlanningLoop
 from tfswap.runtime.program import Program
 from tfswap.runtime.step_compiler import Shapes, StepCompiler
@@ -96,17 +95,15 @@ class Step:
         self._first = first
         self._gate: int | None = None
         self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
-        self._inside_function: Any = None  # as of `_inside`
         self._limit = StepLimit(trace, request, granted_bytes)
         self._margins = Margins()
         self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
+        self._nested = NestedStep(trace, self._maker, lambda given: self._in_turn(given, plain=True, asked=None))
         self._compiler = StepCompiler(
             trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_ahead
         )
         self._watch = ArenaWatch(trace, request, self._limit, self._margins, self._arena, self._maker, on_exceeded)
-
-    # --- what is known of it ------------------------------------------------------------------------------
 
     @property
     def report(self) -> Report:
@@ -178,8 +175,6 @@ class Step:
             return StepStats(device_peak_bytes=peak, cache_hits=hits)
         return step_stats(self._program.owner, peak, hits)
 
-    # --- running ------------------------------------------------------------------------------------------
-
     def __call__(self, inputs: Sequence[Any], plain: bool = False) -> Any:
         """Run the step under its limit.
 
@@ -244,28 +239,10 @@ class Step:
 
     def _inside(self) -> Any:
         """What is called where another function is traced: it runs this step when that runs, where Python can do so."""
-        optimizer, concrete = self.optimizer, self._trace.concrete
-        assert optimizer is not None, "it has been planned"
-        graph, device = optimizer.graph, self._trace.device.model
-        on_others = any({*units(part)} - {FIRST} for part in (graph, *graph.all_bodies()))
-        if device.kind != "cpu" or on_others or self._calls_steps or not can_run(concrete):
+        assert self.optimizer is not None, "it has been planned"
+        if self._calls_steps or not self._nested.can_run(self.optimizer.graph):
             return self.function
-        if self._inside_function is None:
-            planned = concrete if self.plan.changes_nothing else self._maker.for_file()
-            self._inside_function = inside_function(planned, concrete, self._run_inside, waits=self._compiler.waits)
-        return self._inside_function
-
-    def _run_inside(self, *given: Any) -> list[Any]:
-        """Run it now for another function, which gives it its inputs, captures included; returns flat results."""
-        concrete = self._trace.concrete
-        arguments = given[: len(given) - len(concrete._captured_inputs)]
-        try:
-            result = self._in_turn([*arguments], plain=True, asked=None)
-        except InfeasibleMemoryLimit as refusal:
-            raise MemoryError(str(refusal)) from None  # which TensorFlow makes a ResourceExhaustedError of
-        return concrete.function_type.output.to_tensors(result)
-
-    # --- planning -----------------------------------------------------------------------------------------
+        return self._nested.function(rewritten=not self.plan.changes_nothing, waits=self._compiler.waits)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
@@ -318,7 +295,9 @@ class Step:
             self.plan, self.function, self._gate = plan, planned.function, planned.gate
             self._calls_steps = self._gate is None and calls_steps(self._trace.concrete)
             self.planned = True
-            self._limit_cudnn()
+            if self.limit_bytes is not None and self._trace.device.model.kind == "gpu":
+                without_redzones()
+            limit_workspaces(self.report.workspace_bytes if self._request.options.limit_workspaces else None)
             if live and self._gate is not None:
                 optimizer.assume_made(plan, planned.snapshot)  # the floor that the report names is one in this arena
                 self._watch.remember_arena()
@@ -326,12 +305,6 @@ class Step:
             limit_bytes, making_bytes = self.limit_bytes, self._maker.making_bytes
             if given is None and limit_bytes is not None and making_bytes > limit_bytes:
                 self._watch.complain(messages.exceeded_while_made(self.name, making_bytes, limit_bytes))
-
-    def _limit_cudnn(self) -> None:
-        if self.limit_bytes is not None and self._trace.device.model.kind == "gpu":
-            without_redzones()
-        if self._request.options.limit_workspaces:
-            limit_workspaces(self.report.workspace_bytes)
 
     def _floor_bytes(self) -> int:
         return self._compiler.floor_bytes(self.plan, rewritten=self._gate is not None)

@@ -8,7 +8,9 @@ from typing import Any
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.plan_cache import PlanCache
+from tfswap.compiler.refusal import unplaced_bytes
 from tfswap.compiler.request import Request
+from tfswap.compiler.reserved_slots import reserved_slots
 from tfswap.device.live import free_functions
 from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
@@ -141,7 +143,7 @@ class StepCompiler:
         limit_bytes = self._limit.bytes
         assert limit_bytes is not None, "without one no slot is missed"
         snapshot = self._arena.snapshot()
-        slots = optimizer.slots(snapshot, others)
+        slots = reserved_slots(optimizer.search, snapshot, others)
         if snapshot.limit_bytes is not None and sum(slots) > snapshot.limit_bytes - limit_bytes:
             slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
         self.slots = make_slots_in_arena(self._trace.device.name, slots, limit_bytes)
@@ -155,7 +157,7 @@ class StepCompiler:
             rewritten: whether it is not the trace itself that runs.
         """
         assert self.optimizer is not None, "it has made the plan"
-        floor = self.optimizer.floor_bytes() + self.optimizer.unplaced_bytes
+        floor = self.optimizer.floor_bytes() + unplaced_bytes(self.optimizer.search)
         if rewritten and plan.keeps_limit:  # what has been planned can be
             floor = min(floor, promised(plan.planned_peak_bytes) + self._margins.others_bytes)
             if self._limit.bytes is not None:  # also where that took the plan's own margin

@@ -8,7 +8,7 @@ from collections import Counter
 from graphs import Layer, training_step
 from test_bodies import CHOICE, LOOP
 
-from tfswap.analysis import control_flow, dataflow_builder, integer_values
+from tfswap.analysis import control_flow, integer_values, node_records
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.function_runs import PreparedBody
 from tfswap.compiler import search
@@ -46,7 +46,7 @@ def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypat
         recorded[node.name] += 1
         return whole(node, *args, **kwargs)
 
-    monkeypatch.setattr(dataflow_builder, "record", counted)
+    monkeypatch.setattr(node_records, "record", counted)
     flow = analyse_dataflow(a_loop_and_a_choice(), CPU)
     assert len(flow.courses) == 2
     assert recorded == {"loop": 1, "chosen": 3}

@@ -32,9 +32,9 @@ def analyse_dataflow(
             the kernels of their bodies have no order.
     """
     builder = Builder(graph, device, strict, lowered)
-    flow = builder.build()
+    flow, found = builder.build(), builder.found
     # Where a body's order is asked for (not strict), only its own loops' courses are.
-    several = builder.ends_early or (builder.undecided and (strict or builder.repeated))
+    several = found.ends_early or (found.undecided and (strict or found.repeated))
     if several and lowered is None:
         flow.courses, flow.all_courses = _of_courses(builder)
         if not flow.all_courses:
@@ -48,7 +48,7 @@ def undetermined_nodes(graph: Graph, device: DeviceModel) -> list[Node]:
     """
     builder = Builder(graph, device, strict=False, lowered=None)
     builder.build()
-    return list(builder.undetermined)
+    return list(builder.found.undetermined)
 
 
 def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
@@ -58,7 +58,7 @@ def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
 
 def _of_courses(builder: Builder) -> tuple[tuple[Dataflow, ...], bool]:
     """The facts for each course that the step can take, where these are few; and whether these are all."""
-    if builder.endless:
+    if builder.found.endless:
         return (), False
     most = min(MOST_COURSES, EVENTS_OF_COURSES // max(1, sum(map(len, builder.flow.events))))
     found: list[Dataflow] = []

@@ -151,6 +151,11 @@ class Dataflow:
     covering: Dataflow | None = None
     all_courses: bool = True
 
+    def add(self, value: Value) -> int:
+        """Add a value; returns its number."""
+        self.values.append(value)
+        return len(self.values) - 1
+
     @property
     def inner_host_bytes(self) -> int:
         """The most host memory that copies inside of bodies take, where what stays is there all the time."""

@@ -1,0 +1,109 @@
+"""The values of a step's variables: which one a read sees, and what a write makes of it.
+
+Invariant: every write waits for the readers of the value that it ends, where that closes no cycle. A read that is still
+held when its variable is updated would make the update copy the variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update, Value, reached, users_of
+from tfswap.analysis.variables import resources_used
+from tfswap.ir.custom_ops import ASSIGN_IN_PLACE
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import turns_off_copy_on_read, turns_on_copy_on_read
+from tfswap.kernels.kernel_memory import KernelMemory
+
+
+class VariableVersions:
+    """The values that variables have one after another. Resources and versions are values of the dataflow, by number.
+
+    Attributes:
+        used: by loop and conditional, what its bodies do with the variables that it is given.
+        copied_on_read: resources of which every read is a copy.
+    """
+
+    def __init__(self, graph: Graph, flow: Dataflow):
+        self._flow = flow
+        self._version: dict[int, int] = {}  # the present one of each resource
+        self._readers: dict[int, list[int]] = {}  # kernels that read a version
+        self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
+        self.copied_on_read: set[int] = set()
+        # Variables that are read in part (ResourceGather): from then on every read copies them.
+        sparsely_read = {
+            t.node
+            for node in graph
+            if turns_on_copy_on_read(node.op)
+            for t in node.inputs
+            if t.type.dtype == "resource"
+        }
+        for node, used in self.used.items():
+            sparsely_read.update(node.inputs[p].node for p in used.sparsely_read)
+        # Where the graph turns that off, it is off at each access to the whole (passes/prepare/copy_on_read.py).
+        self._sparsely_read = sparsely_read - {n.inputs[0].node for n in graph if turns_off_copy_on_read(n.op)}
+
+    def add_resource(self, node: Node, resource: int) -> None:
+        """Note a resource that `node` gives."""
+        if node in self._sparsely_read:
+            self.copied_on_read.add(resource)
+
+    def read(self, resource: int, output: Output) -> int:
+        """The value that a read, which gives `output`, sees of a resource now."""
+        if resource not in self._version:
+            self._begin(resource, output, output.type.nbytes or 0)
+        return self._version[resource]
+
+    def note_reads(self, kernel: int, values: Iterable[int]) -> None:
+        """Note what a kernel reads, of which versions are a part."""
+        for value in values:
+            if value in self._readers:
+                self._readers[value].append(kernel)
+
+    def write(self, node: Node, memory: KernelMemory, inputs: Sequence[int]) -> tuple[Update, ...]:
+        """The updates that a node makes.
+
+        Args:
+            inputs: the values that it is given; -1 for none.
+        """
+        writes: list[tuple[int, int | None]] = [(inputs[r], None) for r in memory.updates]
+        if memory.retains:
+            writes.append((inputs[0], inputs[memory.retains[0]]))
+        result: list[Update] = []
+        for resource, adopted in writes:
+            if resource < 0:
+                continue
+            if resource not in self._version and node in self.used:
+                position = inputs.index(resource)
+                self._begin(resource, node.inputs[position], self.used[node].nbytes.get(position, 0))
+            # One that is written and never read is as large as the largest of what it is updated with.
+            old = self.read(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
+            self._flow.written.setdefault(resource, old)
+            new = self._begin(resource, self._flow.values[old].tensor, self._flow.values[old].nbytes)
+            in_place = node.op == ASSIGN_IN_PLACE or turns_on_copy_on_read(node.op)
+            copies = resource in self.copied_on_read and not in_place
+            result.append(Update(old, new, adopted, copies))
+        return tuple(result)
+
+    def _begin(self, resource: int, tensor: Output, nbytes: int) -> int:
+        """A new version of a resource."""
+        made = self._version[resource] = self._flow.add(Value(tensor, nbytes, PERSISTENT))
+        self._readers[made] = []
+        return made
+
+    def order_writes_after_reads(self) -> None:
+        """Add the dependencies that the invariant asks for. `own_deps` keeps those of the graph."""
+        flow = self._flow
+        flow.own_deps = list(flow.deps)
+        users = users_of(flow.deps)
+        forward = True  # whether all edges lead to nodes with a higher index, as they do at first
+        for i, updates in enumerate(flow.updates):
+            extra = {r for u in updates for r in self._readers[u.old] if r != i}
+            if not extra:
+                continue
+            if not forward or max(extra) > i:
+                extra -= reached(i, users)
+                forward = forward and max(extra, default=i) <= i
+            flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
+            for r in extra:
+                users[r].append(i)

@@ -193,7 +193,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
         p: max(working_set_bytes(flow, i, in_place=p == "in place") for i in kernels) for p in ("in place", "fresh")
     }
     steps = build_schedule(*found.choice)
-    snapshot = optimizer.search.planner_of(lowest.variant).snapshot
+    snapshot = optimizer.search.planners.of(lowest.variant).snapshot
     live = simulate_memory(flow, steps, snapshot=snapshot, live=True, detail=True)
     floor = found.peak_bytes
     row = {

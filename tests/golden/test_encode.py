@@ -148,7 +148,7 @@ fetches %s
 def chosen(*layers: Layer) -> set[str]:
     """The tensors whose encodings gain something in a step of these layers."""
     optimizer = optimizer_of(training_step(layers, rows=512, width=128))
-    found = optimizer.search.alternatives.encoded(optimizer.search.planner_of)
+    found = optimizer.search.alternatives.encoded(optimizer.search.planners.of)
     kernels = found.encoded if found else ()
     return {e.tensor.name for e in find_encodings(optimizer.settled, PLAIN) if e.kernel.name in kernels}
 
@@ -219,17 +219,17 @@ def test_what_one_variant_has_made_is_not_in_the_way_of_the_others():
     optimizer = optimizer_of(residual())
     without, within = ArenaSnapshot(1 << 20), ArenaSnapshot(2 << 20, instantiated=True)
     optimizer.assume_arena(without)
-    rewriting = optimizer.search.alternatives.encoded(optimizer.search.planner_of)
+    rewriting = optimizer.search.alternatives.encoded(optimizer.search.planners.of)
     assert rewriting is not None
     plain = dataclasses.replace(optimizer.lowest(), encoded=())
     encoded = dataclasses.replace(plain, encoded=rewriting.encoded)
     optimizer.assume_made(encoded, within)
     assert optimizer.has_made(encoded)
     assert not optimizer.has_made(plain)
-    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).snapshot is within
-    assert optimizer.search.planner_of(optimizer.variant_of(plain)).snapshot is without
+    assert optimizer.search.planners.of(optimizer.variant_of(encoded)).snapshot is within
+    assert optimizer.search.planners.of(optimizer.variant_of(plain)).snapshot is without
     optimizer.assume_made(plain, without)
-    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).snapshot is within
+    assert optimizer.search.planners.of(optimizer.variant_of(encoded)).snapshot is within
 
 
 def test_what_must_stay_is_not_encoded():

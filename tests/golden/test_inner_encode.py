@@ -179,7 +179,7 @@ def test_bodies_that_encode_can_move_tensors_too(as_traced):
 
 
 def test_more_memory_never_takes_longer(optimizer):
-    low, high = optimizer.floor_bytes(), optimizer.search.live_peak_bytes
+    low, high = optimizer.floor_bytes(), optimizer.search.planners.live_peak_bytes
     times = [optimizer.plan(low + (high - low) * n // 8).seconds for n in range(9)]
     assert times == sorted(times, reverse=True)
 

@@ -306,7 +306,7 @@ def test_the_host_has_room_for_all_that_denser_maps_spill():
 def test_what_frees_most_for_its_time_is_sparse_first():
     shares = {f"relu{i}": 0.1 + i / 40 for i in range(1, 12, 2)}  # sparser where it begins
     optimizer = sparse_net(shares, tactics=("encode",))
-    stages = optimizer.search.alternatives.sparse(optimizer.search.planner_of, optimizer.search.variants.base)
+    stages = optimizer.search.alternatives.sparse(optimizer.search.planners.of, optimizer.search.variants.base)
     tensors = [[p.tensor for p in stage.packed] for stage in stages]
     assert tensors == [[f"relu{2 * i + 1}:0" for i in range(count)] for count in (1, 2, 3, 4)]
     assert len({stage.encoded for stage in stages}) == 1  # masks cost nothing

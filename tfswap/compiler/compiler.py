@@ -146,7 +146,7 @@ class Optimizer:
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
-        return self.search.has_made(Rewriting.of(plan))
+        return self.search.planners.has_made(Rewriting.of(plan))
 
     @property
     def resident_bytes(self) -> int:
@@ -166,7 +166,7 @@ class Optimizer:
     @property
     def planner(self) -> Planner:
         """The planner for `settled`, in the arena as it is assumed."""
-        return self.search.planner_of(self.search.variants.plain)
+        return self.search.planners.of(self.search.variants.plain)
 
     def _facts(self, graph: Graph) -> Dataflow:
         try:
@@ -246,7 +246,7 @@ class Optimizer:
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
         variant = self.search.lowest().variant
-        candidate = self.search.planner_of(variant).candidate(None)
+        candidate = self.search.planners.of(variant).candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
 
@@ -275,7 +275,7 @@ class Optimizer:
     def _peak_here(self, plan: Plan) -> int:
         """The peak to promise for `plan`, in the arena as it is assumed."""
         form = self.form_of(plan)
-        snapshot = self.search.snapshot_of(form.variant.rewriting)
+        snapshot = self.search.planners.snapshot_of(form.variant.rewriting)
         return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
 
     @progress.task("looking for the smallest limit")
@@ -318,7 +318,7 @@ class Optimizer:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""
         require_allowed(plan, self.fingerprint, self.options)
         require_accumulators(plan, self.search.variants.accumulators)
-        require_fit(plan, self.search.planner_of(self.variant_of(plan)).problems[0])
+        require_fit(plan, self.search.planners.of(self.variant_of(plan)).problems[0])
 
     @progress.task("rewriting")
     @without_collector

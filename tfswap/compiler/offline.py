@@ -125,7 +125,7 @@ def offline_optimizer(
         graph, model, options, snapshot=snapshot, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
     )
     largest = max((t.nbytes or 0 for t in held), default=0)
-    slack = min(largest, int(made.search.live_peak_bytes * SLACK_SHARE))
+    slack = min(largest, int(made.search.planners.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(snapshot.total_bytes, SLACK_BYTES))
     return made
 

@@ -95,7 +95,7 @@ def unplaced_bytes(search: Search) -> int:
     known then, and each may take the rest of its chunk too.
     """
     variant = search.lowest().variant
-    if search.has_made(variant.rewriting):
+    if search.planners.has_made(variant.rewriting):
         return 0
     parts = (variant.graph, *variant.graph.all_bodies())
     return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))

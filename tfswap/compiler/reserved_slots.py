@@ -18,8 +18,8 @@ def reserved_slots(search: Search, snapshot: ArenaSnapshot, others: Sequence[int
         others: bytes of each tensor that others allocate while the step runs, which have slots too.
     """
     plain = search.variants.plain
-    least_bytes = search.planner_of(search.lowest().variant).live_floor_bytes
+    least_bytes = search.planners.of(search.lowest().variant).live_floor_bytes
     if snapshot.limit_bytes is not None and least_bytes > snapshot.limit_bytes:
         return []
-    order = search.planner_of(plain).problems[0].order
+    order = search.planners.of(plain).problems[0].order
     return choose_slots(plain.flow, build_schedule(order, ()), snapshot, others)

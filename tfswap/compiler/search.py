@@ -6,7 +6,6 @@ planner. The fastest plan of all within a limit is the plan; the lowest of all n
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -16,28 +15,21 @@ from collections.abc import Callable, Iterator
 from tfswap.analysis.body_encodings import is_inner
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.encodings import find_encodings
-from tfswap.analysis.lossless_forms import most_spilled_bytes
-from tfswap.analysis.permits import permit_of
-from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.concurrency import concurrent_rewritings
 from tfswap.compiler.options import Options
-from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
+from tfswap.compiler.planners import Bounds, Planners
+from tfswap.compiler.precision import in_precision
+from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
-from tfswap.ir.views import origin
 from tfswap.passes.contract import Target
-from tfswap.plan.schedule import build_schedule
 from tfswap.planner.bodies import Rung, least_around
 from tfswap.planner.candidates import Candidate
-from tfswap.planner.host_tiers import Tiers
-from tfswap.planner.ordering import choose_order, rank_orders
 from tfswap.planner.pairing import runs_pairs
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
-from tfswap.simulator.memory import simulate_memory
 
 log = logging.getLogger("tfswap")
 
@@ -60,6 +52,7 @@ class Search:
     Attributes:
         variants: the step's, each made when it is first asked for.
         alternatives: the rewritings that are tried.
+        planners: of the variants.
     """
 
     def __init__(
@@ -71,101 +64,35 @@ class Search:
         costs: Costs,
         snapshot: ArenaSnapshot,
     ):
-        self._device = target.device
         self._options = options
         self._costs = costs
+        self._device = target.device
+        self._chooses = options.solver == "default" and target.own_ops
         self.variants = Variants(graph, facts, target, costs)
         self.alternatives = Alternatives(self.variants, target.device, costs)
         if options.precision:
-            self.variants.base = self._in_precision()
+            self.variants.base = in_precision(self.variants.plain, target.device, options, costs)
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self._rung_of: dict[Rewriting, Rung] = {}
-        self._orders: dict[Rewriting, list[list[int]]] = {}
-        self.assume_arena(snapshot)
-
-    def _in_precision(self) -> Rewriting:
-        """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
-
-        Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
-        """
-        graph, flow = self.variants.plain.graph, self.variants.plain.flow
-        cost_s = self._costs.of_step(flow)
-        order = choose_order(flow, cost_s)
-        live = simulate_memory(flow, build_schedule(order, ()), live=True)
-        saved = {name: s for name, s in saved_tensors(graph).items() if permit_of(graph, s.tensor).allows("encode")}
-        asked = asked_for(saved, self._options.precision, smallest_bytes(live.peak_bytes))
-        exact = tuple(
-            e.kernel.name
-            for e in find_encodings(graph, self._device, same_bits=False)
-            if any(origin(t).name in asked for t in e.dropped)
-            and all(permit_of(graph, t).allows("encode") for t in e.dropped)
-        )
-        reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
-        if not reductions:
-            log.warning(
-                "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",
-                dict(self._options.precision),
-            )
-            return PLAIN
-        return Rewriting(encoded=exact, reduced=tuple(reductions))
+        self._least: Found | None = None
+        self.planners = Planners(self.variants, target, options, costs, self._bounds_of, snapshot)
 
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
-        """Look from now on for plans in an arena with this content."""
-        self._snapshot = snapshot
-        self._made: dict[Rewriting, ArenaSnapshot] = {}  # by what makes constants: plans for bodies make none
-        self._planners: dict[Rewriting, Planner] = {}
-        self._least: Found | None = None
+        """As `Planners.assume_arena`."""
+        self.planners.assume_arena(snapshot)
+        self._least = None
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
-        """Plan from now on for an arena with this content: that of `assume_arena`, and what this variant has made.
-
-        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
-        other's.
-        """
-        made = rewriting.outside
-        self._made[made] = snapshot
+        """As `Planners.assume_made`."""
+        self.planners.assume_made(rewriting, snapshot)
         self._least = None
-        for planned in [r for r in self._planners if r.outside == made]:
-            del self._planners[planned]
 
-    def has_made(self, rewriting: Rewriting) -> bool:
-        """Whether it is known what a variant makes in the arena."""
-        return rewriting.outside in self._made
-
-    def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
-        """What is in the arena before a variant runs."""
-        return self._made.get(rewriting.outside, self._snapshot)
-
-    def planner_of(self, variant: Variant) -> Planner:
-        """The planner for a variant, in the arena as it is assumed."""
-        if variant.rewriting not in self._planners:
-            rung = self._rung_of.get(variant.rewriting)
-            least_s = 0.0 if rung is None else self._least_s(variant.rewriting, rung)
-            least_bytes = 0 if rung is None else self._least_bytes(variant.rewriting, rung)
-            self._planners[variant.rewriting] = Planner(
-                variant.flow,
-                self._device,
-                snapshot=self.snapshot_of(variant.rewriting),
-                tiers=self._tiers_of(variant),
-                tactics=self._options.tactics,
-                solver=self._options.solver,
-                costs=self._costs,
-                portable=self._options.portable,
-                share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
-                least_s=least_s,
-                least_bytes=least_bytes,
-                orders=self._orders_of(variant),
-                outside=self.planner_of(self.variants[variant.rewriting.outside]) if variant.rewriting.inside else None,
-            )
-        return self._planners[variant.rewriting]
-
-    def _orders_of(self, variant: Variant) -> list[list[int]]:
-        """The orders of a variant's kernels: whatever is in the arena and moved in bodies, they are the same."""
-        outside = variant.rewriting.outside
-        if outside not in self._orders:
-            flow = self.variants[outside].flow
-            self._orders[outside] = rank_orders(flow, self._costs.of_step(flow))
-        return self._orders[outside]
+    def _bounds_of(self, rewriting: Rewriting) -> Bounds:
+        share = (1.0 if rewriting in self._stages else OTHER_SHARE) / len(self._stages)
+        rung = self._rung_of.get(rewriting)
+        if rung is None:
+            return Bounds(share)
+        return Bounds(share, self._least_s(rewriting, rung), self._least_bytes(rewriting, rung))
 
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
@@ -173,7 +100,7 @@ class Search:
         stages = self._moved_inside
         if not self._may_encode:
             return stages
-        alternatives, planner_of, encoded = self.alternatives, self.planner_of, self._encoded
+        alternatives, planner_of, encoded = self.alternatives, self.planners.of, self._encoded
         found = [] if encoded is None else [encoded]
         found += alternatives.packed(planner_of, encoded or self.variants.base)
         found += alternatives.sparse(planner_of, found[-1] if found else self.variants.base)
@@ -181,13 +108,12 @@ class Search:
 
     @property
     def _may_encode(self) -> bool:
-        options = self._options
-        return "encode" in options.tactics and options.solver == "default" and not options.portable
+        return self._chooses and "encode" in self._options.tactics
 
     @functools.cached_property
     def _encoded(self) -> Rewriting | None:
         """The step with all encodings that gain something, where it may have some."""
-        return self.alternatives.encoded(self.planner_of) if self._may_encode else None
+        return self.alternatives.encoded(self.planners.of) if self._may_encode else None
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:
@@ -202,9 +128,9 @@ class Search:
     def _stages(self) -> list[Rewriting]:
         """What of what loops save is swapped inside of them, from nothing to the most, or recomputed there."""
         tactics = self._options.tactics
-        if self._options.solver != "default" or self._options.portable or not self.variants.accumulators:
+        if not self._chooses or not self.variants.accumulators:
             return [self.variants.base]
-        smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
+        smallest, swap = smallest_bytes(self.planners.live_peak_bytes), "swap" in tactics
         found = self.alternatives.stages(smallest) if swap else [self.variants.base]
         if "recompute" in tactics:
             found += self.alternatives.recomputed(smallest, self._costs, swap=swap)
@@ -218,41 +144,16 @@ class Search:
     @functools.cached_property
     def _grouped(self) -> list[Rewriting]:
         """With the kernels of bodies in groups, for limits that have room for these."""
-        options, graph = self._options, self.variants.plain.graph
-        if options.solver != "default" or options.portable or not (graph.bodies and runs_pairs(self._device)):
+        if not (self._chooses and self.variants.plain.graph.bodies and runs_pairs(self._device)):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
-
-    @functools.cached_property
-    def live_peak_bytes(self) -> int:
-        """What is live at once in the step's best order, with nothing moved."""
-        plain = self.variants.plain
-        order = self._orders_of(plain)[0]
-        return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
 
     def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
         """Each variant that may be chosen, with its planner, made as they are asked for."""
         for rewriting in self._rewritings:
             variant = self.variants[rewriting]
-            if self._has_room(variant):
-                yield variant, self.planner_of(variant)
-
-    def _has_room(self, variant: Variant) -> bool:
-        """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
-        tiers = self._tiers_of(variant)
-        if tiers.host_bytes is None:
-            return True
-        everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
-        return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
-
-    def _tiers_of(self, variant: Variant) -> Tiers:
-        """What there is for swapped tensors, in addition to room for maps that are denser than was measured."""
-        tiers = self._options.tiers
-        if tiers.host_bytes is None:
-            return tiers
-        packed = variant.rewriting.packed
-        spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
-        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
+            if self.planners.has_room(variant):
+                yield variant, self.planners.of(variant)
 
     @functools.cached_property
     def _inner_forms(self) -> dict[Rewriting, int]:
@@ -261,13 +162,13 @@ class Search:
         The step as it is, and with the most of what loops save moved or recomputed; both without encodings in bodies
         and with them.
         """
-        if self._options.solver != "default" or self._options.portable or not self.variants.plain.graph.bodies:
+        if not self._chooses or not self.variants.plain.graph.bodies:
             return {}
         forms = [self._stages[0], self._stages[-1]]
         if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
             forms += [self._encoded, *self._encoded_inside[-1:]]
         around = ((form, self.variants[form]) for form in dict.fromkeys(forms))
-        found = ((form, least_around(one.graph, self.planner_of(one).problems[0])) for form, one in around)
+        found = ((form, least_around(one.graph, self.planners.of(one).problems[0])) for form, one in around)
         return {form: nbytes for form, nbytes in found if nbytes is not None}
 
     def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
@@ -277,16 +178,16 @@ class Search:
         found: list[tuple[Rewriting, Rung]] = []
         for form, around_bytes in self._inner_forms.items():
             variant = self.variants[form]
-            if self._there_bytes(variant) + around_bytes <= limit_bytes:
-                unmoved = self.planner_of(variant).unmoved_candidate(limit_bytes)
-                if unmoved is None or unmoved.timing.total_s > self._unmoved_s(form):
+            if self.planners.resident_bytes(variant) + around_bytes <= limit_bytes:
+                unmoved = self.planners.of(variant).unmoved_candidate(limit_bytes)
+                if unmoved is None or unmoved.timing.total_s > self.planners.unmoved_s(form):
                     found += self._rungs(form)
         return sorted(found, key=lambda entry: self._least_s(*entry))
 
     def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
         """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
         if rewriting not in self._rungs_found:
-            options, problem = self._options, self.planner_of(self.variants[rewriting]).problems[0]
+            options, problem = self._options, self.planners.of(self.variants[rewriting]).problems[0]
             rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
             self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
             self._rung_of.update(self._rungs_found[rewriting])
@@ -294,65 +195,54 @@ class Search:
 
     def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
         """What no plan with these bodies is faster than."""
-        return self._unmoved_s(rewriting.outside) + rung.more_s
-
-    def _unmoved_s(self, form: Rewriting) -> float:
-        """What no plan of a variant is faster than."""
-        return min(judged.seconds for judged in self.planner_of(self.variants[form]).unmoved)
+        return self.planners.unmoved_s(rewriting.outside) + rung.more_s
 
     def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
         """What no plan with these bodies peaks below."""
         form = rewriting.outside
-        return self._there_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
-
-    def _unmoved_bytes(self, form: Rewriting) -> int:
-        """What no plan peaks below that moves nothing but inside of bodies."""
-        variant = self.variants[form]
-        return self.planner_of(variant).live_bytes_outside(variant.graph.bodies)
-
-    def _there_bytes(self, variant: Variant) -> int:
-        """What is in the arena throughout a variant."""
-        return max(self.snapshot_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+        return self.planners.resident_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
 
     def fastest(self, limit_bytes: int | None) -> Found | None:
         """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
-        plain = self.planner_of(self.variants.plain)
+        plain = self.planners.of(self.variants.plain)
         if limit_bytes is None:
             unmoved = plain.candidate(None)
             return None if unmoved is None else Found(self.variants.plain, unmoved)
         best: Found | None = None
         for variant in map(self.variants.__getitem__, self._grouped):
-            best = _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
+            best = _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
         for variant, planner in self._planners_used():
             best = _faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
         for variant, planner in self._planners_used():
             best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
-        if best is not None and all(best.candidate.timing.total_s <= self._unmoved_s(f) for f in self._inner_forms):
+        if best is not None and all(
+            best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
+        ):
             return best  # nothing has to be moved
         if best is None and limit_bytes < self.lowest().candidate.peak_bytes:
             return None
         inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
         few = [entry for entry in inner if entry[1].stands_for_others]
-        unmoved_fits = {form for form in self._inner_forms if self._unmoved_bytes(form) <= limit_bytes}
+        unmoved_fits = {form for form in self._inner_forms if self.planners.unmoved_bytes(form) <= limit_bytes}
         inner = [entry for entry in inner if entry[0].outside in unmoved_fits]
         for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
             for rewriting, rung in entries:
                 if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
                     break
                 variant = self.variants[rewriting]
-                if self._has_room(variant):
-                    best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
+                if self.planners.has_room(variant):
+                    best = _faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
 
     def _fastest_concurrent(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or the step with kernels in the fastest groups that the limit has room for."""
-        options, plain = self._options, self.variants.plain
-        if options.solver != "default" or options.portable or not runs_pairs(self._device):
+        plain = self.variants.plain
+        if not self._chooses or not runs_pairs(self._device):
             return best
-        order, live_bytes = self._orders_of(plain)[0], self.planner_of(plain).problems[0].live_peak_bytes
-        room_bytes = limit_bytes - self._there_bytes(plain)
+        order, live_bytes = self.planners.orders_of(plain)[0], self.planners.of(plain).problems[0].live_peak_bytes
+        room_bytes = limit_bytes - self.planners.resident_bytes(plain)
         for total_s, rewriting in concurrent_rewritings(self.variants, self._costs, order, live_bytes, room_bytes):
             if best is not None and best.candidate.timing.total_s <= total_s:
                 return best
@@ -360,14 +250,14 @@ class Search:
             if max(group.reserved + sum(group.sizes) for group in groups) > room_bytes:
                 continue
             variant = self.variants[rewriting]
-            found = self.planner_of(variant).unmoved_candidate(limit_bytes)
+            found = self.planners.of(variant).unmoved_candidate(limit_bytes)
             if found is not None and self._is_above_floor(found):
-                return _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
+                return _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         return best
 
     def _is_above_floor(self, candidate: Candidate) -> bool:
         """Whether `lowest` needs no more. In an arena with holes, groups may need less than what that chooses among."""
-        if self.planner_of(self.variants.plain).lowest_unmoved(candidate.peak_bytes + 1) is not None:
+        if self.planners.of(self.variants.plain).lowest_unmoved(candidate.peak_bytes + 1) is not None:
             return True  # which `lowest` is no higher than, and is soon known
         return candidate.peak_bytes >= self.lowest().candidate.peak_bytes
 
@@ -398,7 +288,7 @@ class Search:
         by_bytes_alone = self._options.tiers.host_bytes is None
         if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
             return least
-        unmoved_bytes = self._unmoved_bytes(form) if inner else 0
+        unmoved_bytes = self.planners.unmoved_bytes(form) if inner else 0
         for least_bytes, rungs in itertools.groupby(inner, key=lambda entry: self._least_bytes(*entry)):
             if least_bytes >= least.candidate.peak_bytes:
                 break
@@ -408,8 +298,8 @@ class Search:
                 if not rung.stands_for_others and unmoved_bytes >= least.candidate.peak_bytes:
                     continue
                 variant = self.variants[rewriting]
-                if self._has_room(variant):
-                    planner = self.planner_of(variant)
+                if self.planners.has_room(variant):
+                    planner = self.planners.of(variant)
                     least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
             # The next rungs hold more in the bodies, and as much around them.
             if by_bytes_alone and least is before and any_stands_for_others:

@@ -26,11 +26,11 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
     """
     search, variants = optimizer.search, optimizer.search.variants
     variant = optimizer.variant_of(plan)
-    there = search.snapshot_of(variant.rewriting) if snapshot is None else snapshot
+    there = search.planners.snapshot_of(variant.rewriting) if snapshot is None else snapshot
     step = PlannedStep(
         graph=variant.graph,
         flow=variant.flow,
-        planner=search.planner_of(variant),
+        planner=search.planners.of(variant),
         plan=plan,
         saved=variants.saved_bytes,
         recompute_s=variants.recomputing_s(variant.rewriting, optimizer.costs),

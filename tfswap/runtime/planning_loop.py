@@ -216,7 +216,7 @@ class PlanningLoop:
             self._lacking_bytes = max(self._lacking_bytes, lacking)
         optimizer.assume_made(plan, snapshot)  # planned again for that arena
         if not self.limit.is_final:
-            optimizer.unoptimised.renew(optimizer.search.snapshot_of(PLAIN))
+            optimizer.unoptimised.renew(optimizer.search.planners.snapshot_of(PLAIN))
             self.limit.compute(optimizer, snapshot)
         return Outcome.ARENA_CHANGED
 

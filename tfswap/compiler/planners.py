@@ -1,0 +1,151 @@
+"""A planner for each variant of a step, in the arena as it is assumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.lossless_forms import most_spilled_bytes
+from tfswap.compiler.options import Options
+from tfswap.compiler.rewriting import Rewriting, Variant
+from tfswap.compiler.variants import Variants
+from tfswap.passes.contract import Target
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.host_tiers import Tiers
+from tfswap.planner.ordering import rank_orders
+from tfswap.planner.planner import Planner
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
+
+
+class Bounds(NamedTuple):
+    """What is known of a variant before it is planned.
+
+    Attributes:
+        share: of the rungs that are judged of the step as it is, how many are of this one.
+        least_s, least_bytes: what no plan of it takes less than.
+    """
+
+    share: float
+    least_s: float = 0.0
+    least_bytes: int = 0
+
+
+class Planners:
+    """The planners of a step's variants, each made when it is first asked for.
+
+    Attributes:
+        variants: the step's.
+    """
+
+    def __init__(
+        self,
+        variants: Variants,
+        target: Target,
+        options: Options,
+        costs: Costs,
+        bounds_of: Callable[[Rewriting], Bounds],
+        snapshot: ArenaSnapshot,
+    ):
+        self.variants = variants
+        self._target = target
+        self._options = options
+        self._costs = costs
+        self._bounds_of = bounds_of
+        self._orders: dict[Rewriting, list[list[int]]] = {}
+        self.assume_arena(snapshot)
+
+    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
+        """Plan from now on for an arena with this content."""
+        self._snapshot = snapshot
+        self._made: dict[Rewriting, ArenaSnapshot] = {}  # by what makes constants: plans for bodies make none
+        self._planners: dict[Rewriting, Planner] = {}
+
+    def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
+        """Plan from now on for an arena with this content: that of `assume_arena`, and what this variant has made.
+
+        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
+        other's.
+        """
+        made = rewriting.outside
+        self._made[made] = snapshot
+        for planned in [r for r in self._planners if r.outside == made]:
+            del self._planners[planned]
+
+    def has_made(self, rewriting: Rewriting) -> bool:
+        """Whether it is known what a variant makes in the arena."""
+        return rewriting.outside in self._made
+
+    def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
+        """What is in the arena before a variant runs."""
+        return self._made.get(rewriting.outside, self._snapshot)
+
+    def resident_bytes(self, variant: Variant) -> int:
+        """Bytes in the arena throughout a variant."""
+        return max(self.snapshot_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+
+    def of(self, variant: Variant) -> Planner:
+        """The planner for a variant."""
+        rewriting = variant.rewriting
+        if rewriting not in self._planners:
+            bounds = self._bounds_of(rewriting)
+            self._planners[rewriting] = Planner(
+                variant.flow,
+                self._target.device,
+                snapshot=self.snapshot_of(rewriting),
+                tiers=self.tiers_of(variant),
+                tactics=self._options.tactics,
+                solver=self._options.solver,
+                costs=self._costs,
+                portable=self._target.portable,
+                share=bounds.share,
+                least_s=bounds.least_s,
+                least_bytes=bounds.least_bytes,
+                orders=self.orders_of(variant),
+                outside=self.of(self.variants[rewriting.outside]) if rewriting.inside else None,
+            )
+        return self._planners[rewriting]
+
+    def orders_of(self, variant: Variant) -> list[list[int]]:
+        """The orders of a variant's kernels: whatever is in the arena and moved in bodies, they are the same."""
+        outside = variant.rewriting.outside
+        if outside not in self._orders:
+            flow = self.variants[outside].flow
+            self._orders[outside] = rank_orders(flow, self._costs.of_step(flow))
+        return self._orders[outside]
+
+    @functools.cached_property
+    def live_peak_bytes(self) -> int:
+        """Bytes of the live tensors at the peak of the step's best order, with nothing moved."""
+        plain = self.variants.plain
+        order = self.orders_of(plain)[0]
+        return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
+
+    def unmoved_s(self, form: Rewriting) -> float:
+        """What no plan of a variant is faster than."""
+        return min(judged.seconds for judged in self.of(self.variants[form]).unmoved)
+
+    def unmoved_bytes(self, form: Rewriting) -> int:
+        """What no plan peaks below that moves nothing but inside of bodies."""
+        variant = self.variants[form]
+        return self.of(variant).live_bytes_outside(variant.graph.bodies)
+
+    def tiers_of(self, variant: Variant) -> Tiers:
+        """What there is for swapped tensors, in addition to room for maps that are denser than was measured."""
+        tiers = self._options.tiers
+        if tiers.host_bytes is None:
+            return tiers
+        packed = variant.rewriting.packed
+        spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
+        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
+
+    def has_room(self, variant: Variant) -> bool:
+        """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
+        tiers = self.tiers_of(variant)
+        if tiers.host_bytes is None:
+            return True
+        everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
+        return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)

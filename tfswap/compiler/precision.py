@@ -1,0 +1,47 @@
+"""The smaller floats that a user asks for by `precision=`."""
+
+from __future__ import annotations
+
+import logging
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.encodings import find_encodings
+from tfswap.analysis.permits import permit_of
+from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
+from tfswap.compiler.options import Options
+from tfswap.compiler.rewriting import PLAIN, Rewriting, Variant
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.ordering import choose_order
+from tfswap.planner.problem import smallest_bytes
+from tfswap.simulator.memory import simulate_memory
+
+log = logging.getLogger("tfswap")
+
+
+def in_precision(plain: Variant, device: DeviceModel, options: Options, costs: Costs) -> Rewriting:
+    """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
+
+    Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
+    """
+    graph, flow = plain.graph, plain.flow
+    cost_s = costs.of_step(flow)
+    order = choose_order(flow, cost_s)
+    live = simulate_memory(flow, build_schedule(order, ()), live=True)
+    saved = {name: s for name, s in saved_tensors(graph).items() if permit_of(graph, s.tensor).allows("encode")}
+    asked = asked_for(saved, options.precision, smallest_bytes(live.peak_bytes))
+    exact = tuple(
+        e.kernel.name
+        for e in find_encodings(graph, device, same_bits=False)
+        if any(origin(t).name in asked for t in e.dropped)
+        and all(permit_of(graph, t).allows("encode") for t in e.dropped)
+    )
+    reductions = find_reductions(flow, order, cost_s, costs.rates, saved, asked, exact)
+    if not reductions:
+        log.warning(
+            "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",
+            dict(options.precision),
+        )
+        return PLAIN
+    return Rewriting(encoded=exact, reduced=tuple(reductions))

@@ -9,7 +9,7 @@ from processes import on_arena, on_workers
 
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import (
     expand_collectives,

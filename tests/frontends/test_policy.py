@@ -27,7 +27,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.ir.permits import TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 
 CPU = DeviceModel("cpu", False, 2, 2)

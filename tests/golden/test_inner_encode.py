@@ -21,7 +21,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.encode_in_bodies import encode_in_bodies
 from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.verify import verify

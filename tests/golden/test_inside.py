@@ -22,7 +22,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.body_plan import carry_out_in_bodies
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split

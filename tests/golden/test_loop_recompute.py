@@ -18,7 +18,7 @@ from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan

@@ -26,7 +26,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Plan

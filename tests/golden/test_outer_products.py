@@ -6,7 +6,7 @@ import pytest
 
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.outer_products import swap_outer_products
 
 CPU = DeviceModel("cpu")

@@ -8,7 +8,7 @@ from tfswap.ir.custom_ops import CARRY, DELIVER, GATE, OUTSIDE
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.outer_gradients import cut, fix_sides, outside_of
 
 X = TensorType("float32", (8, 8))

@@ -24,7 +24,7 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
 from tfswap.kernels.profile import Density, Profile, types_of
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan

@@ -17,7 +17,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes

@@ -7,7 +7,7 @@ from processes import on_arena
 
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.free_constants import free_constants
 
 TEXT = """\

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.split_add_n import SMALLEST_BYTES, split_add_n
 
 ELEMENTS = SMALLEST_BYTES // 2

@@ -22,7 +22,7 @@ from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.prepare import prepare
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.plan.schedule import EXACT, RUN, Step
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory, widest_bytes

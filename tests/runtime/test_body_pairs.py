@@ -17,7 +17,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.verify import verify

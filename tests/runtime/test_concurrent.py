@@ -19,7 +19,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import default_rates
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.verify import verify
 from tfswap.plan.schedule import build_schedule

@@ -19,7 +19,7 @@ from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.verify import verify
 

@@ -18,7 +18,7 @@ from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn, keep_unfused
 from tfswap.passes.prepare.pool_argmax import keep_gradients_unpaired, keep_pool_argmax
 

@@ -12,7 +12,7 @@ from tfswap.ir.custom_ops import FIRST, KERNEL
 from tfswap.ir.op_traits import depends_on_owners
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.ordered_sums import fix_iteration, order_sums
 
 TWO = DeviceModel("cpu", False, 2, 2)

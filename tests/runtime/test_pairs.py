@@ -21,7 +21,7 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify

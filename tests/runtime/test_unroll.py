@@ -16,7 +16,7 @@ from tfswap.ir.op_traits import is_one_node
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare import unroll_loops as unrolling
 from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, unroll_loops
 

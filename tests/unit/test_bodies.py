@@ -17,7 +17,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import VARIANT_BYTES
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.ordering import choose_order
 from tfswap.simulator.memory import simulate_memory

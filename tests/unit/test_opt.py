@@ -17,8 +17,9 @@ from tfswap.frontends.apply_passes import PASSES
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.passes.bisect import Applied, first_failing
-from tfswap.passes.contract import Pass, Target, watching
+from tfswap.passes.contract import Pass, watching
 from tfswap.plan.plan import Eviction, Plan
 
 TWICE = """\

@@ -29,7 +29,7 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, default_rates
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
@@ -796,7 +796,7 @@ def optimizer_of(graph, **options) -> Optimizer:
 
 
 def test_an_order_that_is_slow_hides_no_plan_in_another():
-    planner = Planner(facts(LONG), CPU, snapshot=ArenaSnapshot(chunks=((0, 1 << 30, False),)))
+    planner = Planner(facts(LONG), Target(CPU), snapshot=ArenaSnapshot(chunks=((0, 1 << 30, False),)))
     limit = planner.unmoved[0].apart.peak_bytes - 1
     fastest = planner.candidate(limit)
     assert fastest is not None
@@ -1127,6 +1127,7 @@ DETERMINISM = """
 import hashlib, json
 from graphs import Layer, training_step
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.compiler.compiler import Optimizer
 kinds = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
 graph = training_step([Layer(kind, (3 * i) // 4) for i, kind in enumerate(kinds)], 512, 128)

@@ -130,7 +130,7 @@ def find_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True)
     constants = constant_nodes(graph, graph.topological())
     for node in graph:
         codec = _CODECS.get(node.op)
-        if codec is None or node in constants or (same_bits and device.kind == "gpu" and not codec.gpu):
+        if codec is None or node in constants or (same_bits and device.is_gpu and not codec.gpu):
             continue
         encoded = _ENCODED[codec.encode](node, codec, same_bits and device.onednn)
         if encoded is not None:

@@ -91,7 +91,7 @@ class Heap:
 
     def allocate_on_host(self, nbytes: int) -> Buffer:
         """What a GPU's kernel has in host memory, such as a list's scalar, and a CPU's in the arena."""
-        return self.allocate(nbytes, on_host=self.device.kind == "gpu")
+        return self.allocate(nbytes, on_host=self.device.is_gpu)
 
     def hold(self, buffer: Buffer) -> Buffer:
         """Count one more owner."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.planner.body_order import BodyOrder, order_body
 
@@ -19,8 +19,7 @@ def body_order_chooser(target: Target, *, grouped: bool = False) -> Callable[[Da
     Args:
         grouped: whether kernels run in groups, and not in pairs.
     """
-    device = target.device
-    return functools.partial(order_body, device=device, costs=Costs.of(device), own_ops=target.own_ops, grouped=grouped)
+    return functools.partial(order_body, target=target, costs=Costs.of(target.device), grouped=grouped)
 
 
 def choose_body_orders(graph: Graph, target: Target, *, grouped: bool = False) -> int:

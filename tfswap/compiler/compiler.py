@@ -35,7 +35,7 @@ from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_byte
 from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.planner.planner import Planner

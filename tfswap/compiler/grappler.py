@@ -207,7 +207,7 @@ def _optimized(
     room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # what finds none ends the process
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
         options.constant_folding = options.OFF
-    if device.kind == "cpu":
+    if not device.is_gpu:
         room_bytes = min(room_bytes, _folding_room(graph))
     unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
     graph = graph.copy()
@@ -491,10 +491,10 @@ def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:
     """
     from tensorflow.core.protobuf import device_properties_pb2
 
-    memory_bytes = CPU_DEVICE_BYTES if device.kind == "cpu" else machine.device_limit_bytes("GPU:0") or 0
+    memory_bytes = (machine.device_limit_bytes("GPU:0") or 0) if device.is_gpu else CPU_DEVICE_BYTES
     made = device_properties_pb2.DeviceProperties(
         type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=memory_bytes
     )
-    if device.kind == "gpu":
+    if device.is_gpu:
         made.environment["architecture"] = "8.0"
     return device_properties_pb2.NamedDevice(properties=made, name=_device_name(device))

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.planned_form import PlannedForm
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Pass, PlanRow, Target, apply_plan_table
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import Pass, PlanRow, apply_plan_table
 from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import expand_collectives
 from tfswap.passes.prepare.onednn_fusion import hide_padded_shapes, keep_unfused

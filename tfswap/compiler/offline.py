@@ -20,7 +20,7 @@ from tfswap.ir.op_traits import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.memory_reservation import reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report

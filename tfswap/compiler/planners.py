@@ -12,7 +12,7 @@ from tfswap.analysis.lossless_forms import most_spilled_bytes
 from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.variants import Variants
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.ordering import rank_orders
@@ -94,13 +94,12 @@ class Planners:
             bounds = self._bounds_of(rewriting)
             self._planners[rewriting] = Planner(
                 variant.flow,
-                self._target.device,
+                self._target,
                 snapshot=self.snapshot_of(rewriting),
                 tiers=self.tiers_of(variant),
                 tactics=self._options.tactics,
                 solver=self._options.solver,
                 costs=self._costs,
-                portable=self._target.portable,
                 share=bounds.share,
                 least_s=bounds.least_s,
                 least_bytes=bounds.least_bytes,

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from tfswap.analysis.concurrent_iterations import overlapping_bytes
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Row, Target, always, apply_table, graph_pass, own_ops
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import Row, always, apply_table, graph_pass, own_ops
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes

@@ -30,7 +30,7 @@ def settle_recurrent(graph: Graph, device: DeviceModel) -> None:
 
     Kernels whose inputs have unknown sizes stay as they are.
     """
-    if device.kind != "gpu":
+    if not device.is_gpu:
         return
     for part in (graph, *graph.all_bodies()):
         for node in part:

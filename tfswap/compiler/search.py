@@ -23,10 +23,9 @@ from tfswap.compiler.precision import in_precision
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.planner.bodies import Rung, least_around
 from tfswap.planner.candidates import Candidate
-from tfswap.planner.pairing import runs_pairs
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -66,7 +65,7 @@ class Search:
     ):
         self._options = options
         self._costs = costs
-        self._device = target.device
+        self._target = target
         self._chooses = options.solver == "default" and target.own_ops
         self.variants = Variants(graph, facts, target, costs)
         self.alternatives = Alternatives(self.variants, target.device, costs)
@@ -144,7 +143,7 @@ class Search:
     @functools.cached_property
     def _grouped(self) -> list[Rewriting]:
         """With the kernels of bodies in groups, for limits that have room for these."""
-        if not (self._chooses and self.variants.plain.graph.bodies and runs_pairs(self._device)):
+        if not (self._chooses and self.variants.plain.graph.bodies and self._target.runs_concurrently):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
 
@@ -239,7 +238,7 @@ class Search:
     def _fastest_concurrent(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or the step with kernels in the fastest groups that the limit has room for."""
         plain = self.variants.plain
-        if not self._chooses or not runs_pairs(self._device):
+        if not self._chooses or not self._target.runs_concurrently:
             return best
         order, live_bytes = self.planners.orders_of(plain)[0], self.planners.of(plain).problems[0].live_peak_bytes
         room_bytes = limit_bytes - self.planners.resident_bytes(plain)

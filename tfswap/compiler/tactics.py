@@ -20,7 +20,8 @@ from tfswap.compiler.body_orders import body_order_chooser
 from tfswap.compiler.rewriting import Rewriting
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import PlanRow, Target
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import PlanRow
 from tfswap.passes.tactics.body_plan import carry_out_in_bodies
 from tfswap.passes.tactics.encode import encode_tensors
 from tfswap.passes.tactics.encode_in_bodies import encode_in_bodies

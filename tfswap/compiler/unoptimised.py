@@ -17,7 +17,7 @@ from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.promise import MARGIN_SHARE, promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -191,6 +191,6 @@ def discarded_constant_bytes(graph: Graph, device: DeviceModel) -> int:
 
     On other devices than a CPU that is host memory.
     """
-    if device.kind != "cpu" or not any(map(thrown_away, (graph, *graph.all_bodies()))):
+    if device.is_gpu or not any(map(thrown_away, (graph, *graph.all_bodies()))):
         return 0
     return computed_bytes(graph)

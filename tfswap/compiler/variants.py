@@ -22,7 +22,8 @@ from tfswap.compiler.tactics import BODIES, FORM, BodyKey, ResolvedRewriting
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import passed_on
-from tfswap.passes.contract import Target, apply_plan_table
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import apply_plan_table
 from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
@@ -141,7 +142,7 @@ class Variants:
         def carried_out(body: Graph, flow: Dataflow, inside: Inside) -> None:
             carry_out_in_body(body, self._target, flow, inside)
 
-        return find_rungs(self[rewriting].graph, problem, Terms(self._device, self._costs, tactics, tiers, carried_out))
+        return find_rungs(self[rewriting].graph, problem, Terms(self._target, self._costs, tactics, tiers, carried_out))
 
     def unordered_with(self, recomputed: Collection[str]) -> Graph:
         """A copy of the step with bodies that have no order, in which these lists are not saved."""

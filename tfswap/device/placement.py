@@ -44,7 +44,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     named |= used
     _refuse_others(name, named.values())
     _refuse_gpus(name, named, device)
-    if device.kind != "cpu" or len({*used, FIRST}) < 2:
+    if device.is_gpu or len({*used, FIRST}) < 2:
         return
     for loop, bodies in graph.bodies.items():
         inside = {unit(node.device) for body in bodies for node in body if node.device}
@@ -64,7 +64,7 @@ def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], device
     Args:
         graph: of the step, whose last feeds are these captures.
     """
-    if device.kind == "gpu" and (found := next(_on_cpu(graph, captures), None)) is not None:
+    if device.is_gpu and (found := next(_on_cpu(graph, captures), None)) is not None:
         why, remedy = found
         raise UnsupportedGraph(f"{name}: {why}, and a step on a GPU is planned for that alone. {remedy}.")
 
@@ -158,7 +158,7 @@ def _refuse_others(name: str, devices: Any) -> None:
 
 def _refuse_gpus(name: str, named: dict[str, str], device: DeviceModel) -> None:
     gpus = sorted(each for each in named if each.startswith("GPU:"))
-    if device.kind != "gpu" or gpus in ([], ["GPU:0"]):
+    if not device.is_gpu or gpus in ([], ["GPU:0"]):
         return
     raise UnsupportedGraph(
         f"{name} runs on {', '.join(gpus)}: each GPU has an arena of its own, and a step is planned for one. "

@@ -25,8 +25,9 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.passes.bisect import Applied, first_failing
-from tfswap.passes.contract import Pass, Target
+from tfswap.passes.contract import Pass
 from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.passes.tactics.swap import carry_out
 from tfswap.plan.plan import Plan

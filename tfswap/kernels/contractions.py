@@ -16,7 +16,7 @@ from tfswap.kernels.temporaries import OUT0, UNKNOWN, Events, Facts, Measured, a
 
 def matmul(facts: Facts) -> Events | Measured:
     """matmul_op_impl.h: 16-bit floats are widened to float32, both inputs and the result."""
-    if facts.device.kind == "gpu":
+    if facts.device.is_gpu:
         return UNKNOWN
     if facts.outputs[0].dtype in HALVES:
         counts = [kind.num_elements for kind in (facts.inputs[0], facts.inputs[1], facts.outputs[0])]
@@ -30,7 +30,7 @@ def matmul(facts: Facts) -> Events | Measured:
 def batch_matmul(facts: Facts) -> Events | Measured:
     """As `matmul`, with oneDNN's scratchpad by shape (mkl_batch_matmul_op.cc). `MatMul` had none when measured."""
     left, product = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
-    replaced = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in HALVES
+    replaced = not facts.device.is_gpu and facts.device.onednn and facts.outputs[0].dtype not in HALVES
     if not replaced or left is None or product is None:
         return matmul(facts)
     first, second = bool(facts.attrs.get("adj_x")), bool(facts.attrs.get("adj_y"))

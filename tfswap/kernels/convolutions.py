@@ -124,7 +124,7 @@ def depthwise(facts: Facts) -> Events:
     kernel = known_shape(facts.inputs[1])
     if kernel is None:
         return UNKNOWN
-    if facts.device.kind == "gpu":
+    if facts.device.is_gpu:
         return (OUT0,), False
     size = element_bytes(facts.outputs[0])
     padded = _depthwise_padded(kernel, size)
@@ -137,7 +137,7 @@ def depthwise_backprop_input(facts: Facts) -> Events:
     kernel = known_shape(facts.inputs[1])
     if kernel is None:
         return UNKNOWN
-    if facts.device.kind == "gpu":
+    if facts.device.is_gpu:
         return (OUT0,), False
     size = element_bytes(facts.outputs[0])
     padded = _depthwise_padded(kernel, size)

@@ -22,7 +22,7 @@ def dense_bincount(facts: Facts) -> Events:
 def bincount(facts: Facts) -> Events:
     """As `dense_bincount` of a vector."""
     bins = facts.outputs[0].num_elements
-    if bins is None or facts.device.kind == "gpu":
+    if bins is None or facts.device.is_gpu:
         return UNKNOWN
     size = 1 if facts.attrs.get("binary_output") else element_bytes(facts.outputs[0])
     return after_output([1, (facts.device.intra_op_threads + 1) * bins * size])

@@ -41,6 +41,11 @@ class DeviceModel(NamedTuple):
     codecs: bool = True
     deterministic: bool = False
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels are a GPU's."""
+        return self.kind == "gpu"
+
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
         """What it is to a kernel of these tensors: oneDNN's do not take all 16-bit floats."""
         if self.onednn and any(t.dtype in HALVES and t.dtype not in self.onednn_dtypes for t in tensors):

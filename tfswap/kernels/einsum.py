@@ -81,7 +81,7 @@ def einsum(facts: Facts) -> KernelMemory:
     log = _Log(ELEMENT_BYTES.get(facts.outputs[0].dtype, 0))
     result = _run(equation.decode(), [s for s in shapes if s is not None], log)
     events, exact = log.events(result), True
-    if facts.device.kind == "cpu" and facts.device.onednn:
+    if not facts.device.is_gpu and facts.device.onednn:
         thread_bytes = ONEDNN_SCRATCH_BYTES if log.product is None else onednn_product_bytes(log.product)
         events, exact = (*events, temp(thread_bytes * facts.device.intra_op_threads)), False
     alias = () if result.operand is None else ((0, result.operand),)

@@ -16,7 +16,7 @@ def add_n(facts: Facts) -> KernelMemory:
     """
     if len(facts.inputs) == 1:
         return KernelMemory(alias=((0, 0),))
-    first_two = KERNEL in facts.attrs and (facts.device.kind == "gpu" or facts.outputs[0].dtype in HALVES)
+    first_two = KERNEL in facts.attrs and (facts.device.is_gpu or facts.outputs[0].dtype in HALVES)
     reusable = facts.inputs[:2] if first_two else facts.inputs
     return KernelMemory(forward=candidates(facts, 0, range(len(reusable))), events=(("out", 0),))
 

@@ -199,7 +199,7 @@ DEFAULT_GPU = "a100"
 
 def default_rates(device: DeviceModel) -> Rates:
     """What a machine of this kind does, where no better is known: the same on every machine with the same GPU."""
-    if device.kind == "gpu":
+    if device.is_gpu:
         known = (name for part, name in _NAMED_BY_DRIVER.items() if part in device.name)
         return described(next(known, DEFAULT_GPU)).rates
     cores = max(1, device.intra_op_threads)

@@ -153,7 +153,7 @@ INT32_ON_DEVICE = frozenset(
 
 def on_host(op: str, inputs: Sequence[TensorType], output: TensorType, device: DeviceModel) -> bool:
     """Whether the kernel has this result in host memory, outside of the arena."""
-    if device.kind != "gpu":
+    if not device.is_gpu:
         return False
     if output.dtype in OBJECTS or op in ON_HOST:
         return True

@@ -28,7 +28,7 @@ def adjust_contrast(facts: Facts) -> Events:
     shape = known_shape(facts.inputs[0])
     if shape is None:
         return UNKNOWN
-    return after_output([4 * prod(shape[:-3]) * shape[-1]], exact=facts.device.kind == "cpu")
+    return after_output([4 * prod(shape[:-3]) * shape[-1]], exact=not facts.device.is_gpu)
 
 
 def _weights(source: int, result: int) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def kernel_memory(
     if op == TOGETHER:
         return _together(attrs, inputs, outputs, device, values)
     entry = _RULES.get(op, FRESH)
-    if device.kind == "gpu":
+    if device.is_gpu:
         entry = gpu_temporaries.RULES.get(op, entry)
     key = (
         entry.rule,
@@ -131,7 +131,7 @@ def kernel_memory(
     found = _cache.get(key)
     if found is None:
         found = entry.rule(Facts(attrs, inputs, outputs, device.running((*inputs, *outputs)), values))
-        if device.kind == "gpu" and found.events:  # few GPU kernels have been measured
+        if device.is_gpu and found.events:  # few GPU kernels have been measured
             found = found._replace(exact=False)
         _cache[key] = found
     return found

@@ -28,7 +28,7 @@ def fused_batch_norm_grad(facts: Facts) -> KernelMemory:
     channels = facts.inputs[2].nbytes
     if channels is not None and facts.device.onednn:
         return with_events((*outs, *[temp(channels)] * 3), exact=False)
-    if channels is None or facts.device.kind == "gpu":
+    if channels is None or facts.device.is_gpu:
         return with_events(outs, exact=False)
     training = bool(facts.attrs.get("is_training", True))
     coefficients = 1 if training else 2

@@ -9,10 +9,10 @@ from tfswap.kernels.temporaries import OUT0, UNKNOWN, Events, Facts, Measured
 
 def max_pool(facts: Facts) -> Events | Measured:
     """maxpooling_op.cc has no temporary; oneDNN's kernel stores the position of each maximum, a byte each."""
-    if facts.device.kind == "cpu" and facts.device.onednn:
+    if not facts.device.is_gpu and facts.device.onednn:
         positions = facts.outputs[0].num_elements or 0
         return onednn(facts, [positions], usual=[positions])
-    return (OUT0,), facts.device.kind == "cpu"
+    return (OUT0,), not facts.device.is_gpu
 
 
 def max_pool_with_positions(facts: Facts) -> Measured:
@@ -44,7 +44,7 @@ def _repeated_pooling(facts: Facts) -> Events:
     pooled = facts.inputs[1]
     if pooled.nbytes is None:
         return UNKNOWN
-    if facts.device.kind == "gpu":
+    if facts.device.is_gpu:
         return (OUT0,), False
     positions = (pooled.num_elements or 0) * 8
     return (("temp", pooled.nbytes), ("temp", positions), OUT0), not facts.device.onednn

@@ -19,7 +19,7 @@ def transposed(facts: Facts) -> Events:
     if not options or shape is None:
         return UNKNOWN
     answers = {_runs(shape, option) > 3 for option in options}
-    if facts.device.kind == "gpu":
+    if facts.device.is_gpu:
         return (OUT0,), False
     if True in answers:
         return after_output([facts.inputs[0].nbytes or 0], exact=len(answers) == 1)

@@ -27,7 +27,7 @@ def reduce(facts: Facts) -> KernelMemory:
     """collective_ops.cc: the output takes the input's buffer over where it can; then the ring's temporaries."""
     forward = candidates(facts, 0, (0,))
     total = facts.inputs[0].nbytes
-    if total is None or facts.device.kind == "gpu":
+    if total is None or facts.device.is_gpu:
         return with_events((OUT0,), forward=forward, exact=False)
     temporaries = tuple[Event, ...](("temp", nbytes) for nbytes in _chunks(total, _members(facts)))
     return with_events((OUT0, *temporaries), forward=forward, exact=not temporaries)

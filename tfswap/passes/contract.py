@@ -21,44 +21,13 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph
-from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 
 PRINT = "TFSWAP_PRINT_PASSES"
 """Names of passes with commas between, or "all": the graph after each one that changes it goes to standard error."""
 
 P = ParamSpec("P")
 Watcher = Callable[["Pass[...]", Graph, int, float], None]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the rewritten step runs on, and what its graph may have.
-
-    Attributes:
-        device: the device.
-        portable: whether TensorFlow's own ops alone may be in the graph.
-        keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
-        held: names of tensors that the unoptimised step holds until its end.
-    """
-
-    device: DeviceModel
-    portable: bool = False
-    keeps_results: bool = False
-    held: tuple[str, ...] = ()
-
-    @property
-    def own_ops(self) -> bool:
-        """Whether tfswap's own ops and kernels may be in the graph."""
-        return not self.portable
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device.kind == "cpu"
-
-    @property
-    def onednn(self) -> bool:
-        """Whether oneDNN's graph pass rewrites the step when TensorFlow makes it."""
-        return self.device.onednn
 
 
 _watchers: list[Watcher] = []

@@ -14,7 +14,8 @@ from __future__ import annotations
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.custom_ops import CARRY, DELIVER
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT
 
 FIRST = "CPU:0"

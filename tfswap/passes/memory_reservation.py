@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT
 from tfswap.ir.graph import Graph, Node
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], b
 
     On a CPU alone: on a GPU TensorFlow's own kernels run.
     """
-    if device.kind != "cpu":
+    if device.is_gpu:
         return 0
     found = [node for part in (graph, *graph.all_bodies()) for node in part if chosen(node)]
     for node in found:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from tfswap.ir.custom_ops import DRAWS, KERNEL, OWN_KERNEL, STATE_OWNER, STATE_PLACE
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(

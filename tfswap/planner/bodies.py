@@ -25,7 +25,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
-from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.plan.plan import Inside
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.chunk_splits import LEAST_SHARES, choose_splits
@@ -80,7 +80,7 @@ class Terms:
         carry_out: does in a body, in place, what is planned inside of it; takes the facts of a copy of it besides.
     """
 
-    device: DeviceModel
+    target: Target
     costs: Costs
     tactics: Collection[str]
     tiers: Tiers
@@ -267,10 +267,11 @@ def _bodies(
 
 
 def _planner_of(body: Graph, terms: Terms) -> Planner:
-    flow = analyse_body(body, terms.device)
+    device = terms.target.device
+    one_thread = device._replace(inter_op_threads=1)  # a loop's kernels run one after another
     return Planner(
-        flow,
-        terms.device._replace(inter_op_threads=1),  # a loop's kernels run one after another
+        analyse_body(body, device),
+        dataclasses.replace(terms.target, device=one_thread),
         tiers=terms.tiers,
         tactics=terms.tactics,
         costs=terms.costs,

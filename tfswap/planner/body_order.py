@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.planner.groups import find_groups
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.pairing import brought_together, gains, runs_pairs, side_by_side
+from tfswap.planner.pairing import brought_together, gains, side_by_side
 from tfswap.planner.problem import Choice
 
 
@@ -27,18 +27,15 @@ class BodyOrder(NamedTuple):
     groups: Sequence[Sequence[int]] = ()
 
 
-def order_body(
-    flow: Dataflow, device: DeviceModel, costs: Costs, *, own_ops: bool = True, grouped: bool = False
-) -> BodyOrder:
+def order_body(flow: Dataflow, target: Target, costs: Costs, *, grouped: bool = False) -> BodyOrder:
     """The order of the body with these facts.
 
     Args:
-        own_ops: whether kernels may run concurrently, which takes ops of tfswap's own.
         grouped: whether kernels run in groups (planner/groups.py), and not in pairs.
     """
     cost_s = costs.of_step(flow)
     order = choose_order(flow, cost_s)
-    if not runs_pairs(device) or not own_ops:
+    if not target.runs_concurrently:
         return BodyOrder(order)
     unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
     order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)

@@ -258,7 +258,7 @@ class Judged:
 
         With few, then with more, each with the share of the live peak from which on requests are taken.
         """
-        if self._planner.portable or choice.exact_chunks or not self._is_live_within(choice, limit_bytes):
+        if not self._planner.target.own_ops or choice.exact_chunks or not self._is_live_within(choice, limit_bytes):
             return
         if self._splits_of(choice)[1]:
             for share in LEAST_SHARES:
@@ -270,7 +270,7 @@ class Judged:
         """
         planner, choice = self._planner, self._one_by_one
         most_bytes = planner.snapshot.limit_bytes
-        if planner.portable or choice.exact_chunks or most_bytes is None:
+        if not planner.target.own_ops or choice.exact_chunks or most_bytes is None:
             return
         least_bytes = int(ENDS_SHARE * most_bytes)
         if limit_bytes < least_bytes or not self.may_fit(most_bytes):

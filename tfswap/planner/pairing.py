@@ -18,7 +18,6 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.custom_ops import KERNEL
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import depends_on_owners, is_pure, uses_tensor_list
-from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.plan import Eviction
 from tfswap.plan.schedule import LEAD, Interval, build_schedule
@@ -41,11 +40,6 @@ ROOM_SHARES, ROOM_WINDOW = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0), 96
 """Live bytes of orders with room, over those of kernels one by one, and how far ahead a partner is looked for."""
 ORDERS_TRIED = 12
 """Of those whose pairs hold more some are taken apart in each."""
-
-
-def runs_pairs(device: DeviceModel) -> bool:
-    """Whether there are threads for two, and kernels that the node of two can run."""
-    return device.inter_op_threads > 1 and not device.onednn
 
 
 def keep_apart(body: Graph, flow: Dataflow) -> None:

@@ -24,7 +24,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Node
 from tfswap.ir.permits import TACTICS
-from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.plan.schedule import build_schedule, on_disk
 from tfswap.planner.candidates import Candidate, Draft, Judged
 from tfswap.planner.convolution_room import has_convolutions
@@ -35,7 +35,6 @@ from tfswap.planner.pairing import (
     brought_together,
     gains,
     orders_with_room,
-    runs_pairs,
     side_by_side,
 )
 from tfswap.planner.problem import NEVER, Choice, make_problem
@@ -61,14 +60,13 @@ class Planner:
 
     Args:
         flow: the step's facts.
-        device: where it runs.
+        target: what it is for.
         snapshot: what is in the arena before the step: variables, arguments and whatever else.
         tactics: what may be used besides an order, of TACTICS. What is encoded has been settled when there is a flow.
         tiers: what there is for swapped tensors.
         solver: one of SOLVERS.
         costs: what kernels and copies take; by default what the analytic model says of this kind of device.
         share: of the rungs that fit into the time for planning, how many this planner may have.
-        portable: plan with TensorFlow's own ops alone: no kernels side by side, and no chunks of a request's own size.
         least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
         orders: what `rank_orders` gives for these facts and costs, where that is known.
         outside: the planner of the same step with nothing moved inside of its bodies: the orders are that one's.
@@ -77,7 +75,7 @@ class Planner:
     def __init__(
         self,
         flow: Dataflow,
-        device: DeviceModel,
+        target: Target,
         *,
         snapshot: ArenaSnapshot = NOTHING_KNOWN,
         tiers: Tiers = ANYTHING,
@@ -85,7 +83,6 @@ class Planner:
         solver: str = "default",
         costs: Costs | None = None,
         share: float = 1.0,
-        portable: bool = False,
         least_s: float = 0.0,
         least_bytes: int = 0,
         orders: Sequence[list[int]] = (),
@@ -94,16 +91,14 @@ class Planner:
         self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
         self._least_s, self.least_bytes = least_s, least_bytes
         self.flow = flow
-        self.device = device
+        self.target = target
+        device = target.device
         self.snapshot = snapshot
-        self.portable = portable
-        # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
-        self._runs_pairs = runs_pairs(device) and not portable
         # Where cuDNN's workspace is limited, that counts as part of each convolution.
-        self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
+        self.takes_workspaces = device.is_gpu and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
         # Where the step decides what is asked for, chunks that are larger than that have no other bound.
-        self._exact_chunks = flow.is_undecided and not portable
+        self._exact_chunks = flow.is_undecided and target.own_ops
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
@@ -128,7 +123,7 @@ class Planner:
         self._roomy: list[list[int]] = []
         if outside is not None:
             orders, self._roomy = outside.ranked[: len(orders)], outside._roomy
-        elif self._runs_pairs:
+        elif target.runs_concurrently:
             if kernels <= TWO_SOLVERS:
                 self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates)
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
@@ -248,7 +243,7 @@ class Planner:
         Args:
             least_s: what it takes at least, as is known from what it is made from.
         """
-        if self._runs_pairs:
+        if self.target.runs_concurrently:
             choice = choice._replace(paired=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 

@@ -252,7 +252,7 @@ class ArenaWatch:
 
     def _possible_cause(self) -> str:
         """What may have taken memory that nothing shows any more."""
-        tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.kind == "gpu" else None
+        tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.is_gpu else None
         return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
 
     def complain(self, message: str) -> None:

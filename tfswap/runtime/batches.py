@@ -23,7 +23,7 @@ ELEMENTS_AHEAD = 3
 def shared_device() -> str | None:
     """The device in whose arena the step runs and batches are made; None where that is not one."""
     device, model = machine.current_device()
-    return device if model.kind == "cpu" and machine.memory_info(device) is not None else None
+    return device if not model.is_gpu and machine.memory_info(device) is not None else None
 
 
 def batch_sizes(inputs: Sequence[Any]) -> list[int]:

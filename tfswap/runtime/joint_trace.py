@@ -18,7 +18,7 @@ from tfswap.exporters.function import WATCHED
 from tfswap.importers.function import import_function, own_outputs
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph, Node
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.tactics.outer_gradients import fix_sides, outside_of
 

@@ -46,7 +46,7 @@ class NestedStep:
 
         concrete = self._trace.concrete
         on_others = any({*units(part)} - {FIRST} for part in (graph, *graph.all_bodies()))
-        if self._trace.device.model.kind != "cpu" or on_others or any(deferred(concrete)):
+        if self._trace.device.model.is_gpu or on_others or any(deferred(concrete)):
             return False
         return not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))  # that the other function computes
 

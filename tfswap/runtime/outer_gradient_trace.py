@@ -19,7 +19,7 @@ from tfswap.device.placement import refuse_several
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
-from tfswap.passes.contract import Target
+from tfswap.kernels.target import Target
 from tfswap.passes.prepare.result_slots import MOST_BYTES
 from tfswap.passes.tactics.outer_gradients import cut, outside_of
 from tfswap.plan.plan import Plan

@@ -117,7 +117,7 @@ class LoweredProgram(Program):
         items = self.lowered.items
         self.device = device
         self.threads = max(1, device.inter_op_threads)
-        on_gpu = device.kind == "gpu"
+        on_gpu = device.is_gpu
         self.ops = [item.kind if item.node is None else item.node.op for item in items]
         self.cheap = [on_gpu or _is_cheap(item) for item in items]
         self.seconds = [

@@ -11,7 +11,8 @@ from __future__ import annotations
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import adopts_value
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(

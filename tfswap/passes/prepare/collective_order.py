@@ -22,7 +22,8 @@ from tfswap.ir.custom_ops import TOGETHER
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import group_key_input, is_collective, is_const
 from tfswap.ir.views import origin
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(

@@ -18,7 +18,8 @@ from collections.abc import Container
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_commutative, is_const, is_pure
 from tfswap.ir.permits import ANYTHING
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(

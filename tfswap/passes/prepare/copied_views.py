@@ -19,7 +19,8 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import may_share_by_value
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 

@@ -31,7 +31,8 @@ from tfswap.ir.op_traits import (
     writes_variable,
 )
 from tfswap.ir.types import TensorType
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 class _Use(NamedTuple):

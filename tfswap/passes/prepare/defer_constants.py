@@ -19,7 +19,8 @@ from __future__ import annotations
 from tfswap.analysis.constants import large_spreads, thrown_away
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 _TELLING = {
     "int32": 1,  # shapes, which TensorFlow can't see through a Defer

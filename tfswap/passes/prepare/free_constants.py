@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Node
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(

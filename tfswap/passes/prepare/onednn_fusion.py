@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.prepare.defer_constants import add_defer
 

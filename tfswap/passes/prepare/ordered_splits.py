@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from tfswap.ir.graph import Graph, Node
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 OUT_OF_ORDER: Final = 4

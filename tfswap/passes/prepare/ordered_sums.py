@@ -34,7 +34,8 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
 from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs

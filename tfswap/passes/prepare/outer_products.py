@@ -17,7 +17,8 @@ from __future__ import annotations
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_einsum
 from tfswap.kernels.einsum import einsum_parts
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 TYPES = frozenset({"float16", "float32", "float64"})
 """Of which the bits were compared, also of zeros with signs, denormal numbers, infinity and NaN."""

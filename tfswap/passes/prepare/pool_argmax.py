@@ -19,7 +19,8 @@ from typing import cast
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.prepare.defer_constants import add_defer
 from tfswap.passes.prepare.onednn_fusion import KERNEL_LABEL

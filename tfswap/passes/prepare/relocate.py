@@ -16,7 +16,8 @@ from tfswap.ir.custom_ops import RELOCATED
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.views import origin
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 OUTSIDE_ARENA = frozenset(("resource", "string"))
 """Types whose elements are not copied: there is a handle's, or a text's, own memory behind them."""

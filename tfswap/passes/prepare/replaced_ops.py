@@ -16,7 +16,8 @@ from __future__ import annotations
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import adds_when_ready
 from tfswap.ir.types import is_rounded
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_scalar
 from tfswap.passes.prepare.accumulated_sums import add_pairwise
 

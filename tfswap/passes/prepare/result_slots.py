@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 MOST_BYTES = 4096
 """A result of up to so many bytes is handed over."""

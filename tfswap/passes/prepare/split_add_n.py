@@ -20,7 +20,8 @@ from collections.abc import Iterable
 from tfswap.analysis.owners import solely_owned
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_sum
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import PRESERVE
 
 WIDTH = 8

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_view
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 CUSTOM_GRADIENT = "_gradient_op_type"
 REFUSAL = (

@@ -40,7 +40,8 @@ from tfswap.ir.op_traits import (
 )
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16

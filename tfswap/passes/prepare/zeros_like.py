@@ -18,7 +18,8 @@ from __future__ import annotations
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_const, is_feed, reads_variable
 from tfswap.ir.views import origin
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_scalar, add_shape, use_own_kernel
 
 _ONES = {"bfloat16": "803f", "float16": "003c", "float32": "0000803f", "float64": "000000000000f03f"}

@@ -13,7 +13,8 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import mark_effects
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.swap import insert_schedule

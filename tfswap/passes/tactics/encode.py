@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_shape
 
 

@@ -15,7 +15,8 @@ from tfswap.analysis.accumulators import Accumulator
 from tfswap.analysis.body_encodings import InnerEncoding, shape_source
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Dims, Graph, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import mark_effects
 from tfswap.passes.tactics.encode import add_encoding, encode_tensors, take_encoding
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead

@@ -14,7 +14,8 @@ from tfswap.ir.custom_ops import BODY_SECONDS, GROUP
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import only_waits
 from tfswap.ir.types import TensorType
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.tactics.pair_kernels import alone
 
 

@@ -15,7 +15,8 @@ from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.op_traits import is_feed
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE
 
 MOST_EVENTS = 1 << 22

@@ -19,7 +19,8 @@ from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_const
 from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 FEED = "Placeholder"
 

@@ -24,7 +24,8 @@ from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import (
     VARIANT,
     add_await,

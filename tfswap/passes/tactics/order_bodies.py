@@ -13,7 +13,8 @@ from itertools import pairwise
 from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.prepare.assign_in_place import assign_in_place

@@ -19,7 +19,8 @@ from tfswap.ir.custom_ops import CARRY, DELIVER, OUTSIDE
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_pure, is_view, passes_on
 from tfswap.ir.types import TensorType
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT, add_gate
 
 

@@ -22,7 +22,8 @@ from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.tactics.encode import shape_of
 
 

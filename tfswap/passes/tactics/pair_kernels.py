@@ -16,7 +16,8 @@ from tfswap.analysis.groups import Chunks, with_views
 from tfswap.ir.custom_ops import GROUP, PAIR
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_view
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:

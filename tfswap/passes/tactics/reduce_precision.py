@@ -20,7 +20,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.tactics.pack import decode_for, encode_after
 
 

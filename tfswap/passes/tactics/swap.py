@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.passes.contract import Target, graph_pass
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import (
     add_await,
     add_exact_chunks,

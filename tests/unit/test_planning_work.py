@@ -11,7 +11,7 @@ from test_bodies import CHOICE, LOOP
 from tfswap.analysis import control_flow, integer_values, node_records
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.function_runs import PreparedBody
-from tfswap.compiler import search
+from tfswap.compiler import planners, search
 from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
@@ -124,8 +124,8 @@ def test_the_floor_takes_few_simulations(monkeypatch):
 
 def test_orders_are_ranked_once_whatever_is_in_the_arena(monkeypatch):
     ranked: list[object] = []
-    whole = search.rank_orders
-    monkeypatch.setattr(search, "rank_orders", lambda flow, cost_s: ranked.append(flow) or whole(flow, cost_s))
+    whole = planners.rank_orders
+    monkeypatch.setattr(planners, "rank_orders", lambda flow, cost_s: ranked.append(flow) or whole(flow, cost_s))
     optimizer = Optimizer(training_step([Layer("dense", 0), Layer("relu", 0)], 64, 64), CPU)
     floor = optimizer.floor_bytes()
     flows = len(ranked)

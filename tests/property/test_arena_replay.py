@@ -20,6 +20,7 @@ from tfswap.kernels.target import Target
 from tfswap.native.load import load
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
+from tfswap.runtime.requests_replay import RequestsReplay
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE, Requests
@@ -82,6 +83,8 @@ def test_the_gates_replay_has_the_planners_peaks(seed: int, collects: bool) -> N
     if not snapshot.chunks:
         return  # nothing is known of such an arena
     events = some_requests(draw)
+    requests = Requests((tuple(events), tuple(some_requests(draw))), 0)
+    assert RequestsReplay(requests).peak_bytes(snapshot) == requests.peak_bytes(snapshot)
     found, expected = replayed(encode(events), snapshot), Requests((tuple(events),), 0).peak_bytes(snapshot)
     if expected <= limit:
         assert found == expected

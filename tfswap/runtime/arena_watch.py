@@ -25,9 +25,9 @@ from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.limit import StepLimit
 from tfswap.runtime.margins import Margins
+from tfswap.runtime.requests_replay import RequestsReplay
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
-from tfswap.simulator.requests import Requests
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -77,7 +77,8 @@ class ArenaWatch:
         self.live = False
         self.resident_bytes = 0
         self._gate: int | None = None
-        self._requests: dict[frozenset[str], Requests] = {}  # by what is shared; of a plan that changes nothing none
+        # By what is shared; of a plan that changes nothing there are none.
+        self._requests: dict[frozenset[str], RequestsReplay] = {}
         # By layout of the arena, and what is shared, the plan's peak, where it fits.
         self._peaks: dict[tuple[int, frozenset[str]], int] = {}
         self._expected_bytes = 0  # the latest step's peak
@@ -94,7 +95,8 @@ class ArenaWatch:
         self.report = report
         self.live, self.resident_bytes = planned.live, planned.snapshot.total_bytes
         self._plan, self._gate = planned.plan, planned.gate
-        self._requests = {} if planned.requests is None else {self._arena.shared: planned.requests}
+        requests = planned.requests
+        self._requests = {} if requests is None else {self._arena.shared: RequestsReplay(requests)}
         self._peaks, self._expected_bytes = {}, planned.peak_bytes
 
     def remember_arena(self) -> None:
@@ -193,7 +195,8 @@ class ArenaWatch:
         if snapshot.shared not in self._requests:
             if len(self._requests) >= MAX_LAYOUTS:
                 self._requests.clear()
-            self._requests[snapshot.shared] = self._optimizer.form_of(self._plan).requests(snapshot)
+            requests = self._optimizer.form_of(self._plan).requests(snapshot)
+            self._requests[snapshot.shared] = RequestsReplay(requests)
         return self._requests[snapshot.shared].peak_bytes(snapshot)
 
     def _notice_unseen_part(self, now: CLook) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from graphs import draw_kernels
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import on_arena
 from test_pairs import RATES, TWO_CORES, TWO_THREADS, facts
@@ -89,6 +89,48 @@ def test_each_group_is_a_node() -> None:
     verify(graph)
     nodes = [node for node in graph if node.op == custom_ops.GROUP]
     assert [len(dict[str, Any](node.attrs)["kernels"]) for node in nodes] == [5, 2]
+
+
+def draw_step(data: st.DataObject) -> str:
+    """Kernels that can be of a group, updates that cannot, shapes, constants and nodes that only wait, with control
+    edges between any of them, as text.
+    """
+    lines = [f"%x = Placeholder() {{dtype=float32}} -> {MAP}", "%w = VarHandleOp() -> resource[]"]
+    maps, names, targets = ["x"], ["x"], list[str]()
+
+    def one_of(given: list[str]) -> str:
+        return "%" + data.draw(st.sampled_from(given))
+
+    for i in range(data.draw(st.integers(4, 16))):
+        kind = data.draw(st.sampled_from(["kernel", "kernel", "kernel", "update", "shape", "constant", "wait"]))
+        controls = "".join(f" ^{name}" for name in data.draw(st.lists(st.sampled_from(names), max_size=2, unique=True)))
+        if kind == "kernel":
+            lines.append(f"%n{i} = AddV2({one_of(maps)}, {one_of(maps)}){controls} -> {MAP}")
+        elif kind == "update":
+            lines.append(f"%n{i} = AssignSubVariableOp(%w, {one_of(maps)}){controls}")
+            targets.append(f"%n{i}")
+        elif kind == "shape":
+            lines.append(f"%s{i} = Shape({one_of(maps)}) -> int32[3]")
+            lines.append(f"%n{i} = Reshape({one_of(maps)}, %s{i}){controls} -> {MAP}")
+        elif kind == "constant":
+            lines.append(f"%k{i} = Const(){controls} -> float32[]")
+            lines.append(f"%n{i} = Mul({one_of(maps)}, %k{i}) -> {MAP}")
+        else:
+            lines.append(f"%n{i} = NoOp(){controls}")
+        names.append(f"n{i}")
+        if kind not in ("update", "wait"):
+            maps.append(f"n{i}")
+    ends = [f"targets {', '.join(targets)}"] if targets else []
+    return "\n".join([*lines, "feeds %x, %w", f"fetches %{maps[-1]}", *ends, ""])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_groups_close_no_cycle(data: st.DataObject) -> None:
+    graph = parse_graph(draw_step(data))
+    flow = analyse_dataflow(graph.copy(), TWO_CORES)
+    join_concurrent(graph, Target(TWO_CORES), flow, groups_of(flow))
+    verify(graph)
 
 
 def schedule(flow: Dataflow) -> Any:

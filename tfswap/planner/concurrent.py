@@ -14,7 +14,7 @@ Not handled: swaps and recomputation inside of a group; what a group reads is he
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,6 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
 
     What only kernels outside of a group read, and what takes more room than what it is made from, is left out.
     """
-    groups: dict[int, list[int]] = {}
     device = flow.nodes[order[0]].device if order else ""
     can = {i for i in order if flow.nodes[i].device == device and can_join(flow, i) and _makes_all(flow, i)}
     # By node: how many kernels of no group, one after another; whether one of a group is last.
@@ -82,11 +81,13 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
             level[i] = most, i in can or (most, True) in before
         else:
             level[i] = max((count + is_last for count, is_last in before), default=0), False
-        if i in can:
-            groups.setdefault(level[i][0], []).append(i)
-    place = {i: p for p, i in enumerate(order)}
-    found = [sorted(group, key=place.__getitem__) for _, group in sorted(groups.items())]
-    return [kept for group in found if len(kept := _without_ends(flow, group)) > 1]
+    number = {i: count for i, (count, _) in level.items()}
+    members = _without_ends(flow, can, number, order_of_all, edges)
+    groups: dict[int, list[int]] = {}
+    for i in order:
+        if i in members:
+            groups.setdefault(number[i], []).append(i)
+    return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
 def _edges(flow: Dataflow) -> list[set[int]]:
@@ -109,21 +110,41 @@ def _makes_all(flow: Dataflow, i: int) -> bool:
     return all(flow.value_of.get((node, o)) in made for o in range(len(node.outputs)))
 
 
-def _without_ends(flow: Dataflow, group: Sequence[int]) -> list[int]:
-    members = set(group)
+def _without_ends(
+    flow: Dataflow,
+    can: Collection[int],
+    number: Mapping[int, int],
+    order_of_all: Sequence[int],
+    edges: Sequence[Collection[int]],
+) -> set[int]:
+    """The kernels of groups without those that no other of their group waits for, and that make more than they free.
+
+    Args:
+        can: all kernels of groups.
+        number: of each node's group, or of the one in which it lies between two kernels.
+        order_of_all: an order of all nodes.
+        edges: as of `_edges`.
+    """
+    members = set(can)
     readers: dict[int, set[int]] = {}
     for i, held in enumerate(flow.held):
         for v in held:
             readers.setdefault(v, set()).add(i)
-    for i in sorted(group, reverse=True):
-        made = [v for _, v in flow.makes[i]]
-        if any(readers.get(v, set()) & members for v in made):
-            continue
-        own = {v for v in flow.held[i] if flow.values[v].producer in members}
-        newly = sum(flow.values[v].nbytes for v in own if readers[v] <= members and v not in flow.fetched)
-        if newly < sum(flow.values[v].nbytes for v in made):
+    awaited: set[int] = set()  # nodes that a kernel of their group waits for, or a node on the way to one
+
+    def frees(i: int) -> int:
+        """Bytes that the kernels of the group alone read, the last of them this one."""
+        group = {m for v in flow.held[i] for m in readers[v] if m in members and number[m] == number[i]}
+        own = {v for v in flow.held[i] if number.get(flow.values[v].producer) == number[i]}
+        own = {v for v in own if flow.values[v].producer in members}
+        return sum(flow.values[v].nbytes for v in own if readers[v] <= group and v not in flow.fetched)
+
+    for i in reversed(order_of_all):
+        if i in members and i not in awaited and frees(i) < sum(flow.values[v].nbytes for _, v in flow.makes[i]):
             members.discard(i)
-    return [i for i in group if i in members]
+        if i in members or i in awaited:
+            awaited.update(d for d in edges[i] if number[d] == number[i])
+    return members
 
 
 def schedule_group(

@@ -6,7 +6,7 @@ node's outputs, or awaits all. What only the group's kernels read is an empty ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent, passes_on_buffers
@@ -29,6 +29,7 @@ def join_concurrent(graph: Graph, _: Target, flow: Dataflow, groups: Sequence[Co
     Args:
         flow: the facts of the graph, or of a copy of it.
     """
+    _free_constants(graph, flow)
     for number, group in enumerate(groups):
         _join(graph, flow, group, number)
     return sum(len(group.order) for group in groups)
@@ -38,7 +39,6 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
     kernels = [graph[flow.nodes[i].name] for i in group.order]
     views = {graph[n.name] for i, n in enumerate(flow.nodes) if n.name in graph and passes_on_buffers(flow, i)}
     members = _with_views(kernels, views)
-    _free_constants(graph, flow, set(members))
     _repeat_views(graph, set(members), views)
     outputs = [node.out(o) for node in members for o in range(len(node.outputs))]
     place = {output: -1 - n for n, output in enumerate(outputs)}
@@ -103,12 +103,12 @@ def _in(graph: Graph, tensor: Output) -> Output:
     return Output(graph[tensor.node.name], tensor.index)
 
 
-def _free_constants(graph: Graph, flow: Dataflow, members: Set[Node]) -> None:
-    """Let no constant wait for a kernel of the group, in place: that one does nothing but compute."""
+def _free_constants(graph: Graph, flow: Dataflow) -> None:
+    """Let no constant wait, in place: its tensor exists before the step, and what it waits for may wait for a group."""
     constants = {constant.name for constant in flow.constants}
     for node in graph:
-        if node.name in constants and not members.isdisjoint(node.controls):
-            node.controls = tuple(c for c in node.controls if c not in members)
+        if node.name in constants:
+            node.controls = ()
 
 
 def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:

@@ -124,7 +124,7 @@ def draw_step(data: st.DataObject) -> str:
     return "\n".join([*lines, "feeds %x, %w", f"fetches %{maps[-1]}", *ends, ""])
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.data())
 def test_groups_close_no_cycle(data: st.DataObject) -> None:
     graph = parse_graph(draw_step(data))

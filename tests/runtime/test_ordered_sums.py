@@ -318,6 +318,33 @@ def test_terms_are_added_in_the_order_in_which_they_are_ready() -> None:
     assert on_arena(ACCUMULATED, TF_NUM_INTEROP_THREADS="1") == [[1, True, False]] * 6
 
 
+BRANCHES = """
+import json
+import tensorflow as tf
+import tfswap
+
+x = tf.random.stateless_normal([64, 300], (1, 2))
+
+def step(x):
+    def body(i, a, b):  # the first iteration's `a` is the caller's
+        m = tf.exp(-b * b)
+        a = tf.cond(tf.equal(i % 2, 0), lambda: tf.add_n([m, m, a]) * 0.3, lambda: tf.add_n([m, m, a]) * 0.4)
+        return i + 1, a, tf.sin(b)
+    return tf.while_loop(lambda i, *_: i < 24, body, [0, x, x])[1:]
+
+bits = lambda f: [t.numpy().tobytes() for t in f(x)]
+planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
+found = bits(planned)
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+print(json.dumps([found == bits(tf.function(step, autograph=False)), planned.plan().changes_nothing]))
+"""
+
+
+def test_sums_in_branches_add_as_their_iteration_does() -> None:
+    pytest.importorskip("tensorflow")
+    assert on_arena(BRANCHES, TF_NUM_INTEROP_THREADS="1") == [True, False]
+
+
 SERVED = """
 import json, sys
 import tensorflow as tf

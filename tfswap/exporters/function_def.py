@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfswap.exporters.graph_def import encode_nodes, enum_of
 from tfswap.importers.inline import LOWERING
 from tfswap.importers.references import functions_in
-from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL, RELOCATED
+from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import control_flow
 
@@ -22,10 +22,11 @@ class BodyFunctions:
     """What loops and conditionals run, as functions whose names identify their content.
 
     A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
-    an order of their own, and what they take from the allocator is part of that kernel's dealings with it.
+    an order of their own, and what they take from the allocator is part of that kernel's dealings with it. The kernel is
+    tfswap's: in TensorFlow's a branch does not know which iteration of a loop it is in, on which its sums may depend.
 
     Args:
-        portable: loops run TensorFlow's own kernel.
+        portable: loops and conditionals run TensorFlow's own kernels.
 
     Attributes:
         made: the functions, by name.
@@ -43,7 +44,7 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
-        if (kind.is_loop or RELOCATED in node.attrs) and not self._portable:
+        if not self._portable:
             result[KERNEL] = attr_value_pb2.AttrValue(s=OWN_KERNEL.encode())
         for attribute in kind.functions:
             opaque = node.attrs[attribute]

@@ -318,31 +318,44 @@ def test_terms_are_added_in_the_order_in_which_they_are_ready() -> None:
     assert on_arena(ACCUMULATED, TF_NUM_INTEROP_THREADS="1") == [[1, True, False]] * 6
 
 
-BRANCHES = """
+LOOPS = """
 import json
 import tensorflow as tf
 import tfswap
 
 x = tf.random.stateless_normal([64, 300], (1, 2))
+w = tf.Variable(tf.random.stateless_normal([64, 64], (3, 4)) * 0.1)
 
-def step(x):
-    def body(i, a, b):  # the first iteration's `a` is the caller's
-        m = tf.exp(-b * b)
-        a = tf.cond(tf.equal(i % 2, 0), lambda: tf.add_n([m, m, a]) * 0.3, lambda: tf.add_n([m, m, a]) * 0.4)
-        return i + 1, a, tf.sin(b)
-    return tf.while_loop(lambda i, *_: i < 24, body, [0, x, x])[1:]
+def branches(i, a, b):  # the first iteration's `a` is the caller's
+    m = tf.exp(-b * b)
+    a = tf.cond(tf.equal(i % 2, 0), lambda: tf.add_n([m, m, a]) * 0.3, lambda: tf.add_n([m, m, a]) * 0.4)
+    return i + 1, a, tf.sin(b)
 
-bits = lambda f: [t.numpy().tobytes() for t in f(x)]
-planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
-found = bits(planned)
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-print(json.dumps([found == bits(tf.function(step, autograph=False)), planned.plan().changes_nothing]))
+@tf.function
+def called(a, b, unread):
+    return tf.tanh(w @ a), tf.exp(-b * b)
+
+def calls(i, a, b):  # the second call reads `w` before what it is given is there, so that the next iteration starts
+    c, d = called(a, b, a)
+    e, _ = called(c * 0.5, tf.sin(b), tf.sin(c))
+    return i + 1, tf.add_n([e, e, d]), d
+
+entries = []
+for body in branches, calls:
+    step = lambda x: tf.while_loop(lambda i, *_: i < 24, body, [0, x, x])[1:]
+    bits = lambda f: [t.numpy().tobytes() for t in f(x)]
+    planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
+    found = bits(planned)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    entries.append([found == bits(tf.function(step, autograph=False)), planned.plan().changes_nothing])
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+print(json.dumps(entries))
 """
 
 
-def test_sums_in_branches_add_as_their_iteration_does() -> None:
+def test_sums_in_branches_and_calls_add_as_their_iteration_does() -> None:
     pytest.importorskip("tensorflow")
-    assert on_arena(BRANCHES, TF_NUM_INTEROP_THREADS="1") == [True, False]
+    assert on_arena(LOOPS, TF_NUM_INTEROP_THREADS="1") == [[True, False]] * 2
 
 
 SERVED = """

@@ -22,7 +22,7 @@ class BodyFunctions:
     """What loops and conditionals run, as functions whose names identify their content.
 
     A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
-    an order of their own, and what they take from the allocator is part of that kernel's dealings with it. The kernel is
+    an order of their own, and what they take from the allocator is part of that kernel's dealings with it. It is one of
     tfswap's: in TensorFlow's a branch does not know which iteration of a loop it is in, on which its sums may depend.
 
     Args:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfswap.importers.references import reachable
 from tfswap.importers.run_grappler import run_grappler
 from tfswap.ir.custom_ops import GATE, INSIDE
+from tfswap.ir.graph import InlinedCall
 from tfswap.ir.op_traits import control_flow
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Inlined(NamedTuple):
     graph_def: graph_pb2.GraphDef
     fetches: list[str]
     targets: list[str]
-    calls: Mapping[str, tuple[str, ...]]
+    calls: Mapping[str, InlinedCall]
 
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
@@ -123,11 +124,12 @@ def _originals(nodes: Sequence[Any], made: Any, given: Any) -> Any:
     return library
 
 
-def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, tuple[str, ...]]:
+def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, InlinedCall]:
     """`Graph.calls` of a graph, given the nodes that it has without calls."""
     names = {node.name for node in made}
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
     calls: dict[str, list[str]] = {}
+    waits: dict[str, list[str]] = {"": []}
 
     def add(call: str, nodes: Sequence[Any]) -> None:
         prefix = f"{call}/" if call else ""
@@ -135,17 +137,24 @@ def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, t
         for node, name in zip(nodes, calls[call], strict=True):
             function = node.attr["f"].func.name if node.op in CALLS else node.op
             if function in library and name not in names:
+                waits[name] = [prefix + read.removeprefix("^") for read in node.input if read.startswith("^")]
                 add(name, library[function])
 
     add("", graph_def.node)
     ends: dict[tuple[str, bool], list[tuple[int, str]]] = {}
+    done: dict[str, str] = {}  # what waits for a call, waits for that
     for name in names:
         if (end := ENDS.fullmatch(name)) and end["call"] in calls:
             ends.setdefault((end["call"], end["end"].startswith("in")), []).append((int(end["number"]), name))
+            if end["end"] == "output_control_node":
+                done[end["call"]] = name
     for (call, is_input), found in ends.items():
         place = 0 if is_input else len(calls[call])
         calls[call][place:place] = [name for _, name in sorted(found)]
-    return {call: tuple(inside) for call, inside in calls.items()}
+    return {
+        call: InlinedCall(tuple(inside), tuple(done.get(name, name) for name in waits[call]))
+        for call, inside in calls.items()
+    }
 
 
 def _call_originals(graph_def: graph_pb2.GraphDef) -> None:

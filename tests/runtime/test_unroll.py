@@ -204,6 +204,20 @@ def test_iterations_that_do_not_run_concurrently_are_predicted_so() -> None:
     assert unroll_loops(parse_graph(text), Target(CPU), lowered=True)
 
 
+def test_lowered_an_iteration_waits_for_what_the_one_before_must_run() -> None:
+    """TensorFlow hands no variable on before. Planned, what reads none of what it writes need not wait."""
+    for lowered in (True, False):
+        graph = sums(2, "%add = AssignAddVariableOp(%v, %product)\n  %free = Tanh(%x) -> float32[8]")
+        graph["loop"].attrs = {"parallel_iterations": 10}
+        body = graph.bodies[graph["loop"]][1]
+        body.fetches[2] = body["free"].out(0)
+        body.targets = [body["add"]]
+        graph.fetches.append(graph["loop"].out(2))
+        unroll_loops(graph, Target(CPU), lowered=lowered)
+        waits = graph["loop/iteration_0/add"] in Graph.needed([graph["loop/iteration_1/free"]])
+        assert waits == lowered
+
+
 def test_all_ops_with_a_state_in_their_kernels_are_known_to_have_one() -> None:
     assert all(map(is_one_node, DRAWS))
 

@@ -154,6 +154,8 @@ class _Unrolling:
         in_order = any(_acts(body, node) for node in stateful)
         anytime = _reads_of_unwritten(body, stateful)
         noticed = [node for node in nodes if node in stateful or node in body.targets]
+        # Lowered, what goes on to the next iteration waits for what the body must run.
+        in_turn = self.lowered and any(node in body.targets for node in nodes)
         change = Integers(body, nodes)
         made = self._nodes[loop] = []
         shared: dict[Node, Node] = {}
@@ -162,7 +164,7 @@ class _Unrolling:
         first: Node | None = None
         start, ran = None, list[Node]()
         for k, integers in enumerate(trips[:-1]):
-            if stateful and (k == 0 or in_order):
+            if (stateful and (k == 0 or in_order)) or (in_turn and k):
                 start = self._barrier(loop, f"iteration_{k}/start", waits if k == 0 else ran)
                 ran = []
                 first = start if k == 0 else first
@@ -172,6 +174,9 @@ class _Unrolling:
                 awaited = first if node in anytime else start
                 if awaited is not None and stateful.isdisjoint(node.controls):
                     copies[node].controls = (*copies[node].controls, awaited)
+            if in_turn and k and start is not None:
+                for copy in _first(copies[node] for node in nodes if node not in shared):
+                    copy.controls = tuple(dict.fromkeys((*copy.controls, start)))
             for (node, index), value in change.follow(as_feeds(body, integers)).items():
                 if node in copies:
                     known[copies[node], index] = value
@@ -251,6 +256,13 @@ class _Unrolling:
         """`nodes`, with what ends unrolled loops in the place of these."""
         ends = (self._ends.get(node, node) for node in nodes)
         return dict.fromkeys(node for node in ends if node is not None)
+
+
+def _first(nodes: Iterable[Node]) -> list[Node]:
+    """Those of an iteration's nodes that read nothing of it."""
+    made = list(nodes)
+    within = set(made)
+    return [node for node in made if within.isdisjoint(t.node for t in node.inputs)]
 
 
 def _anywhere(attrs: Mapping[str, object]) -> Mapping[str, object]:

@@ -39,6 +39,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, Solver
 from tfswap.planner.solvers import meng, milp, published
@@ -182,7 +183,7 @@ def policy_rows(problem: Problem, found: list[tuple[int, float]], shares: list[f
     floor, times = min(nbytes for nbytes, _ in found), [fastest(found, int(peak * share)) for share in shares]
     rows["default"] = floor / peak, [total_s / own for total_s in times]
     for name, solve in POLICIES.items():
-        choices = [c for n in range(1, 101) if (c := solve(problem, peak * n // 100)) is not None]
+        choices = [c for n in range(1, 101) if (c := solve(problem, LiveTarget(peak * n // 100))) is not None]
         made = [(live_bytes(problem, choice), seconds(problem, choice)) for choice in choices]
         floor = min((nbytes for nbytes, _ in made), default=peak)
         rows[name] = floor / peak, [fastest(made, int(peak * share)) / own for share in shares]

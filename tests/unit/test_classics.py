@@ -12,6 +12,7 @@ from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.planner import ladder
 from tfswap.planner import planner as planning
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Problem
 from tfswap.planner.solvers import milp, published
 
@@ -30,7 +31,7 @@ def test_a_choice_is_valid_and_keeps_the_target(name, graph, percent):
     flow = analyse_dataflow(graph, CPU)
     problem = problem_of(flow)
     target = problem.live_peak_bytes * percent // 100
-    choice = SOLVERS[name](problem, target)
+    choice = SOLVERS[name](problem, LiveTarget(target))
     if choice is not None:
         check_choice(flow, choice)
         assert live_peak(flow, *choice) <= target
@@ -45,7 +46,7 @@ def deep() -> Problem:
 def lowest(problem: Problem, name: str) -> int:
     """The lowest percentage of the live peak that a solver meets."""
     peak = problem.live_peak_bytes
-    return min(p for p in range(5, 101) if SOLVERS[name](problem, peak * p // 100) is not None)
+    return min(p for p in range(5, 101) if SOLVERS[name](problem, LiveTarget(peak * p // 100)) is not None)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -53,7 +54,7 @@ def test_each_saves_memory_on_a_deep_step(name):
     problem = deep()
     percent = lowest(problem, name)
     assert percent < 90
-    choice = SOLVERS[name](problem, problem.live_peak_bytes * percent // 100)
+    choice = SOLVERS[name](problem, LiveTarget(problem.live_peak_bytes * percent // 100))
     assert choice is not None
     again = len(choice.order) - len(problem.order)
     assert (again > 0, len(choice.intervals) > 0) == (
@@ -63,14 +64,15 @@ def test_each_saves_memory_on_a_deep_step(name):
 
 def test_sqrt_makes_each_kernel_again_at_most_once():
     problem = deep()
-    choice = published.sqrt(problem, problem.live_peak_bytes * lowest(problem, "sqrt") // 100)
+    choice = published.sqrt(problem, LiveTarget(problem.live_peak_bytes * lowest(problem, "sqrt") // 100))
     assert choice is not None
     assert max(map(choice.order.count, choice.order)) == 2
 
 
 def test_superneurons_runs_no_contraction_again():
     problem = deep()
-    choice = published.superneurons(problem, problem.live_peak_bytes * lowest(problem, "superneurons") // 100)
+    percent = lowest(problem, "superneurons")
+    choice = published.superneurons(problem, LiveTarget(problem.live_peak_bytes * percent // 100))
     assert choice is not None
     again = {kernel for kernel in choice.order if choice.order.count(kernel) > 1}
     assert {problem.flow.nodes[kernel].op for kernel in again} <= {"Relu", "Mul"}
@@ -78,7 +80,7 @@ def test_superneurons_runs_no_contraction_again():
 
 def test_vdnn_conv_moves_a_part_of_what_vdnn_all_moves():
     problem = deep()
-    every, some = published.vdnn_all(problem, 1 << 40), published.vdnn_conv(problem, 1 << 40)
+    every, some = (solve(problem, LiveTarget(1 << 40)) for solve in (published.vdnn_all, published.vdnn_conv))
     assert every is not None
     assert some is not None
     assert set(some.intervals) < set(every.intervals)

@@ -18,6 +18,7 @@ from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, default_rates
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.solver_table import BOTH
@@ -50,7 +51,7 @@ def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(monkeypatch, 
     problem = make_problem(flow, choose_order(flow, seconds_of), rates, seconds_of)
     target = problem.live_peak_bytes * percent // 100
     found = milp.optimise(problem, target, 2.0)
-    others = [choice for solve in BOTH if (choice := solve(problem, target)) is not None]
+    others = [choice for solve in BOTH if (choice := solve(problem, LiveTarget(target))) is not None]
     assert all(seconds(problem, choice) >= found.bound_s * (1 - milp.GAP_SHARE) for choice in others)
     if found.choice is None:
         assert found.total_s == math.inf

@@ -39,6 +39,7 @@ from tfswap.planner import ordering
 from tfswap.planner import planner as planning
 from tfswap.planner.chunk_splits import choose_splits
 from tfswap.planner.host_tiers import ANYTHING, Tiers
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.promise import promised, simulated_limit
@@ -580,7 +581,7 @@ def test_the_solver_keeps_its_target(name, graph, percent):
     flow = analyse_dataflow(graph, CPU)
     problem = problem_of(flow)
     target = problem.live_peak_bytes * percent // 100
-    choice = SOLVERS[name](problem, target)
+    choice = SOLVERS[name](problem, LiveTarget(target))
     if choice is None:
         return
     check_choice(flow, choice)
@@ -599,7 +600,7 @@ def test_nothing_is_promised_below_the_working_set(name, graph):
         sum(flow.values[v].nbytes for v in set(flow.reads[i]) if flow.values[v].producer != PERSISTENT)
         for i in problem.order
     )
-    assert SOLVERS[name](problem, working_set - 1) is None
+    assert SOLVERS[name](problem, LiveTarget(working_set - 1)) is None
 
 
 def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
@@ -611,13 +612,13 @@ def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
     problem = make_problem(flow, ordering.choose_order(flow, seconds), rates, seconds)
     target = problem.live_peak_bytes * 72 // 100
     solve = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5))
-    choice = solve(problem, target)
+    choice = solve(problem, LiveTarget(target))
     assert choice is not None
     assert live_peak(flow, *choice) <= target
     assert choice.intervals
     assert len(choice.order) > len(problem.order)
     monkeypatch.setattr(cheapest_eviction, "MAX_SWEEPS", 1)
-    assert solve(problem, target) is None
+    assert solve(problem, LiveTarget(target)) is None
 
 
 def test_only_what_there_is_no_room_to_make_is_copied_instead():
@@ -625,7 +626,8 @@ def test_only_what_there_is_no_room_to_make_is_copied_instead():
     layers = [Layer("dense"), Layer("add"), Layer("dense", 1), Layer("dense", 1), Layer("scale", 1)]
     planner = Optimizer(training_step(layers, 8192, 256), DeviceModel("gpu")).planner
     problem = planner.problems[0]
-    choice = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5))(problem, problem.live_peak_bytes * 52 // 100)
+    solve = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5))
+    choice = solve(problem, LiveTarget(problem.live_peak_bytes * 52 // 100))
     assert choice is not None
     copied = {planner.flow.values[stay.value].tensor.node.name for stay in choice.intervals}
     assert copied == {"dense3", "back4", "skip4"}  # and not dense2, which dense3 is made of
@@ -641,7 +643,7 @@ def test_what_host_memory_has_no_room_for_runs_again(room_mib):
 
     def solved(tiers: Tiers) -> tuple[int, int]:
         problem = make_problem(flow, order, rates, seconds, tiers=tiers)
-        choice = solve(problem, problem.live_peak_bytes * 60 // 100)
+        choice = solve(problem, LiveTarget(problem.live_peak_bytes * 60 // 100))
         assert choice is not None
         return simulate_memory(flow, build_schedule(*choice)).host_peak_bytes, len(choice.order) - len(order)
 
@@ -671,7 +673,7 @@ def test_what_is_read_again_leaves_for_the_kernel_that_takes_its_buffer_over(nam
     problem = problem_of(flow)
     small = 2 * 256
     assert problem.live_peak_bytes == 3 * UNIT + 256  # x, a, b and s
-    choice = SOLVERS[name](problem, 2 * UNIT + small)
+    choice = SOLVERS[name](problem, LiveTarget(2 * UNIT + small))
     assert choice is not None
     check_choice(flow, choice)
     memory = simulate_memory(flow, build_schedule(*choice), live=True, detail=True)
@@ -703,7 +705,7 @@ def test_what_runs_again_takes_over_what_was_made_for_it_only():
     flow = facts(AGAIN_IN_PLACE)
     problem = problem_of(flow)
     target = 2 * UNIT + 2 * 256
-    choice = SOLVERS["recompute"](problem, target)
+    choice = SOLVERS["recompute"](problem, LiveTarget(target))
     assert choice is not None
     assert [flow.nodes[i].name for i in choice.order] == ["a", "b", "s", "big", "t", "a", "b", "d"]
     assert live_peak(flow, *choice) <= target
@@ -760,7 +762,7 @@ def test_rungs_that_are_one_choice_are_judged_once(monkeypatch):
 def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():
     flow = facts(CHAIN)
     problem = problem_of(flow)
-    met = [belady.solve(problem, units * UNIT) is not None for units in range(6)]
+    met = [belady.solve(problem, LiveTarget(units * UNIT)) is not None for units in range(6)]
     assert met == sorted(met)
 
 
@@ -782,7 +784,7 @@ fetches %d
     for ahead in (3, 7, 12):  # so many kernels should take as long as the copy, with its slack
         copy_s = (starts[use] - starts[use - ahead]) * 0.99
         rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * belady.PREFETCH_SLACK / copy_s)
-        choice = belady.solve(dataclasses.replace(problem, rates=rates), problem.live_peak_bytes - 1)
+        choice = belady.solve(dataclasses.replace(problem, rates=rates), LiveTarget(problem.live_peak_bytes - 1))
         assert choice is not None
         (eviction,) = choice.intervals
         assert (eviction.use, eviction.back) == (use, use - ahead)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.planner.candidates import Judged
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Problem, Solver
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Ladder:
         self.unmoved_s = unmoved.draft.timing.total_s
         self.solve = solve
         self.count = count
-        self._choices: dict[int, Choice | None] = {}  # by target
+        self._choices: list[tuple[LiveTarget, Choice | None]] = []
         self._judged: dict[int, Judged | None] = {}
 
     @cached_property
@@ -88,10 +89,14 @@ class Ladder:
         lowest = {made: target for made, target in judged if made is not None}
         return [Rung(made, target) for made, target in lowest.items()]
 
-    def choice(self, target: int) -> Choice | None:
-        if target not in self._choices:
-            self._choices[target] = self.solve(self.problem, target)
-        return self._choices[target]
+    def choice(self, nbytes: int) -> Choice | None:
+        """What the solver chooses for a target of so many bytes, solved where it may differ from what is known."""
+        for asked, choice in self._choices:
+            if asked.least <= nbytes < asked.beyond:
+                return choice
+        target = LiveTarget(nbytes)
+        self._choices.append((target, self.solve(self.problem, target)))
+        return self._choices[-1][1]
 
     def judged(self, rung: int) -> Judged | None:
         """None where the solver does not meet the target; it may meet lower ones all the same."""

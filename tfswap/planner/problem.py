@@ -25,6 +25,7 @@ from tfswap.kernels.hardware import Rates
 from tfswap.plan.plan import Eviction, Split
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.host_tiers import ANYTHING, Tiers
+from tfswap.planner.live_target import LiveTarget
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory
 
@@ -134,8 +135,11 @@ class Problem:
         return dataclasses.replace(self, order=order, live_bytes=live_bytes, before_bytes=live_bytes, starts_s=starts)
 
 
-Solver = Callable[[Problem, int], Choice | None]
-"""From a problem and a target of live bytes to what is done about it; None when the target is out of reach."""
+Solver = Callable[[Problem, LiveTarget], Choice | None]
+"""From a problem and a target of live bytes to what is done about it; None when the target is out of reach.
+
+It asks the target whether so many bytes exceed it, and nothing else: what is decided is the same for all targets that
+answer the same."""
 
 NEVER = math.inf
 MAX_CHAIN = 64

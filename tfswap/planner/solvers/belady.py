@@ -10,46 +10,44 @@ from __future__ import annotations
 
 import heapq
 
-import numpy as np
-
 from tfswap.plan.schedule import Interval
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Gap, Problem, live_without
 
 PREFETCH_SLACK = 1.5
 """Copies are given this many times the time that they should take: a model of time is only a model."""
 
 
-def solve(problem: Problem, target_bytes: int) -> Choice | None:
-    """What must be absent, and when, for at most `target_bytes` to be live; None when that can't be had."""
-    return _solve(problem, target_bytes, target_bytes)
+def solve(problem: Problem, target: LiveTarget) -> Choice | None:
+    """What must be absent, and when, for no more than the target to be live; None when that can't be had."""
+    return _solve(problem, target, target)
 
 
-def solve_tight(problem: Problem, target_bytes: int) -> Choice | None:
+def solve_tight(problem: Problem, target: LiveTarget) -> Choice | None:
     """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
-    return _solve(problem, target_bytes, 0)
+    return _solve(problem, target, LiveTarget(0))
 
 
-def _solve(problem: Problem, target_bytes: int, copies_bytes: int) -> Choice | None:
-    chosen = _evict(problem, target_bytes)
+def _solve(problem: Problem, target: LiveTarget, copies: LiveTarget) -> Choice | None:
+    chosen = _evict(problem, target)
     if chosen is None:
         return None
-    return Choice(problem.order, place_copies(problem, trim(problem, chosen, target_bytes), copies_bytes))
+    return Choice(problem.order, place_copies(problem, trim(problem, chosen, target), copies))
 
 
-def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
-    over = problem.live_bytes - target_bytes
-    gaps = problem.uses.gaps
-    ends = [0] * len(over)  # bytes that come back at each position
+def _evict(problem: Problem, target: LiveTarget) -> list[Gap] | None:
+    live, gaps = problem.uses.live, problem.uses.gaps
+    ends = [0] * len(live)  # bytes that come back at each position
     waiting: list[tuple[int, int, int]] = []
     opened = absent = 0
     chosen: list[Gap] = []
-    for position in range(len(over)):
+    for position in range(len(live)):
         absent -= ends[position]
         while opened < len(gaps) and gaps[opened].start < position:
             gap = gaps[opened]
             heapq.heappush(waiting, (-gap.end, -gap.nbytes, opened))
             opened += 1
-        while over[position] - absent > 0:
+        while target.is_exceeded_by(live[position] - absent):
             if not waiting:
                 return None
             gap = gaps[heapq.heappop(waiting)[2]]
@@ -61,22 +59,22 @@ def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
     return chosen
 
 
-def trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
+def trim(problem: Problem, chosen: list[Gap], target: LiveTarget) -> list[Gap]:
     """Give back what later choices made needless, the costliest first."""
     live = live_without(problem, chosen)
     kept: list[Gap] = []
     for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
         inside = live[gap.start + 1 : gap.end]
-        if inside.max() + gap.nbytes <= target_bytes:
-            inside += gap.nbytes
-        else:
+        if target.is_exceeded_by(int(inside.max()) + gap.nbytes):
             kept.append(gap)
+        else:
+            inside += gap.nbytes
     return kept
 
 
-def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Interval]:
-    """Say when each copy starts and when its buffer goes, within `target_bytes`."""
-    slack = target_bytes - live_without(problem, chosen)
+def place_copies(problem: Problem, chosen: list[Gap], target: LiveTarget) -> list[Interval]:
+    """Say when each copy starts and when its buffer goes, within the target."""
+    live = live_without(problem, chosen)
     starts, rates = problem.starts_s, problem.rates
     disk = problem.tiers.chosen(chosen)
     release: dict[Gap, int] = {}
@@ -89,10 +87,9 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         tier = gap.value in disk
         seconds = PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.out_bytes_per_s)
         lanes[tier] = max(lanes[tier], starts[gap.made + 1]) + seconds
-        first, last = gap.start + 1, min(gap.end, int(np.searchsorted(starts, lanes[tier])))
-        tight = np.flatnonzero(slack[first:last] < gap.nbytes)
-        stop = first + int(tight[0]) if len(tight) else max(first, last)
-        slack[first:stop] -= gap.nbytes
+        first, last = gap.start + 1, min(gap.end, int(starts.searchsorted(lanes[tier])))
+        stop = first + target.first_exceeded(live[first:last], gap.nbytes)
+        live[first:stop] += gap.nbytes
         release[gap] = stop
     placed: list[tuple[Gap, int, int]] = []
     lanes = [float("inf")] * 2
@@ -101,11 +98,9 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         tier = gap.value in disk
         finish = min(lanes[tier], starts[gap.end])
         lane = finish - PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.in_bytes_per_s)
-        wanted = max(first, int(np.searchsorted(starts, lane, side="right")) - 1)
-        tight = np.flatnonzero(slack[wanted : gap.end] < gap.nbytes)
-        back = wanted + int(tight[-1]) + 1 if len(tight) else wanted
-        back = min(back, gap.end)
-        slack[back : gap.end] -= gap.nbytes
+        wanted = max(first, int(starts.searchsorted(lane, side="right")) - 1)
+        back = min(gap.end, wanted + target.after_last_exceeded(live[wanted : gap.end], gap.nbytes))
+        live[back : gap.end] += gap.nbytes
         lanes[tier] = min(lane, starts[back])
         if back > first:
             placed.append((gap, first, back))

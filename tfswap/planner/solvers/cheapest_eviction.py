@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Uses, Wait
 from tfswap.planner.solvers.belady import place_copies, trim
 
@@ -74,12 +75,12 @@ def solver(prices: Prices):
     """A solver that works with these prices."""
     offers_of: WeakKeyDictionary[Uses, dict[int, list[_Offer]]] = WeakKeyDictionary()
 
-    def solve(problem: Problem, target_bytes: int) -> Choice | None:
+    def solve(problem: Problem, target: LiveTarget) -> Choice | None:
         undroppable: set[tuple[int, int]] = set()
         if problem.uses not in offers_of:
             offers_of[problem.uses] = _offers(problem, prices)
         for _ in range(MAX_SWEEPS):
-            sweep = _Sweep(problem, target_bytes, prices, offers_of[problem.uses], undroppable)
+            sweep = _Sweep(problem, target, prices, offers_of[problem.uses], undroppable)
             choice = sweep.choice()
             if choice is not None or not sweep.stuck:
                 return choice
@@ -136,10 +137,10 @@ class _Course:
     changes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     swapped: list[Gap] = field(default_factory=list[Gap])
 
-    def choice(self, problem: Problem, target_bytes: int) -> Choice:
+    def choice(self, problem: Problem, target: LiveTarget) -> Choice:
         extended = problem.extended(self.reruns, self.live(problem)) if self.reruns else problem
-        chosen = self.until_read(problem, extended.order) if self.reruns else trim(extended, self.swapped, target_bytes)
-        return Choice(extended.order, place_copies(extended, chosen, target_bytes))
+        chosen = self.until_read(problem, extended.order) if self.reruns else trim(extended, self.swapped, target)
+        return Choice(extended.order, place_copies(extended, chosen, target))
 
     def until_read(self, problem: Problem, order: Sequence[int]) -> list[Gap]:
         """The gaps of `swapped`, each up to the first read: recomputed kernels may run between its return and that."""
@@ -195,13 +196,13 @@ class _Sweep:
     def __init__(
         self,
         problem: Problem,
-        target_bytes: int,
+        target: LiveTarget,
         prices: Prices,
         offers: Mapping[int, Sequence[_Offer]],
         undroppable: set[tuple[int, int]],
     ):
         self.problem = problem
-        self.target = target_bytes
+        self.target = target
         self.prices = prices
         self.offers = offers
         self.undroppable = undroppable
@@ -244,7 +245,7 @@ class _Sweep:
     def _run(self) -> bool:
         uses, made, gone, away = self.uses, self.made, self.gone, self.away
         for begin, position, most in uses.stretches:
-            if most - self.moved > self.target:
+            if self.target.is_exceeded_by(most - self.moved):
                 for self.position in range(begin, position):
                     if not self._make_room(uses.live[self.position]):
                         return False
@@ -253,7 +254,7 @@ class _Sweep:
                 return True
             reads, makes = uses.watched_reads[position], uses.watched_makes[position]
             missing = [v for v in reads if gone[v] or away[v]]
-            if missing or uses.live[position] - self.moved > self.target:
+            if missing or self.target.is_exceeded_by(uses.live[position] - self.moved):
                 self.pins = dict.fromkeys(reads, 1)
                 if not all(self._bring(v) for v in missing):
                     return False
@@ -341,7 +342,7 @@ class _Sweep:
         the first value whose score is unchanged has the lowest.
         """
         pinned: list[tuple[float, int, int]] = []
-        while live_bytes - self.moved > self.target and self.leaving:
+        while (short := self.target.is_exceeded_by(live_bytes - self.moved)) and self.leaving:
             score, entry, slot = heapq.heappop(self.leaving)
             if self.entry[slot] != entry:
                 continue
@@ -359,7 +360,7 @@ class _Sweep:
                 self._evict(wait, rerun_s < copy_s)
         for item in pinned:
             heapq.heappush(self.leaving, item)
-        return live_bytes - self.moved <= self.target
+        return not short
 
     def _evict(self, wait: Wait, drop: bool) -> None:
         v = wait.value

@@ -14,11 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from tfswap.plan.schedule import Interval
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Gap, Problem, live_without
 
 
-def solve(problem: Problem, target_bytes: int) -> Choice | None:
-    """What is absent, and when, with the largest resident share that keeps `target_bytes`; None if none does."""
+def solve(problem: Problem, target: LiveTarget) -> Choice | None:
+    """What is absent, and when, with the largest resident share that keeps the target; None if none does."""
     longest: dict[int, Gap] = {}
     for gap in problem.gaps:
         known = longest.get(gap.value)
@@ -30,10 +31,10 @@ def solve(problem: Problem, target_bytes: int) -> Choice | None:
         count = (few + many) // 2
         if count > len(candidates):
             return None
-        if _live(problem, candidates[:count]).max(initial=0) <= target_bytes:
-            many = count
-        else:
+        if target.is_exceeded_by(int(_live(problem, candidates[:count]).max(initial=0))):
             few = count + 1
+        else:
+            many = count
     if few > len(candidates):
         return None
     return Choice(problem.order, [_interval(problem, gap) for gap in candidates[:few]])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Problem
 from tfswap.planner.solvers.milp_choices import Solution
 from tfswap.planner.solvers.milp_copies import Copies
@@ -51,9 +52,9 @@ class Optimum(NamedTuple):
     proven: bool
 
 
-def solve(problem: Problem, target_bytes: int) -> Choice | None:
+def solve(problem: Problem, target: LiveTarget) -> Choice | None:
     """As `optimise`, with the signature of all solvers, for SOLVE_S at most; None also where none was found in time."""
-    return optimise(problem, target_bytes, SOLVE_S).choice
+    return optimise(problem, target.alone(), SOLVE_S).choice
 
 
 def optimise(problem: Problem, target_bytes: int, limit_s: float) -> Optimum:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfswap.plan.schedule import Interval, build_schedule
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Gap
 from tfswap.planner.solvers.belady import place_copies
 from tfswap.planner.solvers.milp_copies import Copies
@@ -57,7 +58,8 @@ class Solution:
         for interval, gap, (gone, there) in zip(tight, swapped, stays, strict=True):
             release = min(gap.end, max(gap.start + 1, at_moment[gone]))
             said.append(interval._replace(release=release, back=min(gap.end, max(release, at_moment[there]))))
-        return [Choice(order, way) for way in (said, place_copies(extended, swapped, self.target), tight)]
+        placed = place_copies(extended, swapped, LiveTarget(self.target))
+        return [Choice(order, way) for way in (said, placed, tight)]
 
     def _stay(self, v: int, last: int, until: int) -> tuple[int, int]:
         """The first moment after `last` without the buffer of `v`, and the first from which it is held `until`."""

@@ -29,13 +29,14 @@ from itertools import accumulate
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import Interval
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import NEVER, Choice, Gap, Problem
 
 _ARITHMETIC = Rates(1.0, math.inf, math.inf, math.inf, math.inf, launch_s=0.0)
 """A device on which a kernel takes as many seconds as its contraction has floating point operations."""
 
 
-def sqrt(problem: Problem, target_bytes: int) -> Choice | None:
+def sqrt(problem: Problem, target: LiveTarget) -> Choice | None:
     """Checkpoints at the boundaries of about sqrt(n) segments."""
     maps = _droppable(problem)
     root = math.isqrt(max(1, len(maps)))
@@ -46,10 +47,10 @@ def sqrt(problem: Problem, target_bytes: int) -> Choice | None:
             bounds = _boundaries(maps, max(1, int(root * 2.0**count)))
             yield _recomputed(problem, _segments(maps, bounds), kept=_crossing(problem, bounds))
 
-    return _first_that_fits(problem, target_bytes, choices())
+    return _first_that_fits(problem, target, choices())
 
 
-def superneurons(problem: Problem, target_bytes: int) -> Choice | None:
+def superneurons(problem: Problem, target: LiveTarget) -> Choice | None:
     """Checkpoints after contractions; each segment recomputed at once or reader by reader, by what it takes."""
     uses, flow = problem.uses, problem.flow
     checkpoints = [p for p, kernel in enumerate(problem.order) if uses.makes[kernel] and _contracts(problem, kernel)]
@@ -66,15 +67,15 @@ def superneurons(problem: Problem, target_bytes: int) -> Choice | None:
             singly = [[gap] for gaps in segments.values() if _segment_bytes(problem, gaps) > threshold for gap in gaps]
             yield _recomputed(problem, at_once, singly, kept=kept)
 
-    return _first_that_fits(problem, target_bytes, choices())
+    return _first_that_fits(problem, target, choices())
 
 
-def vdnn_all(problem: Problem, target_bytes: int) -> Choice | None:
+def vdnn_all(problem: Problem, target: LiveTarget) -> Choice | None:
     """Every feature map is swapped."""
-    return _swapped(problem, target_bytes, _feature_maps(problem))
+    return _swapped(problem, target, _feature_maps(problem))
 
 
-def vdnn_conv(problem: Problem, target_bytes: int) -> Choice | None:
+def vdnn_conv(problem: Problem, target: LiveTarget) -> Choice | None:
     """The feature maps that contractions read in the forward half are swapped."""
     readers: dict[int, list[int]] = {}
     for position, kernel in enumerate(problem.order):
@@ -83,7 +84,7 @@ def vdnn_conv(problem: Problem, target_bytes: int) -> Choice | None:
                 readers.setdefault(v, []).append(position)
     maps = _feature_maps(problem)
     read = [gap for gap in maps if any(position <= gap.start for position in readers.get(gap.value, ()))]
-    return _swapped(problem, target_bytes, read)
+    return _swapped(problem, target, read)
 
 
 def _feature_maps(problem: Problem) -> list[Gap]:
@@ -199,15 +200,15 @@ def _recomputed(
     return Choice(order, [])
 
 
-def _swapped(problem: Problem, target_bytes: int, gaps: list[Gap]) -> Choice | None:
+def _swapped(problem: Problem, target: LiveTarget, gaps: list[Gap]) -> Choice | None:
     layers = [position for position, kernel in enumerate(problem.order) if problem.uses.makes[kernel]]
     intervals: list[Interval] = []
     for gap in gaps:
         ahead = layers[bisect_left(layers, gap.end) - 1]
         first = gap.start + 1
         intervals.append(Interval(gap.value, max(gap.made, gap.start - 1), first, max(first, ahead), gap.end))
-    return _first_that_fits(problem, target_bytes, iter([Choice(problem.order, intervals)]))
+    return _first_that_fits(problem, target, iter([Choice(problem.order, intervals)]))
 
 
-def _first_that_fits(problem: Problem, target_bytes: int, choices: Iterator[Choice]) -> Choice | None:
-    return next((choice for choice in choices if problem.live_peak_of(choice) <= target_bytes), None)
+def _first_that_fits(problem: Problem, target: LiveTarget, choices: Iterator[Choice]) -> Choice | None:
+    return next((choice for choice in choices if not target.is_exceeded_by(problem.live_peak_of(choice))), None)

@@ -1,0 +1,63 @@
+"""A target of live bytes, and for which other targets a solver decides the same.
+
+A planner asks a solver for choices at many targets. In a small step most of them give one choice: what a solver
+compares with the target lies far apart. So a target notes what it was compared with. The planner asks again only for
+targets for which one of these comparisons may end otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+class LiveTarget:
+    """The bytes that may be live at once.
+
+    Attributes:
+        nbytes: so many.
+        least, beyond: for a target from `least` up to but not including `beyond`, all comparisons so far end the same.
+    """
+
+    __slots__ = ("beyond", "least", "nbytes")
+
+    def __init__(self, nbytes: int):
+        self.nbytes = nbytes
+        self.least: int = 0
+        self.beyond: float = math.inf
+
+    def is_exceeded_by(self, live_bytes: int) -> bool:
+        """Whether so many live bytes are too many."""
+        if live_bytes > self.nbytes:
+            if live_bytes < self.beyond:
+                self.beyond = live_bytes
+            return True
+        if live_bytes > self.least:
+            self.least = live_bytes
+        return False
+
+    def first_exceeded(self, live_bytes: np.ndarray, more_bytes: int) -> int:
+        """The first position whose live bytes exceed it with so many more; the end where none does."""
+        over = live_bytes > self.nbytes - more_bytes
+        first = int(over.argmax()) if len(over) else 0
+        if not len(over) or not over[first]:
+            first = len(over)
+        self._compare(live_bytes[: first + 1], more_bytes)
+        return first
+
+    def after_last_exceeded(self, live_bytes: np.ndarray, more_bytes: int) -> int:
+        """The position after the last whose live bytes exceed it with so many more; 0 where none does."""
+        return len(live_bytes) - self.first_exceeded(live_bytes[::-1], more_bytes)
+
+    def _compare(self, live_bytes: np.ndarray, more_bytes: int) -> None:
+        """All but the last do not exceed it."""
+        if len(live_bytes) > 1:
+            self.is_exceeded_by(int(live_bytes[:-1].max()) + more_bytes)
+        if len(live_bytes):
+            self.is_exceeded_by(int(live_bytes[-1]) + more_bytes)
+
+    def alone(self) -> int:
+        """Its bytes, for a solver that computes with them: other targets may give other choices."""
+        self.least, self.beyond = self.nbytes, self.nbytes + 1
+        return self.nbytes

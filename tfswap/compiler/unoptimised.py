@@ -150,7 +150,7 @@ class UnoptimisedStep:
 
     @functools.cached_property
     def _concurrent_bytes(self) -> int:
-        """The peak where iterations of unrolled loops overlap most; 0 where there are none."""
+        """The highest peak of a step with unrolled loops, whose iterations may overlap; 0 where there are none."""
         if not self._unrolled:
             return 0
         flow, cost_s, _ = self._executed

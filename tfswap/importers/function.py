@@ -19,7 +19,7 @@ from tfswap.importers.opaque_calls import functions_of
 from tfswap.importers.references import called_functions
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
-from tfswap.ir.graph import Graph, InlinedCall, Node
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
 from tfswap.support.gc_pause import without_collector
@@ -57,7 +57,7 @@ def import_function(
     # TensorFlow lists them in the order of a set of objects, another one in each process.
     waited_for = {operation.name for operation in func_graph.control_outputs}
     targets = [node.name for node in graph_def.node if node.name in waited_for]
-    inlined: Mapping[str, InlinedCall] = {}
+    inlined: Mapping[str, tuple[str, ...]] = {}
     if has_calls(graph_def):
         traced = {n.name: n.attr["_output_shapes"] for n in graph_def.node if "_output_shapes" in n.attr}
         enums = [t.dtype.as_datatype_enum for t in outputs]

@@ -6,13 +6,12 @@ TensorFlow's own function optimizer does it, alone: no other part of Grappler to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.references import reachable
 from tfswap.importers.run_grappler import run_grappler
 from tfswap.ir.custom_ops import GATE, INSIDE
-from tfswap.ir.graph import InlinedCall
 from tfswap.ir.op_traits import control_flow
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Inlined(NamedTuple):
     graph_def: graph_pb2.GraphDef
     fetches: list[str]
     targets: list[str]
-    calls: Mapping[str, InlinedCall]
+    calls: Mapping[str, tuple[str, ...]]
 
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
@@ -93,6 +92,8 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
     ends = {node.name: list(node.input) for node in made.node if node.name in names}
     without_ends = graph_pb2.GraphDef(versions=made.versions)
     without_ends.node.extend(node for node in made.node if node.name not in ends)
+    calls = _calls(whole, without_ends.node)
+    _wait_for_control_inputs(whole, without_ends, calls)
     without_ends.library.CopyFrom(_originals(without_ends.node, made.library, whole.library))
     if lowered:
         for node in _nodes(without_ends):
@@ -103,7 +104,7 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
         without_ends,
         [_tensor(ends[f"{FETCH}{i}"][0]) for i in range(len(fetches))],
         [name.removeprefix("^") for name in ends.get(TARGET, ())],
-        _calls(whole, without_ends.node),
+        calls,
     )
 
 
@@ -124,12 +125,11 @@ def _originals(nodes: Sequence[Any], made: Any, given: Any) -> Any:
     return library
 
 
-def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, InlinedCall]:
+def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, tuple[str, ...]]:
     """`Graph.calls` of a graph, given the nodes that it has without calls."""
     names = {node.name for node in made}
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
     calls: dict[str, list[str]] = {}
-    waits: dict[str, list[str]] = {"": []}
 
     def add(call: str, nodes: Sequence[Any]) -> None:
         prefix = f"{call}/" if call else ""
@@ -137,24 +137,58 @@ def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, I
         for node, name in zip(nodes, calls[call], strict=True):
             function = node.attr["f"].func.name if node.op in CALLS else node.op
             if function in library and name not in names:
-                waits[name] = [prefix + read.removeprefix("^") for read in node.input if read.startswith("^")]
                 add(name, library[function])
 
     add("", graph_def.node)
     ends: dict[tuple[str, bool], list[tuple[int, str]]] = {}
-    done: dict[str, str] = {}  # what waits for a call, waits for that
     for name in names:
         if (end := ENDS.fullmatch(name)) and end["call"] in calls:
             ends.setdefault((end["call"], end["end"].startswith("in")), []).append((int(end["number"]), name))
-            if end["end"] == "output_control_node":
-                done[end["call"]] = name
     for (call, is_input), found in ends.items():
         place = 0 if is_input else len(calls[call])
         calls[call][place:place] = [name for _, name in sorted(found)]
-    return {
-        call: InlinedCall(tuple(inside), tuple(done.get(name, name) for name in waits[call]))
-        for call, inside in calls.items()
-    }
+    return {call: tuple(inside) for call, inside in calls.items()}
+
+
+def _wait_for_control_inputs(graph_def: graph_pb2.GraphDef, made: graph_pb2.GraphDef, calls: Collection[str]) -> None:
+    """Let functions in `made`, in place, wait for what their calls in `graph_def` waited for, and for nothing else.
+
+    Grappler lets them wait for all that they are given (AddStrictInputSemantics in function_optimizer.cc). Where
+    TensorFlow runs a step, calls are inlined before Grappler, and do not wait so (inline_function_utils.cc).
+    """
+    library = {f.signature.name: f.node_def for f in graph_def.library.function}
+    ends = {(end["call"], end["end"]): name for name in (n.name for n in made.node) if (end := ENDS.fullmatch(name))}
+    waits: dict[str, set[str]] = {}  # by what a function's nodes wait for
+
+    def add(prefix: str, start: str, nodes: Sequence[Any]) -> None:
+        for node in nodes:
+            call = prefix + node.name
+            if call in calls:
+                controls = [prefix + read[1:] for read in node.input if read.startswith("^")]
+                begins = ends.get((call, "input_control_node"), "")
+                waits[begins] = {start, *(ends.get((name, "output_control_node"), name) for name in controls)}
+                add(f"{call}/", begins, library[node.attr["f"].func.name if node.op in CALLS else node.op])
+
+    add("", "", graph_def.node)
+    nodes = {node.name: node for node in made.node}
+    dropped: set[str] = set()
+
+    def keep(node: Any, kept: Callable[[str], bool]) -> None:
+        reads = [read for read in node.input if read[:1] != "^" or kept(read[1:])]
+        del node.input[:]
+        node.input.extend(reads)
+
+    for begins, controls in waits.items():  # callers come before what they call
+        if begins in nodes:
+            keep(nodes[begins], (controls - dropped).__contains__)
+            if not nodes[begins].input:
+                dropped.add(begins)
+                del nodes[begins]
+    for node in nodes.values():
+        keep(node, lambda name: name not in dropped)
+    left = [node for node in made.node if node.name in nodes]
+    del made.node[:]
+    made.node.extend(left)
 
 
 def _call_originals(graph_def: graph_pb2.GraphDef) -> None:

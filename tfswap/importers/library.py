@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.references import called_functions, reachable
-from tfswap.ir.graph import InlinedCall
 from tfswap.ir.op_traits import calls_functions, is_const, is_view, only_waits
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]
 """Names of what a graph is fed, of what is fetched from it, and of what runs besides, as `import_graph_def`'s."""
 
 
-def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[graph_pb2.GraphDef, Ends, Mapping[str, InlinedCall]]:
+def as_graph_def(
+    fdef: Any, library: Mapping[str, Any]
+) -> tuple[graph_pb2.GraphDef, Ends, Mapping[str, tuple[str, ...]]]:
     """A function with its calls inlined, as a GraphDef that has the functions that it runs; its ends; `Graph.calls`."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2

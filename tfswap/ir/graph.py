@@ -92,18 +92,6 @@ class Output(NamedTuple):
         return f"{self.node.name}:{self.index}"
 
 
-class InlinedCall(NamedTuple):
-    """A function call that was inlined.
-
-    Attributes:
-        nodes: of the function, in its order, inner calls among them.
-        waits: what the call's control inputs became.
-    """
-
-    nodes: tuple[str, ...]
-    waits: tuple[str, ...]
-
-
 class Graph:
     """Nodes in insertion order, by unique name.
 
@@ -120,8 +108,8 @@ class Graph:
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
         executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
-        calls: function calls that were inlined, by the call's name; "" has the nodes of the graph itself. Empty where
-            it had no calls.
+        calls: of function calls that were inlined, by the call's name, the nodes of the function in its order, inner
+            calls among them; "" has those of the graph itself. Empty where it had no calls.
         names_in_bodies: by the name of a node of an unrolled loop, its name in the body.
         read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
     """
@@ -139,7 +127,7 @@ class Graph:
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
         self.executed: tuple[str, ...] = ()
-        self.calls: Mapping[str, InlinedCall] = {}
+        self.calls: Mapping[str, tuple[str, ...]] = {}
         self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
 

@@ -22,23 +22,20 @@ class Inlined(NamedTuple):
     Attributes:
         entries: its nodes, and the names of the calls in it, in TensorFlow's order.
         inputs: those of the nodes that read what the call was given.
-        start: what its nodes wait for, with control edges of the call's control inputs and of what it was given.
-        waits: the call's control inputs. The optimizer that inlines calls lets functions wait for what they are given
-            as well (AddStrictInputSemantics in function_optimizer.cc), TensorFlow's executor does not.
+        waits: whether the call had control inputs.
     """
 
     entries: Sequence[Node | str]
     inputs: frozenset[Node]
-    start: Node | None
-    waits: frozenset[Node]
+    waits: bool
 
 
 def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
     """The nodes of `order`, which is topological, by the call that they come from; "" is the graph itself."""
     if not graph.calls:
-        return {"": Inlined(order, frozenset(), None, frozenset())}
-    caller = {name: call for call, inside in graph.calls.items() for name in inside.nodes}
-    rank = {name: i for inside in graph.calls.values() for i, name in enumerate(inside.nodes)}
+        return {"": Inlined(order, frozenset(), False)}
+    caller = {name: call for call, inside in graph.calls.items() for name in inside}
+    rank = {name: i for inside in graph.calls.values() for i, name in enumerate(inside)}
     around: dict[str, tuple[str, ...]] = {"": ()}  # by call: those that it is in, the outermost first, and itself
     for call in graph.calls:  # callers come before what they call
         if call:
@@ -50,7 +47,7 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
         ranks[caller.get(node.name, "")][node] = rank.get(node.name, len(rank) + i)
     waits: dict[Node | str, set[Node | str]] = {entry: set() for found in ranks.values() for entry in found}
     inputs: dict[str, set[Node]] = {call: set() for call in ranks}
-    starts: dict[str, Node] = {}
+    held_up: set[str] = set()
     for node in order:
         call = caller.get(node.name, "")
         for source, is_data in (*((t.node, True) for t in node.inputs), *((c, False) for c in node.controls)):
@@ -58,20 +55,13 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
             if call not in there and is_data and call:
                 inputs[call].add(node)
             elif call not in there and call:
-                starts[call] = node
+                held_up.add(call)
             paths = zip((*there, source), (*around[call], node), strict=False)
             before, after = next((a, b) for a, b in paths if a != b)
             if before in waits:  # arguments are there from the start
                 waits[after].add(before)
-    named = {node.name: node for node in order}
     return {
-        call: Inlined(
-            _ordered(found, waits),
-            frozenset(inputs[call]),
-            starts.get(call),
-            frozenset(named[name] for name in graph.calls[call].waits if name in named),
-        )
-        for call, found in ranks.items()
+        call: Inlined(_ordered(found, waits), frozenset(inputs[call]), call in held_up) for call, found in ranks.items()
     }
 
 

@@ -62,7 +62,6 @@ class InlinedCall(NamedTuple):
 
     entries: Sequence[int]
     inputs: Sequence[int]
-    start: int | None
     waits: bool
 
 
@@ -209,16 +208,12 @@ class _Lowering:
             item = self.items[number]
             if isinstance(node, str):
                 part = parts[node]
-                begins = None if part.start is None else at[part.start]
                 entries, inputs = ([at[e] for e in several] for several in (part.entries, part.inputs))
-                item.inlined = InlinedCall(entries, inputs, begins, bool(part.waits))
+                item.inlined = InlinedCall(entries, inputs, part.waits)
                 continue
             item.constant = node in constants
             item.inputs = [arguments.get(t.node) or (made[t.node], t.index) for t in node.inputs]
             item.controls = [made[control] for control in node.controls]
-        for part in parts.values():
-            if part.start is not None:
-                self.items[at[part.start]].controls = [made[node] for node in part.start.controls if node in part.waits]
         if start is not None:
             self._hold_up([at[entry] for entry in parts[""].entries], start)
         results = [arguments.get(t.node) or (made[t.node], t.index) for t in graph.fetches]
@@ -234,14 +229,10 @@ class _Lowering:
 
     def _number(self, call: Item, inlined: InlinedCall) -> None:
         """Put the nodes of a function that was inlined at import in the place of its call."""
-        start = inlined.start
-        if call.controls and start is None:
+        if call.controls:
             start = self._add(CONTROL, call.scope, controls=call.controls)
             for number in inlined.inputs:
                 self.items[number].controls.append(start)
-        elif call.controls and start is not None:
-            self.items[start].controls = list(call.controls)
-        if start is not None and self.items[start].controls:
             self._hold_up(inlined.entries, start)
         self._numbered += inlined.entries
         call.removed = True

@@ -1,4 +1,4 @@
-"""What a run of bodies on paper requests and releases, in order, and the same as the events of one kernel.
+"""What a replay of bodies requests and releases, in order, and the same as the events of one kernel.
 
 Not handled: what is in host memory is logged with no bytes, and is no event.
 """

@@ -390,7 +390,7 @@ def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, s
 def largest_that_runs(size: int, unit: int, takes: Callable[[int], float]) -> int:
     """The largest multiple of `unit`, from `size` down, that takes no more than there is; 0 where none is found.
 
-    What is in the arena already is no part of a plan for any arena, so that a size may fit on paper alone. The first
+    What is in the arena already is no part of a plan for any arena, so that a size may fit as planned alone. The first
     sizes are lower by more and more, whatever one was over by; from the first that runs on it goes halfway up again.
 
     Args:

@@ -52,7 +52,7 @@ class Fit:
         gain = f"  (x{self.size / self.unoptimised_size:.1f})" if self.unoptimised_size else "  (not even the smallest)"
         note = ", confirmed by a run" if self.confirmed else ", planned; no run has measured it"
         if self.planned_size > self.size:
-            note += f"; {self.planned_size} on paper, which passed the limit with what others had allocated"
+            note += f"; {self.planned_size} as planned, which passed the limit with what others had allocated"
         rows = [
             ("machine", self.machine),
             ("limit", format_bytes(self.limit_bytes)),

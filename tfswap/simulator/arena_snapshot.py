@@ -1,4 +1,4 @@
-"""What is in an arena before a step, and arenas on paper with that content.
+"""What is in an arena before a step, and simulated arenas with that content.
 
 An arena gives addresses, as TensorFlow's allocator does (bfc_allocator.py). A ledger only counts bytes, where holes do
 not matter.

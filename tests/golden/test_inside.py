@@ -113,7 +113,7 @@ def test_bodies_of_bodies_have_names():
     assert list(found.values()) == list(graph.all_bodies())
 
 
-# --- on paper ---------------------------------------------------------------------------------------------
+# --- replayed ---------------------------------------------------------------------------------------------
 
 
 def paper(graph: Graph) -> Record:

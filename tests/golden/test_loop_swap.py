@@ -232,7 +232,7 @@ def test_bodies_are_verified(op):
         verify(graph)
 
 
-# --- on paper ---------------------------------------------------------------------------------------------
+# --- replayed ---------------------------------------------------------------------------------------------
 
 
 def test_the_forward_loop_keeps_nothing_of_what_is_swapped():

@@ -1,4 +1,4 @@
-"""Loops and conditionals run on paper: what they ask of the allocator, how often they run, what their lists keep."""
+"""Loops and conditionals, replayed: what they ask of the allocator, how often they run, what their lists keep."""
 
 from __future__ import annotations
 

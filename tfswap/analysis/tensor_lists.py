@@ -4,8 +4,8 @@ optional_ops.cc.
 A list is a scalar whose elements' tensors it keeps. An op that changes a list changes it in place when
 nobody else holds it, and a copy of it, with the same elements, otherwise.
 
-Swaps and splits inside of bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too: what they
-pass on are variants, outside of the arena.
+Swaps and splits inside of bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too:
+what they pass on are variants, outside of the arena.
 
 Not handled: zeros and sums of a list of which nothing is known count for nothing, and the record is not exact.
 """

@@ -1,7 +1,7 @@
 """Did TensorFlow run what was planned? Checked in the functions that its executor was given.
 
-TensorFlow may prune, merge, inline and reorder; a plan that fits when it is simulated is worth nothing if its nodes or edges are
-gone. The gate of a rewritten step (ops/csrc/core/gate_ops.cc) hands over what TensorFlow made the step from, after
+TensorFlow may prune, merge, inline and reorder; a simulated peak is worth nothing if nodes or edges
+are gone. The gate of a rewritten step (ops/csrc/core/gate_ops.cc) hands over what TensorFlow made the step from, after
 all of its passes and cut up by device: whoever called it, as often as TensorFlow makes it anew, and with no look at the
 graphs that a user's own program collects. Every planned kernel is looked up there, with its op, and every edge between
 two planned nodes, in the bodies of loops and conditionals too.

@@ -138,8 +138,8 @@ except tfswap.InfeasibleMemoryLimit:
 def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
-from tfswap.compiler.compiler import Optimizer
-Optimizer.slots = lambda optimizer, snapshot, outside_bytes: [64 << 10] * 1000
+from tfswap.runtime import step_compiler
+step_compiler.reserved_slots = lambda search, snapshot, others: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:
     run(28 * MIB)

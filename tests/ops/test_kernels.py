@@ -175,7 +175,7 @@ def _tables() -> dict[str, list[str]]:
 
 def test_no_op_is_listed_twice():
     tables = _tables()
-    assert set(tables) == {"_TRAITS", "RULES"}
+    assert set(tables) == {"TRAITS", "RULES"}
     assert sorted(tables["RULES"]) == sorted(_RULES)
     for names in tables.values():
         assert len(names) == len(set(names))

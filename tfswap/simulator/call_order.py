@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import is_const
 from tfswap.support.topological import topological
 
 
@@ -52,6 +53,8 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
         call = caller.get(node.name, "")
         for source, is_data in (*((t.node, True) for t in node.inputs), *((c, False) for c in node.controls)):
             there = around[caller.get(source.name, "")]
+            if is_const(source.op) and there and there[-1] not in around[call]:
+                continue  # of equal constants of several functions one was kept
             if call not in there and is_data and call:
                 inputs[call].add(node)
             elif call not in there and call:
@@ -66,7 +69,11 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
 
 
 def _ordered(rank: Mapping[Node | str, int], waits: Mapping[Node | str, set[Node | str]]) -> list[Node | str]:
-    """In topological order; of those that are ready the one with the smallest rank first."""
+    """In topological order; of those that are ready the one with the smallest rank first.
+
+    Where nodes of several functions were merged, calls can wait for one another: these come last, by their ranks.
+    """
     entries = sorted(rank, key=rank.__getitem__)
     place = {entry: i for i, entry in enumerate(entries)}
-    return [entries[i] for i in topological([[place[source] for source in waits[entry]] for entry in entries])]
+    found = topological([[place[source] for source in waits[entry]] for entry in entries])
+    return [entries[i] for i in (*found, *sorted(set(place.values()).difference(found)))]

@@ -73,6 +73,13 @@ class StepLimit:
         is_whole = self.bytes is not None and self.bytes >= optimizer.baseline.peak_bytes
         return limit is not None and is_share(limit) and is_whole and not ordered
 
+    def cover_unchanged(self, optimizer: Optimizer) -> None:
+        """Take the highest likely peak for the whole of the unoptimised one: the step runs as it was traced, and its
+        peak differs from run to run.
+        """
+        assert self.bytes is not None, "a step without a limit has a plan"
+        self.bytes = max(self.bytes, optimizer.unoptimised.likely_bound_bytes)
+
     def refusal(
         self, error: InfeasibleMemoryLimit, optimizer: Optimizer, snapshot: ArenaSnapshot
     ) -> InfeasibleMemoryLimit:

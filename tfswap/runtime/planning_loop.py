@@ -178,6 +178,7 @@ class PlanningLoop:
         if self.live and not optimizer.has_made(plan):
             return plan
         if self.limit.allows_unchanged(optimizer, ordered=self.ordered):
+            self.limit.cover_unchanged(optimizer)
             return optimizer.unchanged(self.limit.bytes)
         report_floor(optimizer.fingerprint, error.floor_bytes)
         self._function = None  # whoever holds the refusal holds this loop, and with it constants in the arena

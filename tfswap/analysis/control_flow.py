@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Contents, Part
-from tfswap.analysis.function_runs import Bodies, Course, FunctionRuns, Lowered, Results, Seconds
+from tfswap.analysis.function_runs import Bodies, Course, FunctionRuns, Lowered, Results, Seconds, Trips
 from tfswap.analysis.heap import Heap
 from tfswap.analysis.integer_values import AtMost, Loop, Values, common
 from tfswap.analysis.pools import Merged, Way, structure
@@ -373,12 +373,8 @@ class BodyReplay:
     def _iterated(self, condition: Graph, body: Graph) -> Loop:
         return Loop(condition, body, self.functions.prepare(condition).given, self.functions.prepare(body).given)
 
-    def _trips(
-        self, condition: Graph, body: Graph, integers: Sequence[Values | None]
-    ) -> tuple[list[list[Values | None]] | None, bool]:
-        """The loop variables' integers before each iteration, and after the last; None where the end is not known.
-        And whether it ends there, or may end before.
-        """
+    def _trips(self, condition: Graph, body: Graph, integers: Sequence[Values | None]) -> Trips:
+        """The integers of a loop's variables, and whether its end is certain."""
         made, key = self.functions.prepare(body), tuple(integers)
         if key not in made.trips:
             made.trips[key] = self._iterated(condition, body).run(integers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 
 from tfswap.analysis.analyse import analyse_dataflow
@@ -47,8 +46,6 @@ from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
 from tfswap.support.sizes import parse_limit
-
-log = logging.getLogger("tfswap")
 
 
 class Optimizer:

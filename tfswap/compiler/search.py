@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -29,8 +28,6 @@ from tfswap.planner.candidates import Candidate
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
-
-log = logging.getLogger("tfswap")
 
 OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move

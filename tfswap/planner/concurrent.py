@@ -134,10 +134,12 @@ def _without_ends(
 
     def frees(i: int) -> int:
         """Bytes that the kernels of the group alone read, the last of them this one."""
-        group = {m for v in flow.held[i] for m in readers[v] if m in members and number[m] == number[i]}
-        own = {v for v in flow.held[i] if number.get(flow.values[v].producer) == number[i]}
-        own = {v for v in own if flow.values[v].producer in members}
-        return sum(flow.values[v].nbytes for v in own if readers[v] <= group and v not in flow.fetched)
+
+        def is_of_group(kernel: int) -> bool:
+            return kernel in members and number[kernel] == number[i]
+
+        own = {v for v in flow.held[i] if is_of_group(flow.values[v].producer) and v not in flow.fetched}
+        return sum(flow.values[v].nbytes for v in own if all(map(is_of_group, readers[v])))
 
     for i in reversed(order_of_all):
         if i in members and i not in awaited and frees(i) < sum(flow.values[v].nbytes for _, v in flow.makes[i]):

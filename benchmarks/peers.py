@@ -3,6 +3,7 @@
     python benchmarks/peers.py                                   # two transformers and two ResNets, half an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json
     python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
+    python benchmarks/peers.py transformer --together 0.5        # two tools in one step, at half of the memory
 
 One training step in plain TensorFlow, with the same weights, as
 
@@ -13,12 +14,16 @@ One training step in plain TensorFlow, with the same weights, as
     grappler swap       the same, SWAPPING_HEURISTICS
     grappler both       the same, HEURISTICS
     xla                 jit_compile=True
+    xla blocks          jit_compile=True on each block alone
     accumulate 2, 4     gradients summed over so many micro-batches, a call for each, then one update
     two devices         half of the blocks on another device, with gradients and updates, by hand: a worker process on
                         the same cores; the larger of the two peaks counts, and the CPU time of both
 
 and, for each of these, with tfswap and a memory_limit of the peak that it was measured at. Where that is below tfswap's
 floor, the floor is what tfswap gets.
+
+With --together SHARE, the variants are those that tfswap can be used with in one step, and each is measured as it is
+and with tfswap around it, under a memory_limit of that share of the unoptimised step's peak; tfswap alone is one more.
 
 Each variant is a process that keeps running, with TensorFlow's BFC allocator over its CPU's arena. After a warm-up they
 take turns, one step each, so that whatever else the machine does slows all alike; ratios are medians over the rounds of
@@ -48,6 +53,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +74,9 @@ MEMORY_OPTIMIZERS = {
 PARTS = {"accumulate 2": 2, "accumulate 4": 4}
 TWO = "two devices"
 PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS, TWO)
+ALONE = "tfswap"
+COMBINED = ("recompute_grad", "xla blocks", *PARTS)
+"""What tfswap can be used with in one step. A step that is one XLA program has nothing for tfswap to plan."""
 
 
 class Model(NamedTuple):
@@ -372,6 +381,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step = tf.function(nets)
     elif variant == "xla":
         step = tf.function(make_step(model), jit_compile=True)
+    elif variant == "xla blocks":
+        step = tf.function(make_step(model, functools.cache(functools.partial(tf.function, jit_compile=True))))
     else:
         step = tf.function(make_step(model))
     if variant in MEMORY_OPTIMIZERS:
@@ -423,6 +434,7 @@ def under_limit(step: Any, limit_bytes: int, model: Model, reported: dict[str, A
     except tfswap.InfeasibleMemoryLimit as error:
         made = tfswap.optimize(step, memory_limit=error.floor_bytes)
         made(*model.arguments)
+    reported["asked_bytes"] = limit_bytes
     report = made.report()
     reported |= {"limit_bytes": report.memory_limit_bytes, "predicted_ratio": report.time_ratio}
     reported |= {"swapped": len(report.swapped), "reruns": report.reruns, "host_bytes": report.host_bytes}
@@ -449,14 +461,14 @@ class Running(Child):
 
 
 class Variant(Running):
-    """One of TensorFlow's, or with a limit, tfswap's.
+    """A step in one of TensorFlow's variants, or with a limit, with tfswap around it.
 
     Attributes:
         values: the file of what the variables are after CHECKED_STEPS.
     """
 
-    def __init__(self, model: str, variant: str, folder: Path, limit_bytes: int = 0):
-        label = f"tfswap as {variant}" if limit_bytes else variant
+    def __init__(self, model: str, variant: str, folder: Path, limit_bytes: int = 0, label: str = ""):
+        label = label or variant
         self.values = folder / f"{model} {label}.npz"
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -464,7 +476,7 @@ class Variant(Running):
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
             "TFSWAP_PLAN_CACHE": "off",
         }
-        command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
+        command = [sys.executable, __file__, model, f"--child={variant}"]
         command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]
         super().__init__(label, command, folder, KERNELS | os.environ | environment)
 
@@ -495,7 +507,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     for peer in running:
         peer.step()
         if peer.label != "memory optimizer off":
-            pairs.append((peer, Variant(model, peer.label, folder, peer.peak_bytes)))
+            pairs.append((peer, Variant(model, ALONE, folder, peer.peak_bytes, f"tfswap as {peer.label}")))
     running += [ours for _, ours in pairs]
     take_turns(running, args.rounds, f"rounds of {model}")
     for variant in running:
@@ -506,6 +518,34 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
         row["over_peer"] = ratios(ours, peer)
         row["limit_kept"] = ours.peak_bytes <= ours.reported["limit_bytes"]
         row["at_peers_peak"] = ours.peak_bytes <= peer.peak_bytes
+    show(model, rows)
+    return rows
+
+
+def together(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Each of COMBINED with and without tfswap, at one share of the unoptimised peak: a row each.
+
+    All but the first start two at a time: how long that takes is not compared.
+    """
+    references = [Variant(model, variant, folder) for variant in REFERENCES]
+    references[0].step()
+    limit_bytes = int(args.together * references[0].peak_bytes)
+    peers = ("xla", *COMBINED)
+    with ThreadPoolExecutor(2) as starting:
+        alone = [starting.submit(Variant, model, peer, folder) for peer in peers]
+        ours = [
+            starting.submit(Variant, model, variant, folder, limit_bytes, label)
+            for variant, label in ((ALONE, ALONE), *((peer, f"{ALONE}, {peer}") for peer in COMBINED))
+        ]
+    running = [*references, *(one.result() for one in (*alone, *ours))]
+    take_turns(running, args.rounds, f"rounds of {model}")
+    for variant in running:
+        variant.close()
+    rows = [row_of(variant, references) | {"asked_bytes": limit_bytes} for variant in running]
+    for row in rows:
+        row.pop("first_s", None)
+        if "limit_bytes" in row:
+            row["limit_kept"] = row["peak_bytes"] <= row["limit_bytes"]
     show(model, rows)
     return rows
 
@@ -541,10 +581,11 @@ def show(model: str, rows: Sequence[dict[str, Any]]) -> None:
         line += f"as {' and '.join(same)}" if same else f"off by {min(row['differs'].values()):.0e}"
         if "added_nodes" in row:
             line += f"; Grappler added {row['added_nodes']} nodes"
-        if "over_peer" in row:
+        if "limit_kept" in row:
             line += f"; {row['swapped']} swapped, {row['reruns']} again"
             line += "" if row["limit_kept"] else "; LIMIT BROKEN"
-            line += "" if row["at_peers_peak"] else f"; at its floor, {row['limit_bytes'] / MIB:.1f} MiB"
+            at_floor = row["limit_bytes"] > row["asked_bytes"]
+            line += f"; at its floor, {row['limit_bytes'] / MIB:.1f} MiB" if at_floor else ""
         print(line, flush=True)
 
 
@@ -554,6 +595,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; all by default")
     parser.add_argument("--rounds", type=int, default=15, help="steps that each variant takes, in turns")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument(
+        "--together", type=float, metavar="SHARE", help="two tools in one step, at this share of the unoptimised peak"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--limit_bytes", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--values", type=Path, help=argparse.SUPPRESS)
@@ -568,7 +612,8 @@ def main() -> int:
         child(args.models[0], args.child, args.limit_bytes, args.values)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = {model: compare(model, args, Path(folder)) for model in args.models or MODELS}
+        measure = together if args.together else compare
+        found = {model: measure(model, args, Path(folder)) for model in args.models or MODELS}
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     kept = all(row.get("limit_kept", True) for rows in found.values() for row in rows)

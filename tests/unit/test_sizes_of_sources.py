@@ -16,12 +16,8 @@ MOST_FILE_LINES, MOST_CLASS_LINES, MOST_FUNCTION_LINES = 500, 300, 60
 FILES = {
     "ir/op_table.py": 872,  # one table, one op a line
 }
-CLASSES = {}
-FUNCTIONS = {
-    "Planner.__init__": 76,  # it declares what the planner keeps
-    "Replay.repeat": 64,  # a loop over all steps: a call for each kind would cost planning time
-    "_paired": 75,  # likewise
-}
+CLASSES: dict[str, int] = {}
+FUNCTIONS: dict[str, int] = {}
 
 
 def _parts(path: Path) -> Iterator[tuple[str, str, int]]:

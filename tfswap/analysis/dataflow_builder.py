@@ -177,7 +177,7 @@ class Builder:
 
     def _note_record(self, i: int, record: Record) -> None:
         flow = self.flow
-        flow.runs[i] = record.runs
+        flow.runs[i] = record.found.runs
         flow.inner_out_bytes += record.out_bytes
         flow.inner_in_bytes += record.in_bytes
         flow.inner_away_bytes += record.away_bytes

@@ -102,22 +102,17 @@ class NodeRecords:
                 covering=[held_bytes(t) for t in node.inputs] if self._covering else None,
                 prepared=self._prepared,
             )
-            if made.decided:
+            if made.found.decided:
                 self._made[node] = contents, known, made
             self._note(node, made)
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
 
     def _note(self, node: Node, made: Record) -> None:
-        found = self.found
-        found.undetermined.update(dict.fromkeys(made.undetermined))
-        found.undecided = max(found.undecided, made.undecided)
+        self.found.add(made.found)
         kind = control_flow(node.op)
-        if made.undecided and kind is not None and not kind.is_loop:
+        if made.found.undecided and kind is not None and not kind.is_loop:
             self.choices.add(node)
-        found.repeated |= made.repeated
-        found.ends_early |= made.ends_early
-        found.endless |= made.endless
 
     def note_contents(self, node: Node, made: Record, number: Mapping[int, int]) -> None:
         """Note what the node's lists keep, with the values that its outputs are, by `number`."""

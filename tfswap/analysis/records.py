@@ -26,6 +26,40 @@ class Keeps(NamedTuple):
     inputs: tuple[int, ...]
 
 
+@dataclass
+class Findings:
+    """What depends on the step's values: how often loops run, and which branches are taken.
+
+    Attributes:
+        undetermined: the loops and conditionals, of a record those in its bodies and the node itself, of which the step
+            decides how often they run, or which branch, so that where their results lie is not known.
+        undecided: the most branches of a conditional where the step decides which is taken and they do not all request
+            the same.
+        repeated: whether such a conditional runs in a loop, now one branch and now another.
+        ends_early: whether a loop may end before its last iteration, and leave other holes then.
+        endless: whether there is no last iteration of such a loop, so that not all of its ends can be tried.
+        decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
+        runs: how often each body runs.
+    """
+
+    undetermined: dict[Node, None] = field(default_factory=dict[Node, None])
+    undecided: int = 0
+    repeated: bool = False
+    ends_early: bool = False
+    endless: bool = False
+    decided: bool = True
+    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
+
+    def add(self, other: Findings) -> None:
+        """Adds what was found of another node of the same graph, but for its runs."""
+        self.undetermined.update(other.undetermined)
+        self.undecided = max(self.undecided, other.undecided)
+        self.repeated |= other.repeated
+        self.ends_early |= other.ends_early
+        self.endless |= other.endless
+        self.decided &= other.decided
+
+
 @dataclass(frozen=True)
 class Record:
     """A loop's or conditional's dealings with the allocator.
@@ -42,15 +76,7 @@ class Record:
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
         exact: whether `events` are what the allocator sees, or a bound.
-        undetermined: the loops and conditionals in it, and itself, of which the step decides how often they run, or
-            which branch, so that where their results lie is not known.
-        undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
-            do not all ask for the same.
-        repeated: whether such a conditional runs in a loop, now one branch and now another.
-        ends_early: whether a loop may end before its last iteration, and leave other holes then.
-        endless: whether there is no last iteration of such a loop, so that not all of its ends can be tried.
-        decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
-        runs: how often each body runs.
+        found: what depends on the step's values in the node and in its bodies.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
         passing_bytes: the most that is held in addition, while it runs.
@@ -64,30 +90,11 @@ class Record:
     contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
     integers: dict[int, Values] = field(default_factory=dict[int, Values])
     exact: bool = True
-    undetermined: tuple[Node, ...] = ()
-    undecided: int = 0
-    repeated: bool = False
-    ends_early: bool = False
-    endless: bool = False
-    decided: bool = True
-    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
+    found: Findings = field(default_factory=Findings)
     out_bytes: int = 0
     in_bytes: int = 0
     away_bytes: int = 0
     passing_bytes: int = 0
-
-
-@dataclass
-class Findings:
-    """What a replay finds out about its node, besides its requests. Attributes as those of `Record`."""
-
-    undetermined: dict[Node, None] = field(default_factory=dict[Node, None])
-    undecided: int = 0
-    repeated: bool = False
-    ends_early: bool = False
-    endless: bool = False
-    decided: bool = True
-    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
 
 
 class UnboundedLoop(UnsupportedGraph):
@@ -137,13 +144,7 @@ def record_of(
         {o: contents_of(outputs[o], names) for o in lists},
         {o: v for o, v in enumerate(known) if v is not None},
         heap.exact,
-        tuple(found.undetermined),
-        found.undecided,
-        found.repeated,
-        found.ends_early,
-        found.endless,
-        found.decided,
-        found.runs,
+        found,
         int(heap.out_bytes),
         int(heap.in_bytes),
         heap.away_bytes,

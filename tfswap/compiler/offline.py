@@ -40,7 +40,7 @@ ALWAYS_OPEN = 0
 """The number of a gate in a file, which no process closes."""
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
-it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
+it. One variable's worth of that is kept free, and no more than this share of the live bytes."""
 SLACK_BYTES = 2**20
 """The same for small steps, where what a variable was initialised from counts too: a session keeps an initial value
 that is a constant, and the first update makes a second buffer. No more than all that is there is kept free."""
@@ -53,6 +53,7 @@ class Planned:
     plan: Plan
     report: Report
     graph: Graph
+    target: Target
 
 
 def plan_offline(
@@ -90,10 +91,11 @@ def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -
     plan = request.choose(optimizer, machine.current_device()[0])
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
-    portable = optimizer.options.portable
-    gate = None if portable else ALWAYS_OPEN
-    made = optimizer.rewrite(plan, gate, checked_by_gate=not portable)  # also when analysing: or it is no plan
-    return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
+    target = optimizer.target
+    gate = ALWAYS_OPEN if target.own_ops else None
+    made = optimizer.rewrite(plan, gate, checked_by_gate=target.own_ops)  # also when analysing: or it is no plan
+    report = _report(step, graph, optimizer, plan)
+    return Planned(plan, report, graph if request.changes_nothing else made, target)
 
 
 def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:

@@ -39,7 +39,7 @@ class FlatFunction:
         weakref.finalize(self, unregister, body_names).atexit = False
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run it at once. Raises what its kernels raise."""
+        """Run it immediately. Raises what its kernels raise."""
         from tensorflow.python.eager import context, execute
         from tensorflow.python.framework import errors
 

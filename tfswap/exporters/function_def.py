@@ -22,18 +22,18 @@ class BodyFunctions:
     """What loops and conditionals run, as functions whose names identify their content.
 
     A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
-    an order of their own, and what they take from the allocator is part of that kernel's dealings with it. It is one of
+    an order of their own, and what they request of the allocator is part of that kernel's requests. The kernel is
     tfswap's: in TensorFlow's a branch does not know which iteration of a loop it is in, on which its sums may depend.
 
     Args:
-        portable: loops and conditionals run TensorFlow's own kernels.
+        own_kernels: whether loops and conditionals run tfswap's kernels, not TensorFlow's.
 
     Attributes:
         made: the functions, by name.
     """
 
-    def __init__(self, *, portable: bool = False) -> None:
-        self._portable = portable
+    def __init__(self, *, own_kernels: bool = True) -> None:
+        self._own_kernels = own_kernels
         self.made: dict[str, function_pb2.FunctionDef] = {}
 
     def attributes(self, node: Node, bodies: Sequence[Graph]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
-        if not self._portable:
+        if self._own_kernels:
             result[KERNEL] = attr_value_pb2.AttrValue(s=OWN_KERNEL.encode())
         for attribute in kind.functions:
             opaque = node.attrs[attribute]

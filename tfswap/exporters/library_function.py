@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.exporters.function_def import BodyFunctions, OutputNames, function_def, grappler_off_config
 from tfswap.ir.graph import Graph
+from tfswap.kernels.target import Target
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2, node_def_pb2
@@ -21,14 +22,14 @@ CALL = "tfswap_step"
 
 
 def export_library_function(
-    graph: Graph, name: str, outputs: Sequence[str], *, portable: bool = False
+    graph: Graph, name: str, outputs: Sequence[str], target: Target
 ) -> tuple[function_pb2.FunctionDef, list[function_pb2.FunctionDef]]:
     """`graph` as a library function, with its feeds as arguments and its fetches as results, in order.
 
     Args:
         name: the function's.
         outputs: names of its results.
-        portable: with TensorFlow's own ops and kernels alone.
+        target: what the graph is for: it says whose kernels run loops and conditionals.
 
     Returns:
         The function, and the functions that its loops and conditionals run.
@@ -39,7 +40,7 @@ def export_library_function(
     from tfswap.native.load import load_for
 
     load_for(node for part in (graph, *graph.all_bodies()) for node in part)
-    bodies = BodyFunctions(portable=portable)
+    bodies = BodyFunctions(own_kernels=target.own_ops)
     made = function_def(graph, name, outputs, bodies)
     made.signature.is_stateful = True
     made.attr["_noinline"].b = True

@@ -31,6 +31,7 @@ from tfswap.importers.validate import validate_graph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import is_feed, makes_handle
 from tfswap.ir.types import Shape
+from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.support.reach import reach
@@ -132,7 +133,7 @@ def optimize_graph_def(
         result.CopyFrom(graph_def)
     else:
         carry_host_limit([planned], request)
-        result.CopyFrom(step.write(planned.graph, request.options.portable))
+        result.CopyFrom(step.write(planned.graph, planned.target))
     return OptimizedGraph(result, planned.report, planned.plan)
 
 
@@ -261,12 +262,8 @@ class _Step:
         node.attr["dtype"].type = dtype
         return dtype, shape
 
-    def write(self, made: Graph, portable: bool) -> Any:
-        """The whole graph, with the step's nodes replaced by a call of `made`.
-
-        Args:
-            portable: as of `export_library_function`.
-        """
+    def write(self, made: Graph, target: Target) -> Any:
+        """The whole graph, with the step's nodes replaced by a call of `made`, which is for `target`."""
         made = made.copy()
         variables = {n.name for n in reference_variables(made)}
         for name in variables:
@@ -277,7 +274,7 @@ class _Step:
         made.targets = [t for t in made.targets if not self._stays(t.name)]
         made.fetches = list(made.fetches)
         names = [f"output_{i}" for i in range(len(made.fetches))]
-        inner, bodies = export_library_function(made, FUNCTION, names, portable=portable)
+        inner, bodies = export_library_function(made, FUNCTION, names, target)
         result = type(self.graph_def)()
         result.versions.CopyFrom(self.graph_def.versions)
         result.library.CopyFrom(self.graph_def.library)

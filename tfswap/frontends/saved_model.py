@@ -290,7 +290,7 @@ def _optimize_file(
         carry_host_limit(changed.values(), request)
         original = {name: type(fdef).FromString(fdef.SerializeToString()) for name, fdef in file.library.items()}
         for step, made in changed.items():
-            _replace_step(file, step, made, request.options.portable)
+            _replace_step(file, step, made)
         drop_gradients_of(file, changed)
         check_captures(file)
         file.copy(folder)
@@ -395,12 +395,12 @@ def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) 
     return tuple(axis for axis in range(len(shape or ())) if stated is None or stated[axis] is None)
 
 
-def _replace_step(file: ModelFile, name: str, made: Planned, portable: bool) -> None:
+def _replace_step(file: ModelFile, name: str, made: Planned) -> None:
     from tfswap.exporters.library_function import export_library_function, wrap_function
 
     original = file.library[name]
     outputs = [a.name for a in original.signature.output_arg]
-    inner, bodies = export_library_function(made.graph, name + SUFFIX, outputs, portable=portable)
+    inner, bodies = export_library_function(made.graph, name + SUFFIX, outputs, made.target)
     for key in ("_construction_context",):
         if key in original.attr:
             inner.attr[key].CopyFrom(original.attr[key])

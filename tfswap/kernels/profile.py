@@ -14,13 +14,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Node, Output
 from tfswap.kernels.hardware import Rates
 from tfswap.support.files import read_saved, write_whole
-from tfswap.support.json_fields import decode, parse_json
+from tfswap.support.json_fields import decode_saved
 
 FORMAT_VERSION = 1
 
@@ -70,7 +70,7 @@ class Profile:
         machine: that device, for people.
         fingerprint: of the graph that ran, as in a Plan.
         rates: the machine's; those of kernels fitted to the ones that were measured.
-        unordered: how long the unoptimised step takes over the same kernels in order, one after another; None where
+        unordered: the unoptimised step's time, over that of the same kernels in order, one after another; None where
             it was not run (it does not fit).
         kernels: all that were measured.
         densities: of tensors that wait for the backward pass.
@@ -123,24 +123,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """The profile that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
-        try:
-            content = parse_json(text)
-        except InvalidModel as error:
-            raise InvalidModel(f"this is not a profile that tfswap saved: {error}") from error
-        if not isinstance(content, dict) or "format" not in content:
-            raise InvalidModel("this is not a profile that tfswap saved: it names no format")
-        fields = cast("dict[str, object]", content)
-        version = fields.pop("format")
-        if version != FORMAT_VERSION:
-            raise InvalidModel(
-                f"this profile has format {version!r}, and this tfswap reads {FORMAT_VERSION}: measure it again"
-            )
-        try:
-            made = decode(cls, fields, "profile")
-            _check_values(made)
-        except InvalidModel as error:
-            raise InvalidModel(f"this profile is damaged: {error}. Measure the profile again.") from error
-        return made
+        return decode_saved(cls, text, "profile", FORMAT_VERSION, _check_values, remedy="measure the profile again")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to `path`, whole or not at all."""

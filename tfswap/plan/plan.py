@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import cast
 
 from tfswap.analysis.lossless_forms import Packing
 from tfswap.analysis.reduced_precision import Reduction
@@ -25,7 +24,7 @@ from tfswap.ir.op_traits import control_flow
 from tfswap.ir.python_calls import TOKEN
 from tfswap.kernels.alignment import round_up
 from tfswap.support.files import read_saved, write_whole
-from tfswap.support.json_fields import decode, parse_json
+from tfswap.support.json_fields import decode_saved
 from tfswap.support.sizes import MAX_BYTES
 
 FORMAT_VERSION = 3
@@ -117,7 +116,7 @@ class Plan:
         paired: positions in the order whose kernels run concurrently with the one before them.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
-        host_bytes: the most host memory that swapped tensors take at once.
+        host_bytes: the peak of host memory of swapped tensors.
         seconds: predicted time of a step.
         solver: who made it.
         accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
@@ -125,7 +124,7 @@ class Plan:
             order and the evictions are of the graph with these encodings in it, and with what is reduced.
         reduced: tensors that wait for the backward pass in fewer bits.
         packed: tensors that wait in a smaller form that gives back every bit.
-        disk_bytes: the most that swapped tensors take on disk at once.
+        disk_bytes: the peak of swapped tensors on disk.
         splits: requests that get no larger chunks than they need.
         recomputed: lists that loops would save in whose elements are recomputed instead, by name.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
@@ -226,24 +225,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
-        try:
-            content = parse_json(text)
-        except InvalidModel as error:
-            raise InvalidModel(f"this is not a plan that tfswap saved: {error}") from error
-        if not isinstance(content, dict) or "format" not in content:
-            raise InvalidModel("this is not a plan that tfswap saved: it names no format")
-        fields = cast("dict[str, object]", content)
-        version = fields.pop("format")
-        if version != FORMAT_VERSION:
-            raise InvalidModel(
-                f"this plan has format {version!r}, and this tfswap reads {FORMAT_VERSION}: make the plan again"
-            )
-        try:
-            plan = decode(cls, fields, "plan")
-            _check_form(plan)
-        except InvalidModel as error:
-            raise InvalidModel(f"this plan is damaged: {error}. Make the plan again.") from error
-        return plan
+        return decode_saved(cls, text, "plan", FORMAT_VERSION, _check_form, remedy="make the plan again")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`, whole or not at all."""

@@ -199,85 +199,111 @@ def bring_together(
         def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
             return 0.0 if (first, second) in apart else gain(first, second)
 
-        made = _paired(flow, made, cost_s, gain_if_free, pairs, least_gain_s(looped), window)
+        made = _Pairing(flow, made, cost_s, gain_if_free, pairs, least_gain_s(looped), window).reordered()
     return made, pairs
 
 
-def _paired(
-    flow: Dataflow,
-    order: Sequence[int],
-    cost_s: Sequence[float],
-    gain: Callable[[int, int], float],
-    pairs: list[tuple[int, int]],
-    least_s: float,
-    window: int,
-) -> list[int]:
-    """`order`, with more kernels next to each other, which join `pairs`."""
-    paired = {i for pair in pairs for i in pair}
-    made: list[int] = []
-    ran: set[int] = set()
-    waiting: set[int] = set()
-    later: dict[int, list[int]] = {}  # by kernel, the one that waits to run with it, and those that wait for that one
-    place = {i: position for position, i in enumerate(order)}
+class _Pairing:
+    """An order that is made with more kernels next to each other.
 
-    def ahead(second: int) -> list[int] | None:
-        """What has to run before `second`, if that may run at once: a few small kernels."""
+    Attributes:
+        order: the order that it starts from.
+        paired: kernels of pairs, those from before included.
+        made, ran: the new order so far, as a list and as a set.
+        waiting: kernels that were to have run, and wait for another one.
+        later: by kernel, the one that waits to run with it, and those that wait for that one.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        order: Sequence[int],
+        cost_s: Sequence[float],
+        gain: Callable[[int, int], float],
+        pairs: list[tuple[int, int]],
+        least_s: float,
+        window: int,
+    ):
+        self.flow, self.order, self.cost_s, self.gain = flow, order, cost_s, gain
+        self.pairs, self.least_s, self.window = pairs, least_s, window
+        self.paired = {i for pair in pairs for i in pair}
+        self.made: list[int] = []
+        self.ran: set[int] = set()
+        self.waiting: set[int] = set()
+        self.later: dict[int, list[int]] = {}
+        self.place = {i: position for position, i in enumerate(order)}
+
+    def reordered(self) -> list[int]:
+        """The order, with more kernels next to each other, which join `pairs`."""
+        for position, first in enumerate(self.order):
+            if first in self.ran or first in self.waiting:
+                continue
+            if first in self.later:
+                lead, *behind = self.later[first]
+                self.waiting.difference_update((lead, *behind))
+                self._run(lead, first, *behind)
+            elif self.cost_s[first] > self.least_s and first not in self.paired and _stands_alone(self.flow, first):
+                self._run_with_partner(position, first)
+            else:
+                self._run(first)
+        return self.made
+
+    def _run(self, *kernels: int) -> None:
+        self.made += kernels
+        self.ran.update(kernels)
+
+    def _run_with_partner(self, position: int, first: int) -> None:
+        """Run `first` with the kernel that gains most, or have it wait for that one, or run it alone."""
+        second, held_up = self._partner(position, first)
+        if second is None:
+            return self._run(first)
+        before = self._ahead(second)
+        self.paired.update((first, second))
+        self.pairs.append((first, second))
+        if before is None:
+            self.later[second] = held_up
+            return self.waiting.update(held_up)
+        return self._run(*before, first, second)
+
+    def _partner(self, position: int, first: int) -> tuple[int | None, list[int]]:
+        """The kernel that gains most by running with `first`, and the kernels before it that wait with `first`."""
+        best, gain_s = None, 0.0
+        held_up = [first]
+        count = 1
+        flow, paired, waiting = self.flow, self.paired, self.waiting
+        for second in self.order[position + 1 : position + 1 + self.window]:
+            if second in self.ran:
+                continue
+            needs = flow.kernels_before(second)
+            if not needs.isdisjoint(held_up):
+                if second in paired or second in waiting:
+                    break  # it can't wait longer
+                held_up.append(second)
+            elif (
+                self.cost_s[second] > self.least_s
+                and second not in paired
+                and second not in waiting
+                and needs.isdisjoint(waiting)
+                and (saved_s := self.gain(first, second)) > gain_s
+                and _stands_alone(flow, second)
+                and _share_device(flow, first, second)
+            ):
+                best, gain_s, count = second, saved_s, len(held_up)
+        return best, held_up[:count]
+
+    def _ahead(self, second: int) -> list[int] | None:
+        """The kernels that have to run before `second`: a few small ones, or None."""
         found: dict[int, None] = {}
-        pending = [k for k in flow.kernels_before(second) if k not in ran]
+        pending = [k for k in self.flow.kernels_before(second) if k not in self.ran]
         while pending:
             k = pending.pop()
-            fixed = k in waiting or k in later or k in paired
-            if fixed or cost_s[k] > least_s or len(found) == MOST_AHEAD:
+            fixed = k in self.waiting or k in self.later or k in self.paired
+            if fixed or self.cost_s[k] > self.least_s or len(found) == MOST_AHEAD:
                 return None
             if k not in found:
                 found[k] = None
-                pending += [d for d in flow.kernels_before(k) if d not in ran]
-        return sorted(found, key=place.__getitem__)
-
-    for position, first in enumerate(order):
-        if first in ran or first in waiting:
-            continue
-        if first in later:
-            lead, *behind = later[first]
-            together = (lead, first, *behind)
-            made += together
-            ran.update(together)
-            waiting.difference_update(together)
-            continue
-        best, gain_s = -1, 0.0
-        before: list[int] | None = []
-        held_up = [first]  # with the kernels that have to wait where it does
-        count = 1
-        if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
-            for second in order[position + 1 : position + 1 + window]:
-                if second in ran:
-                    continue
-                needs = flow.kernels_before(second)
-                if not needs.isdisjoint(held_up):
-                    if second in paired or second in waiting:
-                        break  # it can't wait longer
-                    held_up.append(second)
-                elif (
-                    cost_s[second] > least_s
-                    and second not in paired
-                    and second not in waiting
-                    and needs.isdisjoint(waiting)
-                    and (saved_s := gain(first, second)) > gain_s
-                    and _stands_alone(flow, second)
-                    and _share_device(flow, first, second)
-                ):
-                    best, gain_s, before, count = second, saved_s, ahead(second), len(held_up)
-        if best >= 0:
-            paired.update((first, best))
-            pairs.append((first, best))
-        if before is None:
-            later[best] = held_up[:count]
-            waiting.update(held_up[:count])
-            continue
-        together = (first,) if best < 0 else (*before, first, best)
-        made += together
-        ran.update(together)
-    return made
+                pending += [d for d in self.flow.kernels_before(k) if d not in self.ran]
+        return sorted(found, key=self.place.__getitem__)
 
 
 def side_by_side(

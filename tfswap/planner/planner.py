@@ -37,7 +37,7 @@ from tfswap.planner.pairing import (
     orders_with_room,
     side_by_side,
 )
-from tfswap.planner.problem import NEVER, Choice, make_problem
+from tfswap.planner.problem import NEVER, Choice, Solver, make_problem
 from tfswap.planner.solver_table import BOTH, EVICT, RESTARTS, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
@@ -53,6 +53,17 @@ REQUESTS_OF_A_KERNEL = 3
 TWO_SOLVERS = 50_000
 """Kernels, at most, of steps for which two solvers are asked and orders with room are searched. Of solvers that both
 swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing."""
+
+
+def _climbs(solvers: Sequence[Solver], kernels: int, share: float, orders: int) -> list[Climb]:
+    """How solvers' ladders share the time for planning a step of so many kernels; `share` as of `Planner`."""
+    sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
+    count = max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)
+    groups = [solvers[:count]]
+    if solvers is BOTH and sweeps > MIN_SWEEPS:
+        # Where more than swapping is allowed, the plans that swapping alone finds are tried too.
+        groups = [EVICT[:count], SWAP[:count]]
+    return [Climb.of(group, sweeps, int(share * MAX_RUNGS), orders) for group in groups]
 
 
 class Planner:
@@ -109,16 +120,9 @@ class Planner:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
         moves = frozenset(tactics) - {"encode"}
-        solvers = SOLVERS[solver][moves]
         # A loop asks for as much as all kernels that it runs.
         kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
-        sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
-        count = max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)
-        groups = [solvers[:count]]
-        if solvers is BOTH and sweeps > MIN_SWEEPS:
-            # Who allows more than swapping gets what swapping alone finds, too.
-            groups = [EVICT[:count], SWAP[:count]]
-        climbs = [Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
+        climbs = _climbs(SOLVERS[solver][moves], kernels, share, len(orders))
         del orders[max(climb.orders for climb in climbs) :]
         self._roomy: list[list[int]] = []
         if outside is not None:
@@ -133,21 +137,23 @@ class Planner:
             make_problem(flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers) for order in orders
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
+        self.ladders = self._ladders_of(climbs, RESTARTS.get(moves, ()) if solver == "default" else ())
+
+    def _ladders_of(self, climbs: Sequence[Climb], restarts: Sequence[cheapest_eviction.Prices]) -> list[Ladder]:
+        """Those of each solver and order, and those of restarts, as far as there is time."""
         pairs = list(zip(self.problems, self.unmoved, strict=True))
-        self.ladders = [
+        ladders = [
             Ladder(self, p, unmoved, s, climb.rungs)
             for climb in climbs
             for p, unmoved in pairs[: climb.orders]
             for s in climb.solvers
         ]
-        restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         first = climbs[0]
-        self.ladders += [
-            Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare]
-        ]
+        more = (Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare])
+        return [*ladders, *more]
 
     def live_bytes_outside(self, bodies: Collection[Node]) -> int:
-        """The least that is live at once with nothing moved, while none of these nodes runs, which have bodies."""
+        """The peak of live bytes with nothing evicted, while none of these nodes runs, which have bodies."""
         nodes = self.flow.nodes
         return min(
             max((int(n) for i, n in zip(p.order, p.live_bytes, strict=True) if nodes[i] not in bodies), default=0)
@@ -156,7 +162,7 @@ class Planner:
 
     @property
     def live_peak_bytes(self) -> int:
-        """The least that is live at once with nothing moved."""
+        """The peak of live bytes with nothing evicted."""
         return min(problem.live_peak_bytes for problem in self.problems)
 
     def candidate(self, limit_bytes: int | None, best: Candidate | None = None) -> Candidate | None:
@@ -197,7 +203,7 @@ class Planner:
         return best
 
     def drafted(self, live_bytes: int) -> Draft | None:
-        """The fastest choice that holds no more than `live_bytes` at once, chunks aside; None where none does."""
+        """The fastest choice with at most `live_bytes` live, chunks aside; None where none does."""
         fitting = (
             unmoved.draft
             for problem, unmoved in zip(self.problems, self.unmoved, strict=True)
@@ -215,7 +221,7 @@ class Planner:
 
     @cached_property
     def live_floor_bytes(self) -> int:
-        """The least that a choice holds at once, chunks aside."""
+        """The lowest peak of live bytes of any choice, chunks aside."""
         return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
 
     def lowest_unmoved(self, below_bytes: float = NEVER) -> Candidate | None:

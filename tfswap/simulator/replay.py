@@ -61,7 +61,7 @@ class Replay:
         self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
         for v in flow.first_versions(snapshot.shared):
             self.persistent[v].pins += 1
-        self.forwarded: list[tuple[int, int]] | None = None  # a list to get what takes over what
+        self.forwarded: list[tuple[int, int]] | None = None  # a list to collect forwarded buffers in
         self.step = -1  # number of the one that runs
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
@@ -107,7 +107,7 @@ class Replay:
             before_bytes, during_bytes: both get, per step, what is in use before it, and the most while it runs.
             most_bytes: end with the first step that uses more.
         """
-        flow, arena = self.flow, self.arena
+        arena = self.arena
         buffers = self.start()
         held: dict[int, Buffer] = {}
         coming: dict[int, Buffer] = {}
@@ -116,15 +116,12 @@ class Replay:
         peak_step, peak = 0, -1
         free = arena.free
         rests: list[int] = []
-        parted: list[int] = []  # requests of the next step's
         for number, (kind, subject) in enumerate(self.steps):
             self.step = number
             before = arena.peak_bytes = arena.in_use_bytes
             if kind in KERNELS:
                 if kind == RERUN:
-                    for _, v in flow.makes[subject]:
-                        self.renewed.setdefault(v, 0)
-                        del buffers[v]
+                    self._make_anew(subject, buffers)
                 alone = kind != LEAD and not running
                 running.append((subject, self.begin(subject, buffers, takes_over=alone)))
                 if kind != LEAD:
@@ -142,10 +139,8 @@ class Replay:
                 self.renewed.setdefault(subject, 0)
                 coming[subject] = self.bring_back(subject)
             elif kind == SPLIT:
-                parted.append(subject)
                 if self.steps[number + 1].kind != SPLIT:
-                    rests = arena.split(parted)
-                    parted = []
+                    rests = arena.split(self._splits_until(number))
             elif kind == EXACT:
                 arena.split_all()
             else:
@@ -165,6 +160,19 @@ class Replay:
         if peak <= most_bytes:
             self.end(buffers)
         return peak_step
+
+    def _make_anew(self, i: int, buffers: dict[int, Buffer]) -> None:
+        """A kernel is to run a second time: its outputs get other buffers."""
+        for _, v in self.flow.makes[i]:
+            self.renewed.setdefault(v, 0)
+            del buffers[v]
+
+    def _splits_until(self, number: int) -> list[int]:
+        """The requests of the next kernel that get chunks of their own size: of the SPLIT steps up to this one."""
+        first = number
+        while first and self.steps[first - 1].kind == SPLIT:
+            first -= 1
+        return [step.subject for step in self.steps[first : number + 1]]
 
     def start(self) -> dict[int, Buffer]:
         """The buffers that are there when a step starts, by value."""

@@ -11,6 +11,7 @@ import json
 import math
 import reprlib
 import types
+from collections.abc import Callable
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tfswap.errors import InvalidModel
@@ -27,6 +28,38 @@ def parse_json(text: str | bytes) -> object:
         raise InvalidModel("its JSON is nested too deeply") from error
     except (ValueError, TypeError) as error:
         raise InvalidModel(f"it is no JSON: {error}") from error
+
+
+def decode_saved(
+    kind: type[T], text: str | bytes, what: str, version: int, check: Callable[[T], None], *, remedy: str
+) -> T:
+    """The `kind` that was saved as `text`: an object with its fields and a format.
+
+    Args:
+        what: what it is called in messages.
+        version: the format that is read.
+        check: raises InvalidModel where the values make no sense together.
+        remedy: what the user can do where it can't be read.
+
+    Raises:
+        InvalidModel: anything else was saved, naming the field.
+    """
+    try:
+        content = parse_json(text)
+    except InvalidModel as error:
+        raise InvalidModel(f"this is not a {what} that tfswap saved: {error}") from error
+    if not isinstance(content, dict) or "format" not in content:
+        raise InvalidModel(f"this is not a {what} that tfswap saved: it names no format")
+    fields = cast("dict[str, object]", content)
+    found = fields.pop("format")
+    if found != version:
+        raise InvalidModel(f"this {what} has format {found!r}, and this tfswap reads {version}: {remedy}")
+    try:
+        made = decode(kind, fields, what)
+        check(made)
+    except InvalidModel as error:
+        raise InvalidModel(f"this {what} is damaged: {error}. {remedy[0].upper()}{remedy[1:]}.") from error
+    return made
 
 
 def decode(kind: type[T], value: object, where: str) -> T:

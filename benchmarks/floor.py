@@ -6,8 +6,7 @@
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
-arguments, constants) and, next to it, the largest working set of a kernel: what it reads and allocates at once. Two
-such
+arguments, constants) and, next to it, the largest working set of a kernel: what it reads and allocates. Two such
 sums: "in place" has each kernel write over inputs wherever it can, "fresh" has every output in a buffer of its own. A
 loop is one kernel, with all that its iterations save and do not swap. The floor is the smallest limit that is planned;
 "live" is that plan's peak if memory never fragmented, "time" its simulated time over that of the kernels alone. The

@@ -60,7 +60,7 @@ class Measurement(NamedTuple):
     input_types: tuple[TensorType, ...]
     output_types: tuple[TensorType, ...]
     runs: tuple[tuple[tuple[str, int], ...], ...]
-    forwarded_from: tuple[int, ...]  # inputs whose buffer was taken over when nobody else held it
+    forwarded_from: tuple[int, ...]  # inputs whose buffer was forwarded
 
     def predicted(self, op: str, device: DeviceModel) -> KernelMemory:
         return kernel_memory(op, self.attrs, self.input_types, self.output_types, device, self.values)
@@ -341,7 +341,7 @@ def expected_run(memory: KernelMemory, outputs: Sequence[TensorType]) -> tuple[t
 
 
 def peak(run: Sequence[tuple[str, int]]) -> int:
-    """The most bytes alive at once in a run, each request rounded to the allocator's granule."""
+    """The peak of live bytes in a run, each request rounded to the allocator's granule."""
     alive = most = 0
     for kind, size in run:
         rounded = round_up(size)

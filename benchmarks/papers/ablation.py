@@ -223,7 +223,7 @@ def present(found: dict[str, Any]) -> Section:
             'it is under "waits, out".',
             "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks "
             "lie otherwise.",
-            f'The pool is that of host memory for what is swapped out: with "{NO_POOL}" it goes back to the system '
+            f'The pool is that of host memory for what is swapped out: with "{NO_POOL}" it is returned to the system '
             "after each step.",
             *notes,
         ],

@@ -46,7 +46,7 @@ class Gpus:
         ends_late: work ends only when no thread of the process has anything else to do, so that nobody sees an end that
             he did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
-            seem to have ended at once.
+            seem to have ended immediately.
         copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
             copies outlive them: what a callback owns must not live as long.
     """

@@ -155,7 +155,7 @@ def chosen(*layers: Layer) -> set[str]:
 
 def test_a_tensor_is_encoded_where_it_then_goes_early():
     deep = [Layer("dense") for _ in range(30)]
-    # The sum reads the map at once; the product behind it reads it late, just before the ReLU's own gradient.
+    # The sum reads the map immediately; the product behind it reads it late, just before the ReLU's own gradient.
     assert chosen(Layer("dense"), Layer("relu"), Layer("add"), *deep) == {"relu1:0"}
     assert chosen(Layer("dense"), Layer("relu"), *deep) == set()
 

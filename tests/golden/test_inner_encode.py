@@ -160,7 +160,7 @@ def test_encodings_alone_bring_a_body_down(optimizer):
     ordered = Optimizer(parse_graph(micro_batches()), CPU, Options(tactics=()))
     assert optimizer.floor_bytes() < 0.75 * ordered.floor_bytes()
     plan = optimizer.plan(optimizer.floor_bytes())
-    assert set(plan.encoded) == {f"loop[1]/b{n}" for n in range(LAYERS - 1)}  # the last is read at once
+    assert set(plan.encoded) == {f"loop[1]/b{n}" for n in range(LAYERS - 1)}  # the last is read immediately
     assert plan.moves == 0
     graph = optimizer.rewrite(plan)
     assert graph["loop"].op == "While"  # what encodes has effects for TensorFlow

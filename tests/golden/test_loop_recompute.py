@@ -80,7 +80,7 @@ def test_a_list_whose_length_is_read_keeps_it():
 
 
 def test_a_list_that_another_loop_fills_is_not_this_one():
-    """Of two loops that fill a list one after the other, an iteration going back meets the second one's first."""
+    """Of two loops that fill a list one after the other, the backward loop begins with the second one's iterations."""
     twice = TEXT.replace(
         "%back = StatelessWhile(%zero, %loop:1, %loop:4, %loop:5",
         "%back = StatelessWhile(%zero, %loop:1, %loop:4, %sums",
@@ -114,7 +114,7 @@ def test_less_is_there_at_once():
         flow = analyse_dataflow(graph, CPU)
         peaks.append(simulate_memory(flow, build_schedule(range(len(flow.nodes)), ())).peak_bytes)
     saved, recomputed = peaks
-    assert saved - recomputed >= (2 * 5 - 2) * 4096  # two elements are there at once, of five
+    assert saved - recomputed >= (2 * 5 - 2) * 4096  # two elements are live together, of five
 
 
 # --- planned ----------------------------------------------------------------------------------------------

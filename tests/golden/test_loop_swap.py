@@ -247,7 +247,7 @@ def test_the_forward_loop_keeps_nothing_of_what_is_swapped():
 
 
 def going_back(graph: Graph, contents: Contents | None) -> tuple[int, int, Record]:
-    """The most that the loop back holds at once, and at its end, given what is known of its list; and its record."""
+    """The backward loop's peak of live bytes, its live bytes at its end, given facts of its list, and its record."""
     node = graph["back"]
     made = record(node, graph.bodies[node], CPU, [None, None, contents], [(0,), None, None])
     live = most = 0

@@ -81,7 +81,7 @@ void PoolReusesSplitsAndMerges() {
     }
     if (round % 100 == 0) CHECK(pool.CheckInvariant().empty());
   }
-  // At most 40 MiB were live at once: one block must have done.
+  // The peak of live bytes was 40 MiB: one block must have done.
   CHECK(pool.reserved_bytes() == HostPool::kDefaultBlockBytes);
   for (const auto& piece : live) pool.Free(piece.first);
   CHECK(pool.CheckInvariant().empty());
@@ -138,7 +138,7 @@ void PoolKeepsTheLimit() {
   CHECK(budget.usage().reserved_bytes == two_mib);
   CHECK(pool.Reserve(4 * two_mib) == HostPool::Failure::kLimit);
   pool.Free(first);
-  // Only after the small block went back is there room for one of this size.
+  // Only after the small block is returned is there room for one of this size.
   void* whole = pool.Allocate(3 * two_mib, &failure);
   CHECK(whole != nullptr);
   CHECK(budget.usage().reserved_bytes == 3 * two_mib);
@@ -178,7 +178,7 @@ void RegisteredLimitsAddUp() {
   CHECK(budget.usage().limit_bytes == 1300);
   budget.Unregister(1);
   CHECK(budget.usage().limit_bytes == 300);
-  CHECK(budget.usage().reserved_bytes == 0);  // what lay unused went back
+  CHECK(budget.usage().reserved_bytes == 0);  // unused blocks were returned
   budget.Unregister(2);
   budget.Unregister(2);
   CHECK(budget.usage().limit_bytes == 2000);

@@ -32,7 +32,7 @@ MIB = 2**20
 # A step that never ends keeps Python's signal handlers from running; a thread ends the process.
 ends_by_itself = pytest.mark.timeout(300, method="thread")
 
-# At this rate a copy of one chunk takes over half an hour: for a test, for ever.
+# At this rate a copy of one chunk takes more than half an hour: for a test, for ever.
 STUCK_BYTES_PER_S = 1000.0
 
 
@@ -397,7 +397,7 @@ def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
 
 
 def test_a_step_fits_only_because_it_swaps():
-    """Seven 48 MiB tensors do not fit into 256 MiB at once. Swapped, at most four are there."""
+    """Seven 48 MiB tensors do not fit into 256 MiB at the same time. Swapped, at most four are there."""
     seen = run_in_arena("""
         def step(first, swap):
             x = tf.range(first, first + 12.0 * MIB)

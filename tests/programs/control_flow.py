@@ -94,7 +94,7 @@ def overwritten() -> Made:
 
 
 def slopes() -> Made:
-    """Gradients of gradients of a loop in a loop: the loops that go back are gone back over."""
+    """Gradients of gradients of a loop in a loop: backward loops have backward loops."""
     (w,) = weights = _weights((64, 64))
 
     def rows(h: Any) -> Any:
@@ -736,7 +736,7 @@ def rare_branch_and_early_end(share: float) -> dict[str, Any]:
     def step(x: Any, least: Any) -> Any:
         h = x
         for i in tf.range(100):
-            h = tf.cond(tf.equal(i, 50), lambda: heavy(h), lambda: tf.tanh(h))  # noqa: B023 - called at once
+            h = tf.cond(tf.equal(i, 50), lambda: heavy(h), lambda: tf.tanh(h))  # noqa: B023 - called immediately
         n, h = tf.while_loop(
             lambda _, h: tf.reduce_sum(h) > least, lambda n, h: (n + 1, tf.tanh(h)), [0, h], maximum_iterations=8
         )

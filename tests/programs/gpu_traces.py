@@ -75,7 +75,7 @@ def total_s(spans: Iterable[Span]) -> float:
 
 
 def overlap_s(some: Iterable[Span], others: Iterable[Span]) -> float:
-    """Seconds in which one of `some` and one of `others` last at once."""
+    """Seconds in which one of `some` and one of `others` overlap."""
     some, others = union(some), union(others)
     both, at = 0.0, 0
     for began, ended in some:

@@ -3,7 +3,7 @@
     python random_sums.py FIRST_SEED COUNT [loops]
 
 Terms are shared, repeated, views, arguments and variables, and other kernels read them too; sums have 2 to 12 of them.
-Whose buffer a sum takes over is a race of TensorFlow's threads there. With one thread for kernels (the process must
+TensorFlow's threads race there for which buffer is forwarded to a sum. With one thread for kernels (the process must
 have TF_NUM_INTEROP_THREADS=1) it is none, as long as no tensor has more readers than TensorFlow keeps in order: then
 its bits are the same in every run, and they are what is expected.
 

@@ -18,7 +18,7 @@ from tfswap.passes.prepare.ordered_sums import fix_iteration, order_sums
 TWO = DeviceModel("cpu", False, 2, 2)
 GPU = DeviceModel("gpu", False, 2, 2)
 
-# m is held twice by the sum: only s can be taken over.
+# m is held twice by the sum: only s can be forwarded.
 STEP = """\
 %x = Placeholder() {{dtype=float32}} -> float32[600,600]
 %m = Exp(%x) {{T=float32}} -> float32[600,600]

@@ -96,7 +96,7 @@ def test_a_kernel_lets_go_of_what_it_reads_last_when_it_ends() -> None:
         reads = [n for n, (kind, s) in enumerate(record.steps) if kind in KERNELS and hold.value in flow.reads[s]]
         if reads and hold.value not in flow.persistent and not any(step == (OUT, hold.value) for step in record.steps):
             went, span = record.began_s[hold.last], record.spans[reads[-1]]
-            assert went <= span.start_s or went == span.end_s  # before its end it can be taken over
+            assert went <= span.start_s or went == span.end_s  # before its end its buffer can be forwarded
             at_end += went == span.end_s > span.start_s
     assert at_end > 4
 

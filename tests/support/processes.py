@@ -122,7 +122,7 @@ def run_forked(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_together(codes: Sequence[str], **env: str) -> list[subprocess.CompletedProcess[str]]:
-    """As `run_forked`, of several at once."""
+    """As `run_forked`, of several concurrent processes."""
     with tempfile.TemporaryDirectory() as folder:
         started: list[_Forked] = []
         for number, code in enumerate(codes):

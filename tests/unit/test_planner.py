@@ -595,7 +595,7 @@ def test_nothing_is_promised_below_the_working_set(name, graph):
     flow = analyse_dataflow(graph, CPU)
     problem = problem_of(flow)
     persistent = flow.persistent_bytes
-    # What one kernel reads and makes can't be less, short of what it takes over.
+    # What one kernel reads and makes can't be less, short of forwarded buffers.
     working_set = persistent + max(
         sum(flow.values[v].nbytes for v in set(flow.reads[i]) if flow.values[v].producer != PERSISTENT)
         for i in problem.order
@@ -604,7 +604,7 @@ def test_nothing_is_promised_below_the_working_set(name, graph):
 
 
 def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
-    """A chain of products, cheaper to run again than to copy, of which one after the other would be needed at once."""
+    """A chain of products, cheaper to run again than to copy, which are needed one right after the other."""
     layers = [Layer("relu"), Layer("dense"), Layer("dense"), Layer("dense"), Layer("add", 1)]
     flow = analyse_dataflow(training_step(layers, 2048, 512), CPU)
     rates = default_rates(DeviceModel("gpu"))

@@ -91,7 +91,7 @@ class Accumulator:
     tensors: tuple[Output, ...]
 
     def nbytes(self, flow: Dataflow) -> int:
-        """The most that it keeps at once of what the step makes, by the facts of its graph."""
+        """The peak of what it keeps of the step's tensors, by the facts of its graph."""
         if not self.tensors:  # it begins and ends inside of a body
             times = min(flow.times_of(graph) for graph, _ in self.makers)
             pushed = (flow.times_of(push.graph) * (push.pushed.type.nbytes or 0) for push in self.pushes)

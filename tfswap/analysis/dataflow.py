@@ -54,7 +54,7 @@ class Request(NamedTuple):
     Attributes:
         kind: as of `kernels.Event`.
         subject: the value made, for "out"; which temporary, for "free"; the value, for "release".
-        nbytes: what is asked for, where no candidate's buffer is taken over. Nothing is, for an output without buffer.
+        nbytes: what is asked for, where no candidate's buffer is forwarded. Nothing is, for an output without buffer.
             For "split", what the next request asks for.
         candidates: values read.
     """
@@ -234,7 +234,7 @@ class Dataflow:
         return (*found, *(Request("out", v, 0, ()) for v in made.values()))
 
     def temporary_bytes(self, i: int) -> int:
-        """The most that a node's temporaries take at once: a loop's are those of all that it runs."""
+        """The peak of a node's temporaries: a loop's are those of all that it runs."""
         sizes: list[int] = []
         live = most = 0
         for kind, subject, nbytes, _ in self.requests[i]:

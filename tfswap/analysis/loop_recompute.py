@@ -1,15 +1,15 @@
 """What a backward loop can recompute of what its loop has saved.
 
-A loop saves an element per iteration for its backward loop, whose iterations come in the reverse order.
-What is made of other saved elements of that iteration, of constants, and of what is the same in all iterations
-(arguments, and variables that the loop reads and does not write), need not be saved: an iteration of the loop that goes
-back has all of that, and can run the kernels again that made it. So additive attention saves O(T H) at each of T steps,
+A loop saves an element per iteration for its backward loop, whose iterations come in the reverse order. An element need
+not be saved that kernels compute from other saved elements of that iteration, from constants, and from what is the same
+in all iterations (arguments, and variables that the loop reads and does not write): an iteration of the backward loop
+has all of these, and can run the kernels again. So additive attention saves O(T H) at each of T steps,
 and needs no more than the query of O(H) (Meng et al. 2017, section on attention: there the user asks for it by hand).
 
-Invariant: a pure function of the graph. Only kernels without effects and without chance run again, so values stay the
+Invariant: a pure function of the graph. Only deterministic kernels without effects run again, so values stay the
 same to the bit.
 
-Not handled: loops inside of a loop, which are in other bodies than those that go back over them; what conditionals
+Not handled: loops inside of a loop, which are in other bodies than their backward loops; what conditionals
 save; what is made of the loop's state, where the loop does not save that.
 """
 
@@ -117,7 +117,7 @@ class Passage:
             if self.reads_invariant(node):
                 continue
             if FIRST in node.attrs or not (is_const(node.op) or may_run_again(node.op)):
-                return None  # going back, iterations count from the last
+                return None  # in the backward loop iterations count from the last
             seen.add(node)
             pending.append((current, True))
             pending += ((passed_on(t), False) for t in node.inputs)

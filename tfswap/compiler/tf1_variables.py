@@ -68,7 +68,7 @@ def order_writes(graph: Graph) -> int:
 
 
 def _uses(graph: Graph, variable: Node, users: Users) -> tuple[list[Node], list[Node]]:
-    """The nodes that read the variable, at once or through views and what writes hand on, and those that write."""
+    """The nodes that read the variable, directly or through views and what writes hand on, and those that write."""
     readers, writers = [], []
     pending, seen = [variable], {variable}
     while pending:

@@ -49,7 +49,7 @@ class LiveDevice:
         return looker(allocator, before)
 
     def is_live(self, inputs: Sequence[Any]) -> bool:
-        """Whether a call with these inputs runs at once, in an arena that can be looked at."""
+        """Whether a call with these inputs runs immediately, in an arena that can be looked at."""
         import tensorflow as tf
 
         return self.has_arena and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)

@@ -47,7 +47,7 @@ Signature = tuple[Any, ...]
 """What the parts of a batch are that it has: specs."""
 
 REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
-"""A new pipeline fills its buffers at once. It is at rest when this many looks, so far apart, find the same bytes."""
+"""A new pipeline first fills its buffers. It is at rest when this many looks, so far apart, find the same bytes."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _watchers() -> tuple[Any, Any, Any]:
 
 
 def runs_plainly() -> bool:
-    """Whether a call runs at once, and neither a tape nor who may cancel it has a part in it."""
+    """Whether a call runs immediately, and neither a tape nor who may cancel it has a part in it."""
     context, could_record, cancellation = _watchers()
     return context().executing_eagerly() and not could_record() and cancellation() is None
 

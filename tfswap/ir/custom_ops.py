@@ -155,7 +155,7 @@ DEFER: Final = "Tfswap>Defer"
 OUTSIDE: Final = "Tfswap>Outside"
 
 # (what all members are given...) -> (what all members give...); attr members. Stands, while a step is planned, for
-# collectives that run at once (passes/prepare/collective_order.py); TensorFlow does not know it.
+# collectives that run concurrently (passes/prepare/collective_order.py); TensorFlow does not know it.
 TOGETHER: Final = "Tfswap>Together"
 
 # (tensor: T) -> (carrier: variant); attr T. Puts it where the other half of the step finds it.

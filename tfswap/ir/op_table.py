@@ -47,10 +47,10 @@ class Trait(Flag):
     NOT_FOLDED = auto()
     """TensorFlow computes it in each step, even from constants alone."""
     SUM = auto()
-    """Adds up its inputs, however many, and holds all of them until the last is there."""
+    """Adds up its inputs, however many, and holds all of them until the last has been computed."""
     DEPENDS_ON_OWNERS = auto()
-    """The last bits of its result depend on who else holds its inputs when it runs: which of them its output can take
-    over decides in which order it computes."""
+    """The last bits of its result depend on which of its inputs nobody else holds when it runs: the buffer that is
+    forwarded decides in which order it computes."""
     ADDS_WHEN_READY = auto()
     """Adds each of its inputs as soon as that is ready: the order of execution is that of the additions."""
     RUNS_PYTHON = auto()
@@ -177,7 +177,7 @@ TRAITS: dict[str, Trait] = {
     "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
-    "_ReadVariablesOp": _READS | Trait.INLINE,  # several at once
+    "_ReadVariablesOp": _READS | Trait.INLINE,  # several variables in one op
     "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
     "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
     "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # what follows must not come before it

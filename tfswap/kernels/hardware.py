@@ -29,7 +29,7 @@ THIS = "this"
 
 
 DISK_BYTES_PER_S = 1e9
-"""What an NVMe drive of a server keeps up, both ways at once; a profile has the machine's own
+"""What an NVMe drive of a server keeps up, both ways concurrently; a profile has the machine's own
 (`tfswap.profile(spill_dir=)`)."""
 
 
@@ -211,7 +211,7 @@ def default_rates(device: DeviceModel) -> Rates:
         in_bytes_per_s=CPU_COPY_BYTES_PER_S,
         launch_s=CPU_LAUNCH_S,
         cores=cores,
-        # Eigen's threads take over what one has no time for while a copy runs on its core. oneDNN gives each an equal
+        # While a copy runs on a thread's core, Eigen's other threads run its share. oneDNN gives each an equal
         # part, and all wait for that one; of its steps half is Eigen's (tfswap.profile: 0.59 and 0.97 on two cores).
         copy_share=(1 + 1 / cores) / 2 if device.onednn else 1 / cores,
         onednn=device.onednn,

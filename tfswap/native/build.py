@@ -261,7 +261,7 @@ def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts, *, shipped
 def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
     """Returns the library, building it when it is missing or damaged (or `rebuild`), after what it links with.
 
-    Processes that need the same library at once build it one time: the others wait for the lock.
+    Of concurrent processes that need the same library one builds it: the others wait for the lock.
 
     Raises:
         OpLibraryError: no compiler, a compilation that fails, or a cache that can't be written.

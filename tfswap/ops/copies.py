@@ -13,7 +13,7 @@ from tfswap.native.load import load
 
 
 def swap_out(tensor: Any, name: str | None = None) -> Any:
-    """Starts a copy of `tensor` into host memory; returns its handle, a scalar variant, at once.
+    """Starts a copy of `tensor` into host memory; returns its handle, a scalar variant, immediately.
 
     The handle keeps the device tensor until `release`.
 
@@ -31,7 +31,7 @@ def release(handle: Any, name: str | None = None) -> Any:
 
 
 def swap_in(handle: Any, dtype: Any, shape: Any = None, name: str | None = None) -> tuple[Any, Any]:
-    """Allocates the tensor again and starts the copy back; returns (tensor, ticket) at once.
+    """Allocates the tensor again and starts the copy back; returns (tensor, ticket) immediately.
 
     The tensor holds no values until `await_copy`. `shape` serves shape inference only.
     """

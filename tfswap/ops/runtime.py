@@ -155,7 +155,7 @@ def configure(
     disk_latency_us: float | _Unchanged = _UNCHANGED,
     disk_compression: bool | _Unchanged = _UNCHANGED,
 ) -> Configuration:
-    """Changes the settings that are given, at once and for copies under way too; those that are not stay as they are.
+    """Changes the settings that are given, immediately and for copies under way too. Others stay as they are.
 
     What each one is, `Configuration` says.
 

@@ -47,8 +47,8 @@ class Rung(NamedTuple):
 
     Attributes:
         inside: what is done in each, of a body after the bodies in it; nothing in those that are not named.
-        least_bytes: what is live at once, in a body and around it, however much is moved around it. Without what is
-            there before the step.
+        least_bytes: a lower bound of the live bytes' peak, in a body and around it, however much is moved around it;
+            without persistent bytes.
         more_s: the seconds that it adds to a step.
         stands_for_others: whether it is one of the few that are tried where what is around bodies moves too.
     """
@@ -92,8 +92,8 @@ class _Planned(NamedTuple):
 
     Attributes:
         inside: of the body and of those in it.
-        own_bytes: the most live in it at once, besides what it is given.
-        least_bytes: of the body and of those in it, the most live at once with what can't be moved around it.
+        own_bytes: the peak of its live bytes, besides its arguments.
+        least_bytes: of the body and of those in it, the peak of live bytes, with what can't be moved around it.
         more_s: of all its runs in a step.
         graph: the body so.
     """

@@ -100,7 +100,7 @@ class Judged:
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
-        self._live_above: dict[tuple[int, ...], float] = {}  # by its pairs: more than this is live at once
+        self._live_above: dict[tuple[int, ...], float] = {}  # by its pairs: the peak of live bytes is above this
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by its pairs
         self._needs: dict[_Besides, list[Need]] = {}
 
@@ -115,7 +115,7 @@ class Judged:
         return self.draft.timing.total_s
 
     def may_fit(self, limit_bytes: float) -> bool:
-        """Whether what is live at once is within a limit: an allocator never needs less."""
+        """Whether the peak of live bytes is within a limit: an allocator never needs less."""
         return self._is_live_within(self._one_by_one, limit_bytes)
 
     def _is_live_within(self, choice: Choice, limit_bytes: float) -> bool:

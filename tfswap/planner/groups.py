@@ -2,7 +2,7 @@
 
 TensorFlow's lowered loops run all kernels so, and most are too small to be shared among threads. A body in one order
 runs them one after another. A group gives that order up for memory: chunks for all its kernels are requested before the
-first of them starts, and go back when the last has ended (csrc/core/group_ops.cc). So the record of the body stays
+first of them starts, and are freed when the last has ended (csrc/core/group_ops.cc). So the record of the body stays
 exact, and its peak rises.
 
 Invariant: between two kernels of a group there is none that is not of it, in the order of the body.

@@ -43,7 +43,7 @@ class Tiers:
 
     @property
     def room_bytes(self) -> float:
-        """What can be away at once, in addition to what loops swap inside of their bodies."""
+        """The most bytes that can be evicted together, in addition to what loops swap inside of their bodies."""
         if self.host_bytes is None or self.disk_bytes is None:
             return math.inf
         return self.host_bytes + self.disk_bytes - self.inner_bytes

@@ -45,7 +45,7 @@ class Climb(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """What a solver chooses, and the lowest target that it chooses it for: no more is live at once."""
+    """What a solver chooses, and the lowest target that it chooses it for: the peak of live bytes is not above it."""
 
     judged: Judged
     target: int

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class LiveTarget:
-    """The bytes that may be live at once.
+    """The most bytes that may be live.
 
     Attributes:
         nbytes: so many.

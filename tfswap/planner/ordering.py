@@ -1,9 +1,9 @@
-"""In which order the kernels run: the cheapest tactic, since an order moves no bytes.
+"""Chooses the order of kernels: the cheapest tactic, since an order moves no bytes.
 
 Several orders are made and the simulator's live peak chooses: the traced order; the traced order with what
 only allocates moved to just before its first reader; and that with weight updates as soon as their gradient
-is there, so that gradients do not pile up, and with kernels that free at least what they allocate run at
-once. These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
+is there, so that gradients do not pile up, and with kernels that free at least what they allocate run
+immediately. These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
 def traced_order(flow: Dataflow) -> list[int]:
     """All nodes, each as soon as the trace's own numbering and the dependencies allow.
 
-    Kernels that read shapes only, or encode, run at once: left for later they would hold the whole tensor.
+    Kernels that read shapes only, or encode, run immediately: left for later they would hold the whole tensor.
     """
     return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: _lets_go(flow.nodes[i].op))
 
@@ -123,7 +123,7 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 
 
 def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
-    """`base`, but a ready kernel that frees at least what it allocates runs at once.
+    """`base`, but a ready kernel that frees at least what it allocates runs immediately.
 
     So does one that was ready before, such as a comparison that only the backward pass reads, as soon as it is the
     last to read something that is larger than what it makes.

@@ -233,9 +233,9 @@ class Uses:
         candidates: values that wait and may leave; `slot` numbers them.
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
         stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.
-        needs: per kernel that may run again, the most that it allocates at once, taking over nothing.
+        needs: per kernel that may be recomputed, the peak of what it allocates without buffer forwarding.
         takeable: per kernel, for each buffer that it need not allocate if an input were not needed any more, the
-            inputs whose buffers it may take over instead.
+            inputs whose buffers may be forwarded to it instead.
         after, until: the waits of candidates, by (value, position of the first use) and (value, of the second).
         dependents: by value, the waits that it is a source of.
     """
@@ -297,7 +297,7 @@ class Uses:
                     self.dependents.setdefault(source, []).append(wait)
 
     def _allocates(self, kernel: int, taken: int | None = None) -> int:
-        """The most that a kernel allocates at once, taking over nothing but the buffer of `taken`."""
+        """The peak of what a kernel allocates, where no buffer but that of `taken` is forwarded."""
         flow = self.problem.flow
         made, forwards = dict(flow.makes[kernel]), dict(flow.forwards[kernel])
         temp_forwards = flow.temp_forwards.get(kernel, {})
@@ -353,9 +353,9 @@ class Uses:
 
     @cached_property
     def gaps(self) -> list[Gap]:
-        """The problem's gaps that a swap can use, begun at once where the kernel before can take the buffer over.
+        """The gaps that a swap can use, begun immediately where the buffer can be forwarded to the kernel before.
 
-        Of several that could be taken over instead of one another, the one that waits longest.
+        Of several that could be forwarded instead of one another, the one that waits longest.
         """
         early: set[tuple[int, int]] = set()
         for position in range(len(self.problem.order)):

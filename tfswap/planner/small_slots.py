@@ -85,7 +85,7 @@ def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
 
 
 class _Counts(Ledger):
-    """Notes of how many small tensors of each size there have been at once."""
+    """Records how many small tensors of each size have been live together."""
 
     def __init__(self, largest_bytes: int) -> None:
         super().__init__()

@@ -27,8 +27,8 @@ BACKWARD = "backward"
 INLINED = "Func/"
 """How the names begin of what inlining puts around a function's body."""
 ROOM = 4
-"""So many tensors of each result's size the caller's part may have at once, besides the results and their gradients: a
-squared error has the difference, its square, the gradient that a mean spreads, and their product."""
+"""The caller's part may hold so many tensors of each result's size, besides the results and their gradients: a squared
+error has the difference, its square, the gradient that a mean spreads, and their product."""
 
 # Why a call has no plan that a tape watches.
 WITHIN = WATCHED.format(

@@ -179,7 +179,7 @@ class Step:
         """Run the step under its limit.
 
         Args:
-            plain: the call runs at once, and neither a tape nor who may cancel it has a part in it.
+            plain: the call runs immediately, and neither a tape nor who may cancel it has a part in it.
         """
         asked = captured(self._trace.concrete)
         if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):

@@ -380,7 +380,7 @@ def _ordered(items: Sequence[Item], live: Sequence[int]) -> list[int]:
     """`live` in topological order, of those that are ready the one that comes first there."""
     place = {number: i for i, number in enumerate(live)}
     order = [live[i] for i in topological([[place[n] for n in _before(items, number)] for number in live])]
-    assert len(order) == len(live), "loops go back by their Merges alone"
+    assert len(order) == len(live), "a loop's back edges are its Merges' alone"
     return order
 
 

@@ -40,11 +40,11 @@ class Memory:
         peak_step: index in the schedule of the step at which it is reached.
         before_bytes: per step, what is in use when it starts (first repeat).
         during_bytes: per step, the most in use while it runs (first repeat).
-        host_peak_bytes: the most held in host memory at once.
+        host_peak_bytes: the peak of host memory.
         out_bytes, in_bytes: that travel to the host, and back.
         alive_at_peak: values in device memory at the peak, where detail was asked for.
-        forwarded: (value made, value whose buffer it took over), in the order of the first repeat; likewise.
-        disk_peak_bytes: the most held on disk at once.
+        forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat; likewise.
+        disk_peak_bytes: the peak of bytes on disk.
     """
 
     peak_bytes: int
@@ -74,7 +74,7 @@ def simulate_memory(
     Args:
         snapshot: the contents before the step.
         live: count live bytes only, as if memory never fragmented.
-        detail: also list what is alive at the peak, and what takes over what.
+        detail: also list what is alive at the peak, and which buffers are forwarded.
         arena: replay in this one, which has `snapshot`'s chunks.
         disk: values that go to disk.
     """
@@ -187,7 +187,7 @@ class Judge:
 
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
-    """The most in host memory at once, and on disk, and the bytes that travel out and in.
+    """The peaks of host memory and of bytes on disk, and the bytes that travel out and in.
 
     What loops swap inside of their bodies is taken to be there all the time, as far as it stays when they have ended.
     """

@@ -22,7 +22,7 @@ class Reuse:
     """What reuse saves, in bytes of the live peak.
 
     Attributes:
-        within_layers_bytes: by buffers that are taken over.
+        within_layers_bytes: by buffers that are forwarded.
         taken_over_bytes: of all buffers that are, in a step.
         between_layers_bytes: by tensors that are away.
     """
@@ -47,7 +47,7 @@ def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
 
 
 def working_set_bytes(flow: Dataflow, kernel: int) -> int:
-    """The least that a kernel needs at once, besides what is held throughout: what it reads and makes, and its
+    """The least that a kernel needs, besides what is held throughout: what it reads and makes, and its
     temporaries. Whatever it may write over is taken to be free for that.
     """
     own = (v for v in (*flow.reads[kernel], *flow.consumes.get(kernel, ())) if flow.values[v].producer != PERSISTENT)
@@ -72,7 +72,7 @@ def working_set_bytes(flow: Dataflow, kernel: int) -> int:
 
 
 def largest_working_set(flow: Dataflow) -> tuple[int, int]:
-    """The kernel that needs most at once, and its bytes."""
+    """The kernel with the largest working set, and its bytes."""
     kernels = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     largest = max(kernels, key=lambda i: working_set_bytes(flow, i), default=-1)
     return largest, working_set_bytes(flow, largest) if kernels else 0

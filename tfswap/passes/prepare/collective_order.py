@@ -1,4 +1,4 @@
-"""Collectives: in one order on every worker, and those of one group at once.
+"""Collectives: in one order on every worker, and those of one group concurrently.
 
 A collective ends when all members of its group have begun it. A worker that begins another one first, since its arena
 is another one and with it its plan, waits for ever. The traced program is the same for all, and so is the order in it.

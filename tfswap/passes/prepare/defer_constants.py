@@ -1,6 +1,6 @@
 """Keeps TensorFlow from computing beforehand what it then throws away, or keeps for nothing.
 
-TensorFlow makes a step's executor by computing every node that follows from constants alone, all of them at once and
+TensorFlow makes a step's executor by computing every node that follows from constants alone, all of them together and
 however large, and keeps what is not over 10 MiB (analysis/constants.py). A large constant gradient, as of a mean over
 examples, or a mask is computed so for nothing, each time that the step is made: its first call then peaks far above
 the plan, and where memory is short TensorFlow crashes. A `Defer` before such a node makes it one of the step, and all

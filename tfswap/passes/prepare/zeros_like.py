@@ -2,8 +2,8 @@
 
 A ZerosLike or OnesLike holds the whole tensor until it runs, since its kernel may write over it. Gradients make them of
 feature maps: for an output of which nothing is asked (a split's), for the branch that was not taken (a Select's). Each
-becomes a Fill, which may run when it is needed, of a Shape, which runs at once (planner/ordering.py). The bits are the
-same.
+becomes a Fill, which may run when it is needed, of a Shape, which runs immediately (planner/ordering.py). The bits are
+the same.
 
 Zeros like a list are one tensor for all elements of a size, where TensorFlow makes one for each: the gradient of each
 loop begins with such zeros, for each list that the loop was given.

@@ -2,7 +2,7 @@
 
 Each keeps its name and its readers and becomes the op that takes the encoding; what encodes is a new node that reads
 the tensor, one for all kernels that take the same. The encoding is then a value like any other: the order says that
-it is made at once (planner/ordering.py) and taken late, and it may be swapped.
+it is made immediately (planner/ordering.py) and taken late, and it may be swapped.
 
 Requires: kernels that `find_encodings` lists for this graph. Ensures: they read nothing of the tensor but its
 encoding, whose bits give the same results; nothing else is changed.

@@ -6,7 +6,7 @@ goes, what is computed from the forward pass's tensors alone, is the plan's own 
 
 `cut` makes two graphs of the one that carries a plan out. Requires: the order is one chain, which the call is a part
 of. Ensures: each kernel is in one of the two, after the same kernels as before; a tensor that the second half reads is
-taken over from the first in a carrier (csrc/core/outside_ops.cc), so that it goes when its last reader there has run.
+taken from the first in a carrier (csrc/core/outside_ops.cc), so that it goes when its last reader there has run.
 What costs nothing is in both: constants, arguments, views.
 """
 
@@ -130,7 +130,7 @@ class _SecondHalf:
             node.controls = ()
 
     def finish(self, results: int) -> list[str]:
-        """Let the half stand alone; returns the names of the tensors that it takes over, in order."""
+        """Makes the half a graph of its own; returns the names of what it takes from the other, in order."""
         graph, outside = self.graph, self.outside
         own = [n for n in graph if n.name not in self.before and n not in self.feeds and n is not outside]
         for node in own:

@@ -51,7 +51,7 @@ def sqrt(problem: Problem, target: LiveTarget) -> Choice | None:
 
 
 def superneurons(problem: Problem, target: LiveTarget) -> Choice | None:
-    """Checkpoints after contractions; each segment recomputed at once or reader by reader, by what it takes."""
+    """Checkpoints after contractions; each segment recomputed as a whole or reader by reader, by what it takes."""
     uses, flow = problem.uses, problem.flow
     checkpoints = [p for p, kernel in enumerate(problem.order) if uses.makes[kernel] and _contracts(problem, kernel)]
     segments: dict[int, list[Gap]] = {}

@@ -196,8 +196,8 @@ inline constexpr Places kPlaces;
 
 // The words that are not zero, and where they stand. What lies behind these, up to `count`, is written over.
 TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_t* values, uint8_t* columns) {
-  // Some vectors at once: read before anything is written, which compilers can't know not to meet, and stores that are
-  // neighbours one after another.
+  // Several vectors together: all are read before anything is written, since compilers can't know that the two do not
+  // overlap, and stores to neighbours follow one another.
   constexpr int kVectors = 4;
   for (int64_t i = 0; i < count; i += kVectors * kLanes) {
     __m256i vectors[kVectors];

@@ -212,7 +212,7 @@ struct Decoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   static float Element(uint8_t code) { return Format::Decode(code); }
 };
 
-// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters at once, each in 64 bits of its own,
+// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters together, each in 64 bits of its own,
 // of which a product has the lower half. What counter j gives its k-th number for is the value 4 * j + k, and codes of
 // four neighbours are one integer's bytes.
 template <int kBits>

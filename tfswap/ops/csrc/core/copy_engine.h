@@ -8,7 +8,7 @@
 // The throttle makes each lane a serial link of a given bandwidth and latency, so
 // that a plan made for a slow link can be tried, and tested, on a fast one.
 //
-// A small copy that has nothing before it is made at once, by who submits it: handing it
+// A small copy that has nothing before it is made immediately, by who submits it: handing it
 // to a thread and hearing of its end would take longer. Where the system has no thread for
 // a lane, who submits a copy makes it, whatever its size.
 //
@@ -83,7 +83,7 @@ class CopyLane {
   // Of any kind. `move` is gone when `done` runs. `bytes` > 0.
   void Submit(size_t bytes, Move move, Done done);
 
-  // Both take effect at once, on copies under way too. With no threads, who submits a copy makes it, one at a time.
+  // Both take effect immediately, on copies under way too. With no threads, who submits a copy makes it, one at a time.
   void SetThreads(int threads);
   void SetThrottle(const Throttle& throttle);
 

@@ -9,7 +9,7 @@
 //   - a kernel's requests are served by places in these chunks. One place serves several requests where all that used it
 //     have ended, whoever is faster: the kernel reads what they make (analysis/groups.py), or waits for them
 //     (planner/concurrent.py);
-//   - they go back to the allocator when the last kernel has ended, as what the kernels read does.
+//   - they are freed when the last kernel has ended, as what the kernels read does.
 //
 // Another thread is called where kernels are ready that take long enough for that, as measured. A kernel that runs alone,
 // or takes long, shares its work with the device's threads; others stay on their core. Where more than one thread gains
@@ -92,8 +92,8 @@ waits: Pairs of kernels, by number: the first one, and a later one that starts w
 reserved: The most bytes that the kernels request at a time from the process's allocator.
 )doc");
 
-// The chunks of one run, which are requested when it begins. They are there for as long as a tensor in one of them, since
-// a tensor goes back to where it came from.
+// The chunks of one run, which are requested when it begins. They live as long as any tensor in them, since a tensor is
+// freed by the allocator that it came from.
 class GroupChunks {
  public:
   // The device's allocator as one kernel sees it.

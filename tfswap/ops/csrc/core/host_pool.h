@@ -94,8 +94,8 @@ class HostBudget {
     int registrations = 0;
   };
 
-  // Blocks with nothing in use, of other pools than this one, go back to their sources: one that has none left of the
-  // limit needs them. Without that pool's lock.
+  // Returns unused blocks of other pools to their sources: a pool has none left of the limit and needs them. Without
+  // that pool's lock.
   void TrimOthers(const HostPool* pool);
   void Join(HostPool* pool);
   void Leave(HostPool* pool);

@@ -88,7 +88,7 @@ class Steps {
   std::unordered_map<int64_t, std::string> tokens_;
 };
 
-// Threads that stay for the next one: to start one takes as long as a small step. As many as steps have run at once.
+// Threads that are kept, since to start one takes as long as a small step: as many as steps have run concurrently.
 class Threads {
  public:
   static Threads& Get() {

@@ -3,8 +3,8 @@
 //
 // The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
 // they lie when the step begins: exact for arguments of the sizes that were planned for, or a bound where kernels or
-// branches are known by bounds only; a bound as a rule for smaller ones. A layout is looked at once. Where the step does
-// not fit, and with one more region would, and the arena may grow, the arena gets that region.
+// branches are known by bounds only; a bound as a rule for smaller ones. Each layout is checked one time.
+// Where the step does not fit, but would with one more region, and the arena may grow, the arena gets that region.
 //
 //   it keeps the limit                        nothing is said
 //   arguments larger than planned             the step fails before any of its kernels has run: nothing is known of it

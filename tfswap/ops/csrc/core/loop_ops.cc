@@ -4,9 +4,9 @@
 // WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
-// label (OWN_KERNEL in ir/custom_ops.py). What the node is given stays until it ends, a body takes
-// over the values of the iteration before, and those that it does not read are freed before it
-// runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case release them first.
+// label (OWN_KERNEL in ir/custom_ops.py). The node's inputs stay until it ends. A body gets the
+// values of the iteration before as the only owner, so that their buffers can be forwarded, and those that
+// it does not read are freed before it runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case release them first.
 //
 // Bodies have an order, so nothing in them runs side by side but what is one node
 // (paired_kernels.cc), and to hand a kernel to another thread takes longer than most kernels: all
@@ -58,7 +58,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using Values = std::vector<Tensor>;
 
-// What a body is given, which it may take over, and what it gives back.
+// A body's arguments, whose buffers may be forwarded, and its results.
 class Frame : public tensorflow::CallFrameInterface, public InIteration {
  public:
   Frame(Values* arguments, Values* results, const int64_t* begun)

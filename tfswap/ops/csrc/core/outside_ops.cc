@@ -48,7 +48,7 @@ pass. No graph that runs has one, and there is no kernel.
 
 results: What the caller gets.
 gradients: What he gives, of each result.
-room: So many tensors of each result's size he may have at once besides.
+room: So many tensors of each result's size the caller may hold in addition.
 )doc");
 
 REGISTER_OP("Tfswap>Carry")

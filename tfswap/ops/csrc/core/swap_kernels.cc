@@ -5,7 +5,7 @@
 // allocates or frees at a known place in that order:
 //
 //   SwapOut  starts the copy to the host    (nothing freed yet)
-//   Release  the copy has ended: the device buffer goes back to the arena
+//   Release  the copy has ended: the device buffer is freed
 //   SwapIn   allocates the tensor again, and starts the copy back
 //   Await    the copy has ended: the tensor may be read
 //
@@ -149,7 +149,7 @@ REGISTER_OP("Tfswap>SwapOut")
     .SetIsStateful()
     .SetShapeFn(SwapOutShape)
     .Doc(R"doc(
-Starts a copy of `tensor` into host memory, or to disk, and returns at once.
+Starts a copy of `tensor` into host memory, or to disk, and returns immediately.
 
 The handle keeps `tensor` in device memory until Release. Fails with
 ResourceExhausted when host memory is at its limit, and there is no room on disk either.
@@ -183,7 +183,7 @@ REGISTER_OP("Tfswap>SwapIn")
     .SetIsStateful()
     .SetShapeFn(SwapInShape)
     .Doc(R"doc(
-Allocates a tensor, starts the copy from host memory into it and returns at once.
+Allocates a tensor, starts the copy from host memory into it and returns immediately.
 
 `tensor` holds no values yet: read it only through Await. May run any number of
 times on one handle, each time for a tensor of its own. Of a handle that Prefetch
@@ -200,7 +200,7 @@ REGISTER_OP("Tfswap>Prefetch")
     .Doc(R"doc(
 Does what SwapIn does for the last handle of a tensor list, and keeps the tensor in it.
 
-Returns at once; passes the list on. Does nothing where the list is empty.
+Returns immediately; passes the list on. Does nothing where the list is empty.
 nbytes: For plans only: what the tensor takes; it has the size of the one swapped out.
 )doc");
 

@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
 from tfswap.importers.inline import LOWERING  # noqa: E402
-from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
+from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
 
 
 def labelled(function, relocated=()):
@@ -18,20 +18,26 @@ def labelled(function, relocated=()):
     Args:
         relocated: places of the results that are relocated.
     """
-    from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
     def traced(*arguments):
         result = function(*arguments)
-        operations = tf.compat.v1.get_default_graph().get_operations()
-        nodes = [op for op in operations if op.type.removeprefix("Stateless") in ("While", "If", "Case")]
-        assert nodes
-        for node in nodes:
-            node._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
-            node._set_attr(LOWERING, AttrValue(b=False))
-            node._set_attr(RELOCATED, AttrValue(list=AttrValue.ListValue(i=relocated)))
+        label(relocated)
         return result
 
     return tf.function(traced)
+
+
+def label(relocated=()):
+    """Give the loops and conditionals of the graph that is being traced tfswap's kernels."""
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    nodes = [op for op in operations if op.type.removeprefix("Stateless") in ("While", "If", "Case")]
+    assert nodes
+    for node in nodes:
+        node._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+        node._set_attr(LOWERING, AttrValue(b=False))
+        node._set_attr(RELOCATED, AttrValue(list=AttrValue.ListValue(i=relocated)))
 
 
 @pytest.mark.parametrize("times", (0, 1, 7))
@@ -57,6 +63,41 @@ def test_values_are_the_same_where_they_are_relocated(times):
     found = labelled(loop, relocated=(0, 1, 2, 3))(*arguments)
     for one, expected in zip(found, tf.function(loop)(*arguments), strict=True):
         assert one.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_sums_know_the_iterations_of_all_loops_around():
+    """Also in a branch and in a loop's condition."""
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    def one_where(first, shape):  # 1 if it begins with its last term, 0 if with the first
+        total = tf.add_n(terms)
+        total.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+        for name, numbers in ((FIRST, first), (FIRST_SHAPE, shape)):
+            total.op._set_attr(name, AttrValue(list=AttrValue.ListValue(i=numbers)))
+        return total
+
+    def nested():
+        def inner(j, digits):
+            found = one_where([0, 2, 2, 0], [2, 2])
+            found += tf.cond(j < 9, lambda: 2 * one_where([0, 2, 0], [1, 3]), lambda: 0.0)
+            label()
+            return j + 1, 4 * digits + found
+
+        def goes_on(j, _):
+            return tf.cast(j, tf.float32) < 3 * one_where([2, 2, 2, 2, 2, 0], [2, 3])
+
+        def outer(i, digits):
+            digits = tf.while_loop(goes_on, inner, [0, digits])[1]
+            label()
+            return i + 1, digits
+
+        return tf.while_loop(lambda i, _: i < 3, outer, [0, 0.0])[1]
+
+    terms = list(tf.constant([1.0, 1e8, -1e8]))
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    found = labelled(nested)().numpy()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    assert found == int("031" + "12" + "12", 4)
 
 
 def test_a_loop_peaks_the_same_however_often_it_runs_where_its_results_are_relocated():

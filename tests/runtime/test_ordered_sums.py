@@ -178,7 +178,7 @@ import numpy as np
 import tensorflow as tf
 import tfswap.ops
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
+from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
 
 def total(x, factors, count, held, own, first=0):
     def made(x):
@@ -188,6 +188,7 @@ def total(x, factors, count, held, own, first=0):
             total.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
         if first:  # by iteration; outside of loops it is the first
             total.op._set_attr(FIRST, AttrValue(list=AttrValue.ListValue(i=[first, 1])))
+            total.op._set_attr(FIRST_SHAPE, AttrValue(list=AttrValue.ListValue(i=[1, 2])))
         return total, [terms[i] for i in held]
     return tf.function(made, autograph=False)(x)[0].numpy()
 

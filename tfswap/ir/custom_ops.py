@@ -186,9 +186,11 @@ OWN_KERNEL: Final = "tfswap"
 # any other number of iterations, or any other branch (csrc/core/relocation.h).
 RELOCATED: Final = "_tfswap_relocated"
 
-# Not an op: which input of a sum in a loop takes the place of the first one, and that one its own, by iteration; the
-# last holds for all that follow (csrc/core/sum_ops.cc).
+# Not an op: which input of a sum in a loop takes the place of the first one, and that one its own, by iteration of the
+# loops around it, and how many iterations of each have an entry; the last holds for all that follow
+# (simulator/iteration_table.py, csrc/core/sum_ops.cc).
 FIRST: Final = "_tfswap_first"
+FIRST_SHAPE: Final = "_tfswap_first_shape"
 
 # Not an op: whose generator's state a random op shares, by number, and which of theirs.
 STATE_OWNER: Final = "_tfswap_owner"

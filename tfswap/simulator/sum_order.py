@@ -32,6 +32,7 @@ from tfswap.ir.op_traits import (
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
 from tfswap.simulator.body_integers import Numbers
+from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope
 from tfswap.simulator.propagator import Buffer, Frame, Iteration, LoweredProgram, Propagator
 
@@ -50,37 +51,56 @@ MOST_KNOWN_TRIPS = 4096
 """Of a loop with more, the last iterations are taken to be as those before."""
 
 
-def _of_iterations(counts: Sequence[Counter[int]], ran: int, trips: int | None) -> tuple[int, ...]:
-    """What a sum begins with most often, by iteration; the last holds for all that follow.
+class _SumCounts:
+    """How often a sum began with which input, by iteration of the loops around it; 0 for one of the first two."""
 
-    Args:
-        counts: by iteration that was run, how often it began with which input, 0 for one of the first two.
-        ran: how many iterations were run.
-        trips: how many there are; None where that is not known.
-    """
-    usual = _most(sum(counts, Counter[int]()))
-    found = [_most(each) if each else usual for each in counts]  # in a branch that is not taken it runs not at all
-    found += [usual] * (ran - len(found))
-    half = len(found) // 2
-    if trips is None or trips > MOST_KNOWN_TRIPS:
-        found = found[: half + 1]
-    elif trips > len(found):
-        found = found[:half] + [found[half]] * (trips - len(found)) + found[half:]
-    while len(found) > 1 and found[-1] == found[-2]:
-        del found[-1]
-    return tuple(found)
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, ...], Counter[int]] = {}
+
+    def add(self, iterations: tuple[int, ...], position: int) -> None:
+        self.counts.setdefault(iterations, Counter())[position if position >= EITHER else 0] += 1
+
+    def table(self, trips: Callable[[tuple[int, ...]], tuple[int, int | None]]) -> IterationTable:
+        """What it begins with most often.
+
+        Args:
+            trips: how many iterations of the next loop were run in these of the loops around it, and how many there
+                are; None where that is not known.
+        """
+        usual = _most(sum(self.counts.values(), Counter[int]()))
+        depth = len(next(iter(self.counts)))
+
+        def of(around: tuple[int, ...]) -> IterationTable:
+            if len(around) == depth:
+                each = self.counts.get(around)  # in a branch that is not taken it runs not at all
+                return IterationTable.of(_most(each) if each else usual)
+            ran, there_are = trips(around)
+            begun = (numbers[len(around)] + 1 for numbers in self.counts if numbers[: len(around)] == around)
+            asked_more = max(0, max(begun, default=0) - ran)  # a condition runs once more
+            rows = [of((*around, i)) for i in range(max(1, ran + asked_more))]
+            return IterationTable.stack(_with_all(rows, None if there_are is None else there_are + asked_more))
+
+        return of(())
+
+
+def _with_all(rows: list[IterationTable], trips: int | None) -> list[IterationTable]:
+    """The rows of all iterations of a loop, of which the first and the last are as those that were run."""
+    half = len(rows) // 2
+    if trips is None or trips * max(len(row.values) for row in rows) > MOST_KNOWN_TRIPS:
+        return rows[: half + 1]
+    return rows[:half] + [rows[half]] * max(0, trips - len(rows)) + rows[half:]
 
 
 class SumOrders(NamedTuple):
     """In what order sums are most likely to add.
 
     Attributes:
-        first: which input an AddN begins with, by its part's name and its own: by iteration of the loop that it is in;
-            the last holds for all that follow. 0 stands for the first two.
+        first: which input an AddN begins with, by its part's name and its own: by iteration of the loops that it is in.
+            0 stands for the first two.
         ready: names of the kernels that add one term each, in the order in which they start, by the sum's name.
     """
 
-    first: dict[tuple[str, str], tuple[int, ...]]
+    first: dict[tuple[str, str], IterationTable]
     ready: dict[str, tuple[str, ...]]
 
 
@@ -98,21 +118,19 @@ def simulate_sums(
         additions: the sum that kernels of the step add one term each to, by the kernel's name.
     """
     step = _Step(graph, device, seconds)
-    found: dict[tuple[str, str], list[Counter[int]]] = {}
+    found: dict[tuple[str, str], _SumCounts] = {}
     orders: dict[str, Counter[tuple[str, ...]]] = {}
     runs, seed = step.most_runs, 0
     while seed < runs:
         run = _Run(step, random.Random(seed))
         run.run()
         runs = min(runs, max(1, MOST_ITEMS // max(1, len(run.ran))))
-        for name, iteration, position in run.begun:
-            counts = found.setdefault(name, [])
-            counts += (Counter() for _ in range(iteration + 1 - len(counts)))
-            counts[iteration][position if position >= EITHER else 0] += 1
+        for name, iterations, position in run.begun:
+            found.setdefault(name, _SumCounts()).add(iterations, position)
         for name, order in _in_order(run, additions).items():
             orders.setdefault(name, Counter())[order] += 1
         seed += 1
-    first = {name: _of_iterations(counts, *step.trips_around(name[0])) for name, counts in found.items()}
+    first = {name: counts.table(step.trips_around(name[0])) for name, counts in found.items()}
     return SumOrders(first, {name: min(counts, key=lambda o: (-counts[o], o)) for name, counts in orders.items()})
 
 
@@ -139,14 +157,13 @@ class _Step(LoweredProgram):
         self.numbers = Numbers()
         self._scopes: dict[str, Scope] = {item.scope.name: item.scope for item in self.lowered.items}
 
-    def trips_around(self, name: str) -> tuple[int, int | None]:
-        """As `trips_of`, for the innermost loop around a part; one outside of loops."""
-        loop = self._scopes[name].loop
-        return (1, 1) if loop < 0 else self.trips_of(loop, (0,) * self._loops_around(loop))
+    def trips_around(self, name: str) -> Callable[[tuple[int, ...]], tuple[int, int | None]]:
+        """`trips_of` of the loops around a part, by the iterations of those further out."""
+        loops = self._loops_around(self._scopes[name])
+        return lambda around: self.trips_of(loops[len(around)], around)
 
-    def _loops_around(self, loop: int) -> int:
-        outer = self.lowered.loops[loop].scope.loop
-        return 0 if outer < 0 else 1 + self._loops_around(outer)
+    def _loops_around(self, scope: Scope) -> list[int]:
+        return [] if scope.loop < 0 else [*self._loops_around(self.lowered.loops[scope.loop].scope), scope.loop]
 
     def trips_of(self, loop: int, iterations: Sequence[int]) -> tuple[int, int | None]:
         """How many iterations of a loop are run, and how many there are, in these iterations of the loops around."""
@@ -161,14 +178,14 @@ class _Run(Propagator):
     """One run.
 
     Attributes:
-        begun: of sums: part and name, iteration of the loop around, which input.
+        begun: of sums: part and name, iterations of the loops around, which input.
         started: names of the kernels of the step itself, in the order of their start.
     """
 
     def __init__(self, step: _Step, chance: random.Random):
         super().__init__(step, chance)
         self._sums = step
-        self.begun: list[tuple[tuple[str, str], int, int]] = []
+        self.begun: list[tuple[tuple[str, str], tuple[int, ...], int]] = []
         self.started: list[str] = []
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
@@ -227,7 +244,7 @@ class _Run(Propagator):
         if depends_on_owners(node.op) and len(reads) > 1:
             name = item.scope.name, node.name
             alone = (p for p, value in enumerate(reads) if value is not None and value.is_alone)
-            self.begun.append((name, iteration.number if item.scope.loop >= 0 else 0, next(alone, 0)))
+            self.begun.append((name, frame.numbers(iteration), next(alone, 0)))
         memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, self._sums.device, {})
         for position in memory.retains:
             value = reads[position]

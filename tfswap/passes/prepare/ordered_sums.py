@@ -11,16 +11,15 @@ first. So it is fixed here, before anything is planned:
   run.
 - A sum that adds terms as they are ready (AccumulateNV2) becomes one that adds them in the order of most runs
   (passes/prepare/accumulated_sums.py).
-- In a loop that can differ from iteration to iteration: the first is given what is still held outside, the last
-  overlaps with none that follows. Such a sum has its order by iteration, as an attribute.
+- In loops that can differ from iteration to iteration: the first is given what is still held outside, the last
+  overlaps with none that follows. Such a sum has its order by iteration of all loops around it, as attributes.
 - The sum runs tfswap's own kernel, which adds inputs in their order whoever else holds them (csrc/core/sum_ops.cc).
   A portable model has no such kernel and adds two tensors at a time, since a + b is b + a: as in most iterations.
 
 Invariant: a sum adds the same numbers in the same order in every plan of a graph for a device.
 
-Not handled: sums of two inputs and of integers, which need nothing. In loops inside of loops, sums that begin
-otherwise in one run of the inner loop than in another; in loops whose number of iterations the step decides, last
-iterations that differ from those before.
+Not handled: sums of two inputs and of integers, which need nothing. In loops whose number of iterations the step
+decides, last iterations that differ from those before.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.owners import solely_owned
-from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
+from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.types import is_rounded
@@ -39,6 +38,7 @@ from tfswap.passes.contract import graph_pass
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
 from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs
+from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
 
 EXACT = 2
@@ -59,11 +59,11 @@ def order_sums(graph: Graph, target: Target) -> int:
     by_iteration = target.own_ops and target.on_cpu
     for name, found in sums.items():
         for node in found:
-            begins = first.get((name, node.name), (0,))
-            if len(begins) > 1 and by_iteration:
-                node.attrs = {**node.attrs, FIRST: begins}
+            begins = first.get((name, node.name), IterationTable.of(0))
+            if by_iteration:
+                _begin_by_iteration(node, begins)
             else:
-                _begin_with(node, begins[len(begins) // 2])  # neither in the first iterations nor in the last
+                _begin_with(node, begins.middle)
         fix_order(parts[name], found, target)
     for node in accumulated:
         if node.name in ready:  # the others are needed for nothing
@@ -82,18 +82,30 @@ def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
             node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
 
 
-def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int) -> None:
-    """Let sums among `nodes` of `graph`, and in their branches, add as in this iteration of their loop, in place."""
+def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int, inside: int = 0) -> None:
+    """Let sums among `nodes` of `graph`, and in their bodies, add as in this iteration of the loop around, in place.
+
+    Args:
+        inside: how many loops of that loop's body `graph` is in.
+    """
     for node in nodes:
         if FIRST in node.attrs:
-            begins = node.attrs[FIRST]
-            assert isinstance(begins, tuple)
-            node.attrs = {key: value for key, value in node.attrs.items() if key != FIRST}
-            _begin_with(node, begins[min(iteration, len(begins) - 1)])
+            shape, values = node.attrs[FIRST_SHAPE], node.attrs[FIRST]
+            assert isinstance(shape, tuple) and isinstance(values, tuple)
+            begins = IterationTable(shape, values)
+            node.attrs = {key: value for key, value in node.attrs.items() if key not in (FIRST, FIRST_SHAPE)}
+            _begin_by_iteration(node, begins.fixed(len(shape) - 1 - inside, iteration))
         flow = control_flow(node.op)
-        if flow is not None and not flow.is_loop:
+        if flow is not None:
             for body in graph.bodies.get(node, ()):
-                fix_iteration(body, body, iteration)
+                fix_iteration(body, body, iteration, inside + flow.is_loop)
+
+
+def _begin_by_iteration(node: Node, begins: IterationTable) -> None:
+    if begins.is_uniform:
+        _begin_with(node, begins.values[0])
+    else:
+        node.attrs = {**node.attrs, FIRST: begins.values, FIRST_SHAPE: begins.shape}
 
 
 def _begin_with(node: Node, k: int) -> None:

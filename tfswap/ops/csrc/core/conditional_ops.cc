@@ -31,18 +31,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// What a branch is given, and what it gives back.
-class BranchFrame : public tensorflow::FunctionCallFrame, public InIteration {
- public:
-  BranchFrame(const tensorflow::FunctionBody& branch, int64_t iteration)
-      : FunctionCallFrame(branch.arg_types, branch.ret_types), iteration_(iteration) {}
-
-  int64_t iteration() const override { return iteration_; }
-
- private:
-  const int64_t iteration_;
-};
-
 // One run of a branch.
 class Branch {
  public:
@@ -75,7 +63,7 @@ class Branch {
     auto* const library = ctx_->function_library();
     std::vector<Tensor> arguments;
     for (int i = 1; i < ctx_->num_inputs(); ++i) arguments.push_back(ctx_->input(i));
-    frame_ = std::make_unique<BranchFrame>(*library->GetFunctionBody(branch), IterationOf(ctx_));
+    frame_ = std::make_unique<FrameInIterations>(*library->GetFunctionBody(branch), IterationsOf(ctx_));
     const absl::Status given = frame_->SetArgs(arguments);
     if (!given.ok()) return End(given);
     arguments.clear();
@@ -111,7 +99,7 @@ class Branch {
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
   AsyncOpKernel::DoneCallback done_;
-  std::unique_ptr<BranchFrame> frame_;
+  std::unique_ptr<FrameInIterations> frame_;
   std::vector<Tensor> results_;
   Relocation relocation_;
 };

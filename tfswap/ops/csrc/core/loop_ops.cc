@@ -59,12 +59,12 @@ using tensorflow::Tensor;
 using Values = std::vector<Tensor>;
 
 // A body's arguments, whose buffers may be forwarded, and its results.
-class Frame : public tensorflow::CallFrameInterface, public InIteration {
+class Frame : public tensorflow::CallFrameInterface, public InIterations {
  public:
-  Frame(Values* arguments, Values* results, const int64_t* begun)
-      : arguments_(*arguments), results_(*results), begun_(*begun) {}
+  Frame(Values* arguments, Values* results, const std::vector<int64_t>* iterations)
+      : arguments_(*arguments), results_(*results), iterations_(*iterations) {}
 
-  int64_t iteration() const override { return begun_ - 1; }
+  const std::vector<int64_t>& iterations() const override { return iterations_; }
 
   size_t num_args() const override { return arguments_.size(); }
   size_t num_retvals() const override { return results_.size(); }
@@ -93,7 +93,7 @@ class Frame : public tensorflow::CallFrameInterface, public InIteration {
 
   Values& arguments_;
   Values& results_;
-  const int64_t& begun_;
+  const std::vector<int64_t>& iterations_;
 };
 
 // What a loop runs.
@@ -166,8 +166,10 @@ class Loop {
         lane_(std::move(lane)),
         runner_(OnLane{lane_}),
         options_(ctx->step_id()),
+        iterations_(IterationsOf(ctx)),
         done_(std::move(done)),
         relocation_(ctx, functions.relocated) {
+    iterations_.push_back(0);
     options_.rendezvous = ctx->rendezvous();
     options_.cancellation_manager = ctx->cancellation_manager();
     options_.collective_executor = ctx->collective_executor();
@@ -185,9 +187,14 @@ class Loop {
     const std::optional<bool> goes_on =
         functions_.simple_condition ? functions_.simple_condition->GoesOn(values_) : std::nullopt;
     if (goes_on) return Go(absl::OkStatus(), *goes_on);
-    library_->Run(options_, functions_.condition, values_, &decision_, [this](const absl::Status& asked) {
+    asks_ = std::make_unique<FrameInIterations>(*library_->GetFunctionBody(functions_.condition), iterations_);
+    const absl::Status given = asks_->SetArgs(values_);
+    if (!given.ok()) return End(given);
+    library_->Run(options_, functions_.condition, asks_.get(), [this](const absl::Status& asked) {
       bool goes_on = false;
       absl::Status status = asked;
+      if (status.ok()) status = asks_->ConsumeRetvals(&decision_, false);
+      asks_.reset();
       if (status.ok()) status = Decide(&goes_on);
       Go(status, goes_on);
     });
@@ -195,15 +202,16 @@ class Loop {
 
   void Go(absl::Status status, bool on) {
     if (on) return Iterate();
-    if (status.ok() && iterations_ == 0) status = relocation_.Run(&values_);
+    if (status.ok() && iterations_.back() == 0) status = relocation_.Run(&values_);
     if (status.ok()) status = HandOver();
     End(status);
   }
 
   void Iterate() {
-    if (iterations_++ % kTimed == 0) Time();
+    if (iterations_.back() % kTimed == 0) Time();
     library_->Run(options_, functions_.body, NextFrame(), [this](const absl::Status& status) {
       if (!status.ok()) return End(status);
+      ++iterations_.back();
       Advance();
       const absl::Status relocated = relocation_.Run(&values_);
       if (!relocated.ok()) return End(relocated);
@@ -215,7 +223,7 @@ class Loop {
   void Time() {
     const auto now = Clock::now();
     auto*& threads = options_.user_intra_op_threadpool;
-    if (iterations_ > 1) sharing_->Took(threads, std::chrono::duration<double>(now - began_).count());
+    if (iterations_.back() > 0) sharing_->Took(threads, std::chrono::duration<double>(now - began_).count());
     began_ = now;
     threads = sharing_->Next();
     lane_->set_alone(threads != nullptr);
@@ -281,14 +289,15 @@ class Loop {
   FunctionLibraryRuntime* const library_;
   const Functions functions_;
   Sharing* const sharing_;
-  int64_t iterations_ = 0;
   Clock::time_point began_;
   std::shared_ptr<Lane> lane_;
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
+  std::vector<int64_t> iterations_;  // of the loops around, and how many of this one have ended
   Values values_;
   Values next_;
   Values decision_;
+  std::unique_ptr<FrameInIterations> asks_;
   Frame frame_{&values_, &next_, &iterations_};
   AsyncOpKernel::DoneCallback done_;
   Relocation relocation_;

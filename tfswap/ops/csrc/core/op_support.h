@@ -25,6 +25,7 @@ namespace tfswap {
 inline constexpr char kOwnKernel[] = "tfswap";
 inline constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
 inline constexpr char kFirstAttribute[] = "_tfswap_first";  // FIRST
+inline constexpr char kFirstShapeAttribute[] = "_tfswap_first_shape";  // FIRST_SHAPE
 
 // TensorFlow's own kernel of a node that asks for tfswap's.
 inline std::unique_ptr<tensorflow::OpKernel> MakeUnlabelled(tensorflow::OpKernelConstruction* ctx) {

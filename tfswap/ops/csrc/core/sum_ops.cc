@@ -5,8 +5,8 @@
 // kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
 // Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_sums.py).
 //
-// In a loop an attribute may say which input takes the first one's place, and that one its own, by iteration; the last
-// holds for all that follow (FIRST in ir/custom_ops.py). Not on a GPU.
+// In loops an attribute may say which input takes the first one's place, and that one its own, by iteration of all loops
+// around; the last holds for all that follow (FIRST in ir/custom_ops.py). Not on a GPU.
 //
 // Where nobody else holds a later input, and somebody both of the first two, the sum takes that input's buffer over
 // all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
@@ -57,7 +57,13 @@ template <typename T>
 class InPlaceOrderedSumOp : public OrderedSumOp {
  public:
   explicit InPlaceOrderedSumOp(OpKernelConstruction* ctx) : OrderedSumOp(ctx) {
-    if (ctx->HasAttr(kFirstAttribute)) OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstAttribute, &first_));
+    if (!ctx->HasAttr(kFirstAttribute)) return;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstAttribute, &first_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstShapeAttribute, &shape_));
+    size_t entries = 1;
+    for (const int32_t size : shape_) entries *= static_cast<size_t>(std::max(size, 0));
+    OP_REQUIRES(ctx, entries == first_.size() && entries > 0,
+                absl::InvalidArgumentError(absl::StrCat("A sum has ", first_.size(), " entries for ", entries, " iterations.")));
     for (const int32_t first : first_) {
       OP_REQUIRES(ctx, first >= 0 && first < ctx->num_inputs(),
                   absl::InvalidArgumentError(absl::StrCat("A sum of ", ctx->num_inputs(), " has no input ", first, ".")));
@@ -94,7 +100,13 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
   // What this iteration's sum begins with.
   int First(OpKernelContext* ctx) const {
     if (first_.empty()) return 0;
-    return first_[std::min(static_cast<size_t>(IterationOf(ctx)), first_.size() - 1)];
+    const std::vector<int64_t>& iterations = IterationsOf(ctx);
+    int64_t at = 0;
+    for (size_t loop = 0; loop < shape_.size(); ++loop) {
+      const int64_t iteration = loop < iterations.size() ? iterations[loop] : 0;
+      at = at * shape_[loop] + std::min<int64_t>(iteration, shape_[loop] - 1);
+    }
+    return first_[at];
   }
 
   // The first input that nobody else holds; -1 where there is none.
@@ -129,6 +141,7 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
   }
 
   std::vector<int32_t> first_;
+  std::vector<int32_t> shape_;  // of first_, by loop
 };
 
 REGISTER_KERNEL_BUILDER(Name("AddN").Device(tensorflow::DEVICE_GPU).Label(kOwnKernel), OrderedSumOp);

@@ -17,8 +17,8 @@ class TfswapError(Exception):
     def __init__(self, *details: object):
         super().__init__(*(printable(detail) if isinstance(detail, str) else detail for detail in details))
 
-    # AutoGraph puts an error of its own in the place of one that comes while it traces a caller, but for those that say
-    # this: who catches a refusal, for its floor, must get it.
+    # AutoGraph replaces errors that are raised while it traces a caller, except those with this attribute. A caller
+    # that catches a refusal, for its floor, must get the error itself.
     ag_pass_through = True
 
 

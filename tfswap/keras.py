@@ -1,4 +1,4 @@
-"""Keras models under a memory limit: `tfswap.keras.optimize(model, memory_limit=...)`, then `fit` as ever."""
+"""Keras models under a memory limit: `tfswap.keras.optimize(model, memory_limit=...)`, then `fit` as usual."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryReport", "optimize", "report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MemoryReport":  # a subclass of Keras' Callback, so that it takes Keras to make it
+    if name == "MemoryReport":  # a subclass of Keras' Callback, so that it needs Keras
         from tfswap.frontends.keras_memory_report import MemoryReport
 
         return MemoryReport

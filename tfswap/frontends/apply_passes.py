@@ -1,6 +1,6 @@
 """Applies passes by name to a graph in text form: what `tfswap opt` does.
 
-A pass that carries out a part of a plan is given a plan, which calls the nodes of the graph by their names.
+A pass that carries out a part of a plan gets the plan, which refers to the graph's nodes by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tfswap.support.files import require_regular
 
 
 class _Given(NamedTuple):
-    """What passes may be given besides the graph and the target.
+    """Arguments of passes besides the graph and the target.
 
     Attributes:
         traced: the graph as it was read.
@@ -76,9 +76,9 @@ _ASKED: dict[str, tuple[Pass[...], Asked]] = {
 PASSES: dict[str, Pass[...]] = {name: done for name, (done, _) in _ASKED.items()}
 """All passes of the tables by name, in the order in which a step gets them."""
 MOST_BYTES = 1 << 48
-"""What a process can address."""
+"""The address space of a process."""
 OF_A_PLAN = frozenset(row.apply.name for row in (*BODIES, *FORM) if row.apply is not order_bodies) | {carry_out.name}
-"""Those that carry out what a plan chose."""
+"""The passes that carry out a plan's choices."""
 
 
 def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: bool = False) -> Target:
@@ -94,7 +94,7 @@ def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: 
 def apply_passes(
     path: str, names: Sequence[str], target: Target, plan: Plan | None = None
 ) -> tuple[Graph, list[Applied]]:
-    """The graph in the file, or on standard input for "-", and what each of these passes left of it.
+    """The graph in the file, or on standard input for "-", and the graph after each of these passes.
 
     Args:
         plan: for the passes of `OF_A_PLAN`.
@@ -128,7 +128,9 @@ def _check_sizes(graph: Graph) -> None:
 
 
 def _check_bodies(graph: Graph) -> None:
-    """Raise ValueError for a loop or a conditional whose bodies are too few, or take or give what it does not."""
+    """Raise ValueError for a loop or a conditional with the wrong number of bodies, or bodies with other arguments or
+    results.
+    """
     for node, bodies in graph.bodies.items():
         flow = control_flow(node.op)
         if flow is None or (len(flow.functions) > 1 and len(bodies) != len(flow.functions)):

@@ -1,9 +1,9 @@
 """The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor | opt`.
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
-be met; a command that a signal ends dies of it, and leaves nothing half-written. With --json stdout carries one JSON
-value and nothing else, errors included; messages go to stderr, and so does progress. An
-error of the user's never shows a traceback.
+be met; a command that a signal ends dies of that signal, and leaves nothing half-written. With --json stdout has one
+JSON value and nothing else, errors included; messages and progress go to stderr. A user's error never shows a
+traceback.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS_EXPLAINED = 30
 
 
 class _Quiet(argparse_flags.ArgumentParser):
-    """Refuses what it does not understand: with UsageError."""
+    """Raises UsageError for arguments that it does not understand."""
 
     def error(self, message: str) -> Any:
         raise UsageError(message, self.prog)
@@ -48,7 +48,7 @@ class UsageError(TfswapError):
     """A command that is not understood.
 
     Attributes:
-        command: where to read on.
+        command: the command whose --help has more.
     """
 
     def __init__(self, message: str, command: str):
@@ -58,7 +58,7 @@ class UsageError(TfswapError):
 
 def run() -> None:
     """Entry point of the `tfswap` command."""
-    if sys.stderr is None:  # closed: nobody wants what is said there
+    if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 it stays open
     with ended_by_signals():
         status = _status()
@@ -71,12 +71,12 @@ def _status() -> int:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "it is closed")
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text that stdout can carry
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may not be encodable
         status = main(sys.argv[1:])
         sys.stdout.flush()
     except OSError as error:  # of stdout: `main` reports those of the commands
         status = FAILED
-        if not isinstance(error, BrokenPipeError):  # then the reader, `head` say, has seen enough
+        if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
             print(f"tfswap: stdout can't be written: {error.strerror}", file=sys.stderr)
         if sys.stdout is not None:  # Python's last flush must not fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
     except UsageError as error:
-        # What --json would have said is not known of a command that is not understood, only that it is there.
+        # A command that is not understood has no parsed options: only that --json is among its words is known.
         status = _fail("--json" in arguments, error)
         print(f"Try: {error.command} --help", file=sys.stderr)
         return status
@@ -112,7 +112,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Raises UsageError for what is not understood, of absl's own flags and the files that they name as well."""
+    """Raises UsageError for arguments that are not understood, absl's own flags and the files that they name
+    included.
+    """
     try:
         return _parser().parse_args(list(arguments))
     except (flags.Error, OSError, ValueError) as error:
@@ -120,7 +122,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _fail(as_json: bool, error: TfswapError) -> int:
-    """Say what is wrong; returns the exit status."""
+    """Print the error; returns the exit status."""
     status = {InfeasibleMemoryLimit: INFEASIBLE, UsageError: USAGE}.get(type(error), FAILED)
     if as_json:
         content: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)}}
@@ -133,7 +135,7 @@ def _fail(as_json: bool, error: TfswapError) -> int:
 
 
 def _require_places(options: argparse.Namespace) -> None:
-    """Raise TfswapError where what a command writes can't be written, before anything that takes long."""
+    """Raise TfswapError where a command's output can't be written, before anything that takes long."""
     given = vars(options)
     for path in given.get("save", ()):
         require_kind(path)
@@ -147,9 +149,9 @@ def _require_places(options: argparse.Namespace) -> None:
 
 
 def _load_tensorflow() -> None:
-    """Import TensorFlow without what it says on stderr, unless the user asked for its log or it fails.
+    """Import TensorFlow without its messages on stderr, unless the user asked for its log.
 
-    Some of that is written before TF_CPP_MIN_LOG_LEVEL is looked at, so stderr itself is set aside.
+    Some are written before TF_CPP_MIN_LOG_LEVEL is read, so stderr itself is redirected.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
@@ -169,10 +171,10 @@ def _load_tensorflow() -> None:
             os.close(kept)
 
 
-# The commands. Each returns what --json prints and what a person reads.
+# The commands. Each returns the JSON value of --json and the text for people.
 
 Result = tuple[dict[str, Any], Any]
-"""What is read is text, or what rich prints."""
+"""The second is text, or an object that rich prints."""
 
 
 def _analyze(options: argparse.Namespace) -> Result:
@@ -195,7 +197,7 @@ def _saved(report: Any, paths: Sequence[str]) -> list[str]:
 
 
 def _analysis(report: Any) -> dict[str, Any]:
-    """What --json prints of a report. With a limit that can't be met an analysis is no failure, and no success."""
+    """The JSON value of a report. An analysis of a limit that can't be met has an exit status of its own."""
     return {**json.loads(report.to_json()), "exit_status": OK if report.keeps_limit else INFEASIBLE}
 
 
@@ -355,7 +357,7 @@ def _title(function: str, report: Any) -> str:
 
 
 def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
-    """What the flags of `_add_model_flags` say."""
+    """The values of the flags of `_add_model_flags`."""
     names = ("function", "batch_size", "input_shapes", "tactics", "host_memory_limit", "spill_dir", "spill_limit")
     return {name: getattr(options, name) for name in (*names, "profile", "precision")}
 

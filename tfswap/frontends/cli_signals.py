@@ -1,7 +1,7 @@
-"""A command that a signal ends first takes away what it has half made, and then dies of that signal.
+"""A command that a signal ends first removes its unfinished output, and then dies of that signal.
 
-So a shell sees what it expects, the status 128 + the signal's number, and a script that runs the command ends with it,
-which a plain exit with that status would not bring about.
+So a shell sees the status 128 + the signal's number, and a script that runs the command ends too, which it would not
+after a plain exit with that status.
 
 Not handled: SIGKILL, which no process can.
 """
@@ -18,22 +18,22 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asks the process to end. No Exception, so that nobody takes it for an error that can be mended."""
+    """A signal asks the process to end. Not an Exception, so that no handler of errors catches it."""
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Turn signals that end the process into Ended, raised in the main thread; and die of the signal afterwards."""
+    """Turn signals that end the process into Ended, raised in the main thread, and die of the signal afterwards."""
     caught: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        for other in ENDING:  # a second Ctrl-C must not end the cleaning up
+        for other in ENDING:  # a second Ctrl-C must not interrupt the cleaning up
             signal.signal(other, signal.SIG_IGN)
         raise Ended
 
     before = {number: signal.getsignal(number) for number in ENDING}
-    # As under nohup, or of a program that Python is part of.
+    # Not those that are ignored, as under nohup, or that belong to a program that embeds Python.
     heard = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     try:
         for number in heard:

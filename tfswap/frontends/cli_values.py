@@ -1,4 +1,4 @@
-"""Values of the command line's flags: text in, value out. What is no value of its flag is a usage error."""
+"""Parses values of the command line's flags. Malformed text is a usage error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def spill_limit(text: str) -> str:
 
 
 def precision(text: str) -> Any:
-    """One for all, or pairs from "head/*=exact;*=fp8"."""
+    """One precision for all tensors, or pairs from "head/*=exact;*=fp8"."""
     from tfswap.compiler.options import Options
     from tfswap.compiler.request import as_rules
 
@@ -97,7 +97,7 @@ def precision(text: str) -> Any:
 
 
 def checked(value: Any, check: Callable[[], object]) -> Any:
-    """`value`, unless the check refuses it: then a usage error."""
+    """`value`; a usage error where the check refuses it."""
     try:
         check()
     except TfswapError as error:

@@ -1,7 +1,7 @@
-"""Do two SavedModels train alike? The same steps of both, on the same inputs, held against each other to the bit.
+"""Compares two SavedModels: runs the same steps of both on the same inputs, and compares all values to the bit.
 
-Both run with Grappler off, since the values of a rewritten step are those of the original so. Each runs by itself, so
-that no more memory is needed than for one.
+Both run with Grappler off, as which the values of a rewritten step are those of the original. They run one after the
+other, so that the memory of one is enough.
 
 Not handled: steps whose random numbers differ from run to run; their values differ between two runs of one model too.
 """
@@ -27,18 +27,18 @@ from tfswap.support.printable import printable
 
 SEED = 1
 CLASSES = 2
-"""Whole numbers are drawn below this: labels of any model that has classes."""
+"""Integers are drawn below this, so that they are valid labels."""
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that is not the same in both.
+    """A tensor whose values differ.
 
     Attributes:
-        name: which output of which step, or which variable after all steps.
-        elements: how many differ, of how many.
-        largest: the most by which one does; NaN where shapes differ, and of strings.
+        name: an output of a step, or a variable after all steps.
+        elements: how many elements differ, and how many there are.
+        largest: the largest absolute difference; NaN where shapes differ, and for strings.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Comparison:
         function: the step that was run.
         steps: how often.
         outputs, variables: how many tensors were compared.
-        differences: none where both are the same to the bit.
+        differences: empty where both are the same to the bit.
     """
 
     function: str
@@ -97,14 +97,13 @@ def compare_models(
 
     Args:
         function: as in `optimize_graph`; both must have it.
-        batch_size, input_shapes: sizes of what the files leave open.
+        batch_size, input_shapes: sizes of dimensions that the files leave open.
         steps: how often.
 
     Raises:
         InvalidModel: there is no such model, or no such function in it.
         UnsupportedGraph: sizes stay open.
-        TfswapError: an argument is malformed, or takes what can't be drawn (strings), or the models take different
-            arguments.
+        TfswapError: an argument is malformed, can't be drawn at random (strings), or differs between the models.
     """
     sizes = ArgumentSizes(batch_size, input_shapes)
     runs = [_run(path, function, sizes, steps) for path in (first, second)]
@@ -126,7 +125,7 @@ def compare_models(
 
 
 Run = tuple[dict[str, str], dict[str, Any], dict[str, Any]]
-"""What a step takes, what its steps gave, and the variables after them: by name, as NumPy arrays."""
+"""A step's arguments, its results, and the variables after all steps; by name, as NumPy arrays."""
 
 
 def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, steps: int) -> Run:
@@ -155,7 +154,7 @@ def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, step
     variables = {f"{n}: {v.name}": v.numpy() for n, v in enumerate(_variables(model))}
     taken = {name: f"{spec.dtype.name}{list(shapes[name] or ())}" for name, spec in specs.items()}
     del model, step
-    gc.collect()  # the other one gets its place
+    gc.collect()  # frees the memory for the other model
     return taken, results, variables
 
 

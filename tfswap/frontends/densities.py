@@ -1,7 +1,7 @@
-"""How many of the values of tensors saved for the backward pass are not zero, in one step of a user's.
+"""Measures the shares of nonzero values in tensors saved for the backward pass, in one step.
 
-What sparse rows take depends on it (csrc/codecs/sparse_ops.cc), and a graph does not show it. A value counts as zero
-where all of its bits are, as it does there.
+The size of sparse rows depends on it (csrc/codecs/sparse_ops.cc), and a graph does not show it. As there, a value
+counts as zero where all of its bits are zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfswap.kernels.profile import Density, types_of
 
 
 def measure_densities(graph: Graph, concrete: Any, inputs: list[Any]) -> tuple[Density, ...]:
-    """Of each tensor that waits, while a forward pass with these inputs runs; nothing where that does not fit.
+    """The density of each saved tensor, by a forward pass with these inputs; nothing where that does not fit.
 
     Args:
         graph: of the trace.
@@ -44,7 +44,7 @@ def measure_densities(graph: Graph, concrete: Any, inputs: list[Any]) -> tuple[D
 
 
 def _half_the_count(graph: Graph, tensor: Output) -> Output:
-    """Half of how many values are not zero: L2Loss of ones and zeros, which has no axes to give."""
+    """Half of the number of nonzero values, by L2Loss of ones and zeros, which needs no axes."""
     kind = tensor.type
     words = TensorType(f"int{8 * ELEMENT_BYTES[kind.dtype]}", kind.shape)
 

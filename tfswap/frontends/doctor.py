@@ -1,4 +1,4 @@
-"""What of this machine tfswap can use, and what to do about what is missing. Works without TensorFlow."""
+"""Reports which parts of this machine tfswap can use, and how to install what is missing. Works without TensorFlow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _devices(advice: list[str]) -> list[dict[str, Any]]:
         name = device.name.rpartition("device:")[2]
         try:
             with tf.device(name):
-                held = tf.zeros([1 << 10])  # an allocator that keeps no figures says 0 all the same
+                held = tf.zeros([1 << 10])  # an allocator without statistics reports 0 even now
             info = machine.memory_info(name)
             keeps = info is not None and info.current_bytes > 0
             del held

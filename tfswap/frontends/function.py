@@ -5,8 +5,8 @@ on: the rewritten ConcreteFunction has the trace's own signature and captures. W
 `runtime/step.py`.
 
 A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`). Not handled: tapes that
-may ask for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and
-there is no report of the call.
+may ask for gradients of higher order, or more than once. Under those the function runs as it was traced, with a
+warning, and there is no report of the call.
 """
 
 from __future__ import annotations
@@ -56,35 +56,36 @@ log = logging.getLogger("tfswap")
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 R = TypeVar("R")
-"""What a function takes, what a method takes besides its object, and what it returns."""
+"""Parameters of a function, parameters of a method besides its object, and the result."""
 
 MAX_PLAIN = 1024
-"""So many kinds of calls are remembered with their traces. One of open dimensions has a kind for each size."""
+"""The most calls that are remembered by their `plain_key`. A trace with open dimensions has a key for each size."""
 
 
 class OptimizedFunction(Generic[P, R]):
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
-    TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
-    OptimizedFunction can be saved, and what is saved is the function as it was traced.
+    It passes for a `tf.function`, in `isinstance` and by its attributes, so that TensorFlow can save an object that
+    holds it. What is saved is the function as it was traced.
 
-    Steps of all optimized functions take turns: the limit is the allocator's, and two would take as much as both.
+    Steps of all optimized functions of a process run one at a time: the limit is of the allocator's peak, and two
+    concurrent steps would need the memory of both.
 
     Args:
         function: the `tf.function`.
         request: what to do to it.
         on_exceeded: "warn" or "raise".
-        program: that it is a part of.
-        name: for messages, where it is not the function's own.
-        trace_of: from a ConcreteFunction to the trace that its steps have.
+        program: the program that it is a part of; by default a new one.
+        name: its name in messages; by default the function's.
+        trace_of: makes the trace of a step from a ConcreteFunction.
         first_shapes: as of StepCache.
-        refuses_outer_gradients: why its gradients can't be taken outside of it, if they can't.
+        refuses_outer_gradients: why a tape outside can't take its gradients; "" where it can.
     """
 
     __name__: str
     __qualname__: str
 
-    # AutoGraph, tracing a function that calls this one, takes it as it is. (What it wraps is converted as ever.)
+    # AutoGraph does not convert this object when it traces a caller. (The wrapped function is converted as usual.)
     autograph_info__: ClassVar[dict[str, Any]] = {}
 
     def __init__(
@@ -126,7 +127,7 @@ class OptimizedFunction(Generic[P, R]):
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] object's is writable
-        # What isinstance() goes by besides the type: TensorFlow saves, tracks and distributes only its own functions.
+        # isinstance() uses this besides the type: TensorFlow saves, tracks and distributes only its own functions.
         from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
         return polymorphic_function.Function
@@ -157,8 +158,8 @@ class OptimizedFunction(Generic[P, R]):
         import tensorflow as tf
 
         refuse_in_late_child(self.__name__)
-        at_once = tf.executing_eagerly()
-        if not at_once:
+        eager = tf.executing_eagerly()
+        if not eager:
             refuse_compiled_caller(self.__name__)
         if (gradients := watched(concrete, inputs)) is not None:
             joint = self._joint(concrete, inputs, gradients)
@@ -166,7 +167,7 @@ class OptimizedFunction(Generic[P, R]):
                 return self._call_traced(concrete, inputs, joint)
             with self._lock:
                 return self._step(joint if joint.gradients else concrete, inputs)(inputs, plain=True)
-        with self._lock if at_once else contextlib.nullcontext():
+        with self._lock if eager else contextlib.nullcontext():
             step = self._step(concrete, inputs)
             if key is not None:
                 if len(self._plain) >= MAX_PLAIN:
@@ -203,9 +204,7 @@ class OptimizedFunction(Generic[P, R]):
 
     @property
     def batches_ahead(self) -> int:
-        """So many batches as a call is given are made in the device's memory while the step runs, by the data pipeline
-        that feeds it; plans leave room for them.
-        """
+        """How many batches the data pipeline makes on the device during a step. Plans leave room for them."""
         return self._steps.batches_ahead
 
     @batches_ahead.setter
@@ -214,7 +213,7 @@ class OptimizedFunction(Generic[P, R]):
 
     @property
     def plans(self) -> int:
-        """How many plans there are, of all traces."""
+        """The number of plans of all traces."""
         return self._steps.plans
 
     @property
@@ -251,7 +250,7 @@ class OptimizedFunction(Generic[P, R]):
     else:
 
         def __getattr__(self, name: str) -> Any:
-            # What a tf.function has besides: its signature, tracing count, and what TensorFlow asks of it to save it.
+            # Other attributes of a tf.function: signature, tracing count, and those that TensorFlow saves it by.
             if name.startswith("__") or "_function" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self._function, name)
@@ -260,7 +259,7 @@ class OptimizedFunction(Generic[P, R]):
         return f"<tfswap.OptimizedFunction {self.__name__}, memory_limit={self._request.memory_limit!r}>"
 
     def __reduce__(self) -> Any:
-        """Pickled and copied as a function is, by its name, where it has one; else made anew, to be planned again."""
+        """Pickled and copied by name, where its module has it by that name; else rebuilt without its plans."""
         try:
             if operator.attrgetter(self.__qualname__)(sys.modules[self.__module__]) is self:
                 return self.__qualname__
@@ -282,7 +281,7 @@ class OptimizedFunction(Generic[P, R]):
         return OptimizedFunction(function, self._request, self._on_exceeded, self._program)
 
     def _clone(self, python_function: Any) -> OptimizedFunction:
-        """As `tf.function`'s: `strategy.run` runs one. What it plans is reported here too."""
+        """As `tf.function._clone`, whose result `strategy.run` calls. `report` finds the clone's steps too."""
         made = self.same_program(self._function._clone(python_function))
         made._latest.report_to(self._latest)
         return made
@@ -301,9 +300,8 @@ class OptimizedFunction(Generic[P, R]):
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
         """The rewritten ConcreteFunction for these arguments or specs, as `tf.function`'s method of that name.
 
-        It is planned for sizes up to those of the arguments, or up to larger ones where such a plan is there already.
-        Where the trace leaves sizes open it takes all of them, and those that it has no plan for are planned for when
-        it is called with them.
+        It has a plan for sizes up to those of the arguments, or up to larger ones where such a plan exists. Where the
+        trace leaves sizes open, it accepts all sizes; those without a plan are planned for at their first call.
         """
         refuse_in_late_child(self.__name__)
         concrete = self._trace(args, kwargs)
@@ -311,21 +309,21 @@ class OptimizedFunction(Generic[P, R]):
         return self._rewritten.of(concrete, arguments, self._step, self.call_trace)
 
     def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
-        """What TensorFlow asks a `tf.function` for that it is to save as a signature."""
+        """The method that TensorFlow calls to save a `tf.function` as a signature."""
         return self.get_concrete_function(*args, **kwargs)
 
     def report(self) -> Report:
         """The report of the latest signature.
 
         Raises:
-            TfswapError: there has been no call yet, or the latest ran as it was traced; or (VerificationError)
-                TensorFlow has run something else than what was planned, inside of a function that calls this one.
+            TfswapError: there has been no call yet, the latest call ran as it was traced, or (VerificationError)
+                TensorFlow ran another graph than the planned one, inside of a function that calls this one.
         """
         return self._latest.require().report
 
     @property
     def latest_report(self) -> Report | None:
-        """As `report`, without asking what TensorFlow has run; None where the latest call had no plan."""
+        """As `report`, without the check of what TensorFlow ran; None where the latest call had no plan."""
         planned = self._latest.planned
         return None if planned is None else planned.report
 
@@ -334,15 +332,15 @@ class OptimizedFunction(Generic[P, R]):
         return self._latest.require().plan
 
     def stats(self) -> StepStats:
-        """What swapping did in the latest step. Raises as `report`.
+        """The swaps of the latest step: bytes, copies, seconds waited. Raises as `report`.
 
-        It is counted by the step itself, so also of steps that run inside of another `tf.function`. Of the process as a
-        whole: `tfswap.ops.stats()`.
+        The step's own kernels count them, so steps inside of another `tf.function` are included. For the whole process:
+        `tfswap.ops.stats()`.
         """
         return self._latest.require().stats()
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
-        # get_concrete_function() without handing the graph's ownership over on every call.
+        # As get_concrete_function(), which would pass on the graph's ownership in every call.
         concrete = self._function._get_concrete_function_garbage_collected(*args, **kwargs)
         if concrete not in self._steps:
             concrete._garbage_collector.release()

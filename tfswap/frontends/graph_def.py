@@ -1,11 +1,11 @@
 """A training step as a GraphDef or MetaGraphDef in memory, for a Session or for import: planned and rewritten.
 
-What the fetches need moves into a library function that one node calls; the fetched names stay, and hand on what
-the call returns. Everything else in the graph (initializers, savers, other steps) keeps its nodes. Variables stay
-where they are: resource handles are passed in, and TensorFlow 1's reference variables are named in the function
-as they are outside.
+The nodes that the fetches need move into a library function that one node calls. The fetched names stay: they are
+identities of the call's results. Everything else in the graph (initializers, savers, other steps) keeps its nodes.
+Variables stay where they are: resource handles are passed in, and TensorFlow 1's reference variables are named in the
+function as they are outside.
 
-Not handled: nodes that one Session.run fetches besides `fetches` run the old way, outside of the plan.
+Not handled: nodes that one Session.run fetches in addition to `fetches`. They run outside of the plan.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def optimize_meta_graph_def(
 
 
 def _names_in(meta_graph: Any) -> Iterator[str]:
-    """What a MetaGraphDef knows of its graph by name: whoever imports it looks these tensors and nodes up."""
+    """The tensors and nodes of a graph that its MetaGraphDef names: importing code looks them up."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.framework import variable_pb2
 
@@ -111,13 +111,13 @@ def optimize_graph_def(
     bind: Bind,
     named: Iterable[str] = (),
 ) -> OptimizedGraph:
-    """Plan the step that `fetches` are of, and put the rewritten one in its place.
+    """Plan the step that computes `fetches`, and replace it by the rewritten one.
 
     Args:
         feeds: names of fed nodes ("x" or "x:0").
         fetches: names of tensors ("loss:0") and ops ("train").
         bind: gives the fed nodes full shapes.
-        named: tensors and nodes that must be found in the result too.
+        named: tensors and nodes that the result must have too.
     """
     step = _Step(graph_def, feeds, fetches, named)
     with named_as_damage("the graph"):
@@ -138,7 +138,7 @@ def optimize_graph_def(
 
 
 class _Step:
-    """The part of a GraphDef that some fetches need. What is `named` stays next to it, for lookups by name."""
+    """The part of a GraphDef that some fetches need. The `named` nodes stay in the graph, for look-ups by name."""
 
     def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str], named: Iterable[str]):
         self.graph_def = graph_def
@@ -171,7 +171,7 @@ class _Step:
         return node
 
     def read(self, bind: Bind) -> Graph:
-        """The step's IR. Variables and handles are its first feeds, so that the planner knows that they stay."""
+        """The step's IR. Variables and handles are its first feeds, so that the planner counts them as persistent."""
         live = self._live()
         library = {f.signature.name: f for f in self.graph_def.library.function}
         part = type(self.graph_def)()
@@ -232,7 +232,7 @@ class _Step:
                 raise InvalidModel(f"fetches names {fetch!r}, and {name!r} has {count} outputs, counted from 0")
 
     def _require_feeds(self, nodes: Iterable[Any]) -> None:
-        """Refuse a step with a placeholder that nothing is given to: it could not run, and has no size."""
+        """Refuse a step with a placeholder that is not fed: it could not run, and has no size."""
         unfed = sorted(n.name for n in nodes if is_feed(n.op) and not n.input and n.name not in self.feeds)
         if unfed:
             raise InvalidModel(
@@ -241,7 +241,7 @@ class _Step:
             )
 
     def _stays(self, name: str) -> bool:
-        """Whether a fetched node is left as it is: what it gives is there without running the step."""
+        """Whether a fetched node stays as it is: its output exists without running the step."""
         op = self.nodes[name].op
         return name in self.feeds or makes_handle(op) or op in REFERENCE_VARIABLES
 
@@ -296,7 +296,7 @@ class _Step:
         return result
 
     def _needed_outside(self, replaced: Iterable[str], arguments: set[str]) -> set[str]:
-        """Names of the nodes that stay: what the step does not own, what that reads, and the call's arguments."""
+        """Names of the nodes that stay: those outside of the step, what these read, and the call's arguments."""
         live = self._live()
         replaced = set(replaced)
         seen = {n for n in self.nodes if n not in live or n in self.feeds or self._stays(n)} | arguments
@@ -305,7 +305,7 @@ class _Step:
         return set(needed) - replaced
 
     def _hand_on(self, node: Any, name: str, position: int, types: Sequence[str]) -> None:
-        """Make `node` give under the fetched name what the call returns from `position` on."""
+        """Make `node` an identity, under the fetched name, of the call's results from `position` on."""
         from tensorflow.python.framework import dtypes
 
         enums = [dtypes.as_dtype(t).as_datatype_enum for t in types]

@@ -1,11 +1,12 @@
 """`tfswap.keras.optimize`: a Keras model whose `fit` and `train_on_batch` keep to a memory limit.
 
-Keras' own train function takes batches from the iterator inside of a `tf.function`, where nobody knows how many rows
-they have. Here a batch is taken first, and the step on it is an optimized function, traced as Keras traces it (for what
-the iterator may give, or for the batches that train_on_batch() was given), and planned for the sizes that there are.
+Keras' own train function takes batches from the iterator inside of a `tf.function`, where their numbers of rows are
+unknown. Here a batch is taken first. The step on it is an optimized function: traced as Keras traces it (for the
+iterator's spec, or for the batches given to train_on_batch()), and planned for the batch's own sizes.
 `steps_per_execution` is a loop around it.
 
-`evaluate` and `predict` stay as Keras makes them. So does what `compile` was given: nothing that Keras saves differs.
+`evaluate` and `predict` stay as Keras makes them. So do the arguments of `compile`: what Keras saves is the same as
+without tfswap.
 
 A model made under a strategy trains on its replicas: a batch is then what the strategy's iterator gives, a part for
 each replica of this worker. Keras' own aggregation of their logs is part of the step.
@@ -44,7 +45,7 @@ log = logging.getLogger("tfswap")
 KerasModel = TypeVar("KerasModel")
 
 Signature = tuple[Any, ...]
-"""What the parts of a batch are that it has: specs."""
+"""The specs of a batch's tensors."""
 
 REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
 """A new pipeline first fills its buffers. It is at rest when this many looks, so far apart, find the same bytes."""
@@ -55,7 +56,7 @@ class Highest:
     """The highest figures of several steps, in bytes.
 
     Attributes:
-        planned_peak_bytes: each is of a step in the arena in which it ran.
+        planned_peak_bytes: the planned peak; each step's is of the arena in which it ran.
         limit_bytes: None where a step had none.
     """
 
@@ -75,7 +76,7 @@ class Highest:
 
 
 class Training:
-    """Makes a model's train function; stands in the model for `make_train_function`.
+    """Makes a model's train function; replaces the model's `make_train_function`.
 
     Args:
         model: a compiled Keras model, or one that will be compiled before it trains.
@@ -85,11 +86,11 @@ class Training:
     def __init__(self, model: Any, **options: Any):
         self._model = model
         self._optimize = optimize(**options)
-        self._steps: dict[str, OptimizedFunction] = {}  # by what a batch is, whole
-        self._traces: dict[str, dict[Signature, OptimizedFunction]] = {}  # by which parts it has, and what they are
+        self._steps: dict[str, OptimizedFunction] = {}  # by the spec of a whole batch
+        self._traces: dict[str, dict[Signature, OptimizedFunction]] = {}  # by the parts of a batch, and their specs
         self._latest: OptimizedFunction | None = None
         self._highest: Highest | None = None
-        self._pipeline: Any = None  # weakly, that of the latest batch
+        self._pipeline: Any = None  # a weak reference to the latest batch's iterator
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
@@ -139,7 +140,7 @@ class Training:
         return logs
 
     def _note(self) -> None:
-        """Take note of the figures of the step that has just run."""
+        """Record the figures of the latest step."""
         ran = None if self._latest is None else self._latest.latest_report
         if ran is not None:
             self._highest = Highest.of(ran) if self._highest is None else self._highest.with_those_of(ran)
@@ -168,7 +169,7 @@ class Training:
         return logs
 
     def _step(self, spec: Any, signature: Any) -> OptimizedFunction:
-        """The step for batches of this spec, traced for the signature, or without one for each batch as it comes."""
+        """The step for batches of this spec, traced for the signature, or without one for each size of batch."""
         import tensorflow as tf
 
         another = self._latest.same_program if self._latest is not None and self._steps else self._optimize
@@ -201,26 +202,26 @@ class Training:
 def optimize_model(
     model: KerasModel, *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
 ) -> KerasModel:
-    """Keep what `model.fit` and `model.train_on_batch` take of the device's memory under a limit.
+    """Keep the device memory of `model.fit` and `model.train_on_batch` under a limit.
 
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         tfswap.keras.optimize(model, memory_limit="6GiB")
         model.fit(x, y)
 
-    Call it before or after `compile`; it holds until the model is optimized again, with another limit. A model that is
-    saved, cloned or copied is saved, cloned or copied without it.
+    Call it before or after `compile`; it holds until the model is optimized again, with another limit. Saved models,
+    clones and copies are without it.
 
     Args:
         model: a Keras 3 model on the TensorFlow backend; also with a `train_step` of its own.
         memory_limit: as of `tfswap.optimize`: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak
             ("60%"), or None for what the device's allocator may have.
-        options: the others of `tfswap.optimize`.
+        options: other options of `tfswap.optimize`.
 
     Returns:
         The model itself.
 
     Raises:
-        TfswapError: no such model, or an option is malformed. When training starts also UnsupportedGraph and
+        TfswapError: `model` is no such model, or an option is malformed. When training starts also UnsupportedGraph and
             InfeasibleMemoryLimit, before anything has run.
     """
     _require_keras_model(model)
@@ -236,7 +237,7 @@ def report(model: Any) -> Report:
 
 
 def training(model: Any) -> Training:
-    """What `optimize` put into the model. Raises TfswapError where it did not."""
+    """The `Training` of an optimized model. Raises TfswapError for any other model."""
     found = getattr(model, "make_train_function", None)
     if not isinstance(found, Training):
         raise TfswapError(f"{_named(model)} is not optimized: tfswap.keras.optimize(model, memory_limit=...) first")
@@ -293,9 +294,9 @@ def _refuse_eager(model: Any) -> None:
 
 
 def _turn_off_xla(model: Any) -> None:
-    """Say that the step is not compiled, where Keras chose so; refuse where the user did.
+    """Log that the step is not compiled where Keras chose XLA by "auto"; refuse where the user asked for XLA.
 
-    A model keeps the result of "auto" and not the word: where that is True, the user's own True looks the same.
+    A model keeps what "auto" became: where that is True, it looks the same as the user's own True.
     """
     if not model.jit_compile:
         return
@@ -308,7 +309,7 @@ def _turn_off_xla(model: Any) -> None:
 
 
 def _await_rest() -> None:
-    """Let a new pipeline fill its buffers before a step runs: what they hold is then counted as being there."""
+    """Wait until a new pipeline has filled its buffers, so that these count as persistent bytes of the step."""
     device = shared_device()
     if device is None:
         return
@@ -321,11 +322,11 @@ def _await_rest() -> None:
 
 
 def traced_for(asked: Sequence[Any], traced: Collection[Signature]) -> Signature:
-    """The signature of the trace that Keras runs for a batch: that of one which there is and takes it, the closest, or
-    else one for this batch and for all that was traced before.
+    """The signature of the trace that Keras runs for a batch: the closest existing one that accepts the batch, or else
+    one for this batch and all that was traced before.
 
-    As a `tf.function` with reduce_retracing=True chooses (type_dispatch.py), which Keras' step is: a trace in which a
-    size is open may have other ops, and so other last bits, than one in which it is known.
+    Follows a `tf.function` with reduce_retracing=True (type_dispatch.py), as Keras' step is: a trace in which a size is
+    open may have other ops, and so other last bits, than one in which it is known.
     """
 
     def takes(signature: Signature, other: Sequence[Any]) -> bool:
@@ -344,7 +345,7 @@ def traced_for(asked: Sequence[Any], traced: Collection[Signature]) -> Signature
 
 
 def _spec(batch: Any) -> Any:
-    """What a batch is, size by size: as a `tf.function` describes its arguments."""
+    """The spec of a batch with all of its sizes, as a `tf.function` describes its arguments."""
     import tensorflow as tf
 
     return tf.nest.map_structure(lambda leaf: None if _is_absent(leaf) else tf.type_spec_from_value(leaf), batch)
@@ -358,7 +359,7 @@ def _present(structure: Any) -> list[Any]:
 
 
 def _is_absent(leaf: Any) -> bool:
-    """Whether it stands for a part that a batch does not have; an optional is what Keras sends through tf.data."""
+    """Whether a leaf stands for a part that the batch lacks: None, or an Optional, as Keras passes through tf.data."""
     import tensorflow as tf
 
     return leaf is None or isinstance(leaf, tf.experimental.Optional)

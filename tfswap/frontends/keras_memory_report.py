@@ -1,4 +1,4 @@
-"""A Keras callback that reports, epoch by epoch, what an optimized model's training takes of the device's memory."""
+"""A Keras callback that reports the device memory of an optimized model's training, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger("tfswap")
 
 @dataclass(frozen=True)
 class EpochMemory:
-    """One epoch's training, in bytes: the highest of its steps, of which each size of batch may have one of its own.
+    """The highest figures of one epoch's training steps, in bytes. Each size of batch may have a plan of its own.
 
     Attributes:
         epoch: counted from 0, as callbacks do.
-        planned_peak_bytes: of all steps, in the arenas in which they ran.
-        measured_peak_bytes: the allocator's own; None where it keeps none.
-        limit_bytes: what the step with the highest limit may take.
+        planned_peak_bytes: the highest planned peak; each step's is of the arena in which it ran.
+        measured_peak_bytes: the allocator's peak; None where it has no statistics.
+        limit_bytes: the highest limit of the steps; None where a step had none.
     """
 
     epoch: int
@@ -37,11 +37,11 @@ class EpochMemory:
 class MemoryReport(keras.callbacks.Callback):
     """Logs each epoch's planned and measured peak, and keeps them in `epochs`.
 
-    To measure an epoch by itself it resets the allocator's statistics when one begins
-    (`tf.config.experimental.reset_memory_stats`). What validation takes is not counted: it is not planned.
+    To measure each epoch by itself, it resets the allocator's statistics when an epoch begins
+    (`tf.config.experimental.reset_memory_stats`). Validation is not planned, and its memory is not counted.
 
     Args:
-        log_dir: where to write them for TensorBoard as well, as scalars "memory/planned_peak_bytes",
+        log_dir: a folder to write them to for TensorBoard as well, as scalars "memory/planned_peak_bytes",
             "memory/measured_peak_bytes" and "memory/limit_bytes" by epoch. TensorBoard itself is not needed.
 
     Attributes:
@@ -76,7 +76,7 @@ class MemoryReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._measure()
         trained = training(self.model)
-        highest = trained.take_highest() or Highest.of(trained.report())  # an epoch of no step at all
+        highest = trained.take_highest() or Highest.of(trained.report())  # an epoch without steps
         found = EpochMemory(epoch, highest.planned_peak_bytes, self._peak_bytes, highest.limit_bytes)
         self.epochs.append(found)
         self._log(found)
@@ -88,7 +88,7 @@ class MemoryReport(keras.callbacks.Callback):
             self._writer = None
 
     def _measure(self) -> None:
-        """Take the peak of the training part of the epoch, which validation may follow."""
+        """Record the peak of the epoch's training, before validation."""
         if not self._measured:
             info = machine.memory_info(self._device)
             self._peak_bytes = None if info is None else info.peak_bytes
@@ -114,7 +114,7 @@ class MemoryReport(keras.callbacks.Callback):
             for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
                 value = getattr(found, name)
                 if value is not None:
-                    # Not tf.summary.scalar, which takes an installed TensorBoard to write as much. It shows floats.
+                    # Not tf.summary.scalar, which needs TensorBoard to be installed. TensorBoard shows floats.
                     tf.summary.write(f"memory/{name}", tf.constant(value, tf.float32), metadata=metadata)
         self._writer.flush()
 

@@ -1,6 +1,6 @@
-"""Which step a function's latest call ran, for its report, plan and figures.
+"""The step of a function's latest call, for its report, plan and statistics.
 
-Not handled: calls that run at the same time. The last to be noted is the latest.
+Not handled: concurrent calls. The last to be noted is the latest.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LatestStep:
 
         Raises:
             TfswapError: there has been no call yet, or the latest had no plan.
-            VerificationError: TensorFlow has run something else than what was planned.
+            VerificationError: TensorFlow ran another graph than the planned one.
         """
         if self._unplanned is not None:
             raise TfswapError(f"{self._name}: there is no plan of the latest call: {self._unplanned}")

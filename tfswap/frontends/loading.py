@@ -1,15 +1,15 @@
 """`tfswap.load`: a SavedModel with planned steps, which keep their limit in this process.
 
 `optimize_graph` has written it, or a signature of it is a decorated function. A file's plan was made without knowledge
-of the arena. Here each planned step is a trace like that of a decorated function: at its first call the arena is looked
-at, the file's plan is simulated in it, and where it does not keep the limit the step is planned again, from the
-function that it was rewritten from (`compiler/origin.py`). So it has a gate, an audit, a report, and is planned again
-when the arena changes.
+of the arena. Here each planned step is a trace like that of a decorated function. Its first call simulates the file's
+plan in the arena. Where the plan does not keep the limit, the step is planned again from the function that it was
+rewritten from (`compiler/origin.py`). So it has a gate, an audit and a report, and is planned again when the arena
+changes.
 
-Whatever does nothing but run a step, attributes and signatures, runs the same StepFunction: it is planned once.
+All attributes and signatures that do nothing but run a step share one StepFunction, so that it is planned once.
 
-Invariant: values are those of the original function, whichever plan runs: with Grappler off of a model that
-`optimize_graph` has written, and else as where the function was decorated.
+Invariant: values are those of the original function, whichever plan runs: with Grappler off where `optimize_graph` has
+written the model, and else those of the decorated function.
 
 Not handled: functions that call a planned step and do more run the file's own plan, which the gate in the
 file checks; so does a process that loads with `tf.saved_model.load`.
@@ -53,7 +53,7 @@ from tfswap.support.sizes import check_limit, is_share, parse_limit
 
 log = logging.getLogger("tfswap")
 
-_loading = threading.Lock()  # TensorFlow's loader is one for the process
+_loading = threading.Lock()  # TensorFlow's loader class is shared by the process
 
 OUTSIDE = (
     "tfswap has rewritten this step, and its gradients can't be taken outside of it: the file has the step alone. Call "
@@ -69,7 +69,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
         model.train_step(x, y)
         print(model.train_step.report())
 
-    `optimize_graph` has written it, or it was saved with a signature that is a decorated function, which is then under
+    The model was written by `optimize_graph`, or saved with a decorated function as a signature, which is then under
     its limit as an attribute too. A step's first call reads the state of the device's arena. The file's plan runs where
     it keeps the limit there; otherwise the step is planned again for this arena, under the same limit. An arena that
     can still grow and is almost empty gets one region of the limit's size.
@@ -81,12 +81,12 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
         on_exceeded: as in `optimize`.
 
     Returns:
-        What `tf.saved_model.load` returns. The steps that were planned are each an `OptimizedFunction`, called as
-        before; signatures that run them are called as before too, and have its `report()`, `plan()` and `stats()`.
+        The object of `tf.saved_model.load`. Each planned step is an `OptimizedFunction`, called as before. Signatures
+        that run one are called as before too, and have its `report()`, `plan()` and `stats()`.
 
     Raises:
-        InvalidModel: no SavedModel with planned steps, or a damaged one. At the first call of a step
-            also InfeasibleMemoryLimit, with `.floor_bytes`, before anything runs.
+        InvalidModel: there is no SavedModel with planned steps, or it is damaged. At the first call of a step also
+            InfeasibleMemoryLimit, with `.floor_bytes`, before anything runs.
         TfswapError: an argument is malformed.
     """
     import tensorflow as tf
@@ -118,9 +118,8 @@ class _FileStep:
     """A planned trace of a file: where it is in the library, how it was planned, and its plan.
 
     Attributes:
-        decorated: whether the function that was planned is in the file as it was traced, and not in its place the
-            rewritten one.
-        plan: None of another trace of a decorated function.
+        decorated: whether the file has the planned function as it was traced, not the rewritten one in its place.
+        plan: None for other traces of a decorated function.
     """
 
     saved: SavedStep
@@ -140,7 +139,7 @@ class _Route:
     """How a function calls a planned step.
 
     Attributes:
-        arguments: by argument of the step, the position of the function's input that it is given, captures included.
+        arguments: by argument of the step, the position of the function's input that is passed, captures included.
         results: by result of the function, the position of the step's.
     """
 
@@ -155,11 +154,11 @@ class _Loaded:
 
     Attributes:
         library: its functions as they were before they were rewritten, by name.
-        steps: the planned ones, by name; a decorated one by the name of what carries out its plan too.
-        program: what they are parts of.
+        steps: the planned ones, by name; a decorated one also by the name of the function that carries out its plan.
+        program: the program of all steps.
         renamed: the file's name of a function, by that in this process.
         concretes: the functions in this process, by the file's name.
-        found: whether something was loaded that runs a step.
+        found: whether an attribute or a signature that runs a step was loaded.
     """
 
     library: Mapping[str, Any]
@@ -201,7 +200,7 @@ class _Loaded:
         return _Loaded(library, steps, on_exceeded)
 
     def route(self, fdef: Any) -> _Route | None:
-        """The planned step that a function runs, if that is all it does."""
+        """The planned step that a function runs, if it does nothing else."""
         arguments = list(range(len(fdef.signature.input_arg)))
         results = list(range(len(fdef.signature.output_arg)))
         while (name := self._file_name(fdef.signature.name)) not in self.steps:
@@ -221,7 +220,7 @@ class _Loaded:
         return name in self.library and self.route(self.library[name]) is not None
 
     def note_traces(self, names: Sequence[str], file: Callable[[str], ConcreteStep]) -> None:
-        """Take note of a function's traces: where one is a decorated step, the others are under its limit too."""
+        """Record a function's traces: where one is a decorated step, the others are under its limit too."""
         known = [self.steps[name] for name in names if name in self.steps and self.steps[name].decorated]
         for name in names if known else ():
             if name not in self.steps:
@@ -229,7 +228,7 @@ class _Loaded:
                 self.steps[name] = _FileStep(saved, file(name), None, known[0].request, decorated=True)
 
     def function(self, file_step: _FileStep) -> StepFunction:
-        """What runs a step, whoever calls it."""
+        """The function that runs a step, the same for all callers."""
         name = file_step.step.name
         if name not in self._functions:
             self._functions[name] = StepFunction(self.concretes[name], file_step, self)
@@ -257,7 +256,7 @@ class FileTrace(Trace):
         self._file_step = file_step
         self._library = library
         self._file_plan: Plan | None = None
-        # A rewritten trace itself runs the file's plan: nothing is left as it is there.
+        # A rewritten trace runs the file's plan as it is, so that it always has an order.
         self.always_ordered = file_step.saved.rewritten and not file_step.decorated
 
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
@@ -293,10 +292,10 @@ class FileTrace(Trace):
 
 
 class StepFunction(OptimizedFunction):
-    """A step of a file under its limit, called as the file's function that it is.
+    """A step of a file under its limit, with the signature of the file's function.
 
     Args:
-        concrete: that function, as TensorFlow has loaded it.
+        concrete: the file's function, as TensorFlow has loaded it.
     """
 
     def __init__(self, concrete: Any, file_step: _FileStep, loaded: _Loaded):
@@ -347,7 +346,7 @@ class LoadedFunction(OptimizedFunction):
         return self.under_limit(self._trace(args, kwargs))
 
     def under_limit(self, concrete: Any) -> Any:
-        """A ConcreteFunction that is called as a trace of this one, and runs its step under the limit."""
+        """A ConcreteFunction with the signature of a trace of this function, which runs its step under the limit."""
         made = open_function(
             self.__name__, concrete, concrete, functools.partial(self.call_trace, concrete), carries=True
         )
@@ -364,11 +363,11 @@ class LoadedFunction(OptimizedFunction):
 
 @dataclass(frozen=True)
 class _Passing:
-    """A trace that passes what it is given on to a step.
+    """A trace that passes its arguments on to a step.
 
     Attributes:
         arguments: by argument of the step that is no capture, the position of the trace's input.
-        pack: gives the trace's own result its form.
+        pack: gives the step's results the structure of the trace's.
     """
 
     concrete: Any
@@ -396,7 +395,9 @@ class _Passing:
 
 
 def _with_flat_results(concrete: Any) -> Any:
-    """A function of which the file has no structure, which TensorFlow's loader takes for one without results."""
+    """A function with flat results: the file has no structure for it, and TensorFlow's loader would give it no
+    results.
+    """
     from tensorflow.core.function.polymorphism import function_type
     from tensorflow.python.eager.polymorphic_function import concrete_function
 
@@ -409,7 +410,7 @@ def _with_flat_results(concrete: Any) -> Any:
 
 
 def _nameless() -> Any:
-    """What stands for the `tf.function` where there is none."""
+    """A placeholder for a `tf.function` where there is none."""
 
     def python_function() -> None: ...
 
@@ -422,9 +423,10 @@ def _name_of(file_step: _FileStep) -> str:
 
 
 def _loader_of(loaded: _Loaded, file: ModelFile) -> Any:
-    """TensorFlow's loader of object graphs, which makes a LoadedFunction of what runs a planned step.
+    """A subclass of TensorFlow's loader of object graphs that makes LoadedFunctions of functions that run a planned
+    step.
 
-    As objects are made, and not afterwards: they are then set where the file has them, whatever holds them.
+    It does so while objects are made, so that every object that holds one gets it.
     """
     from tensorflow.python.saved_model import load as load_module
 
@@ -434,7 +436,7 @@ def _loader_of(loaded: _Loaded, file: ModelFile) -> Any:
         _is_ours = False
 
         def _load_all(self) -> None:
-            if threading.get_ident() == thread:  # another one loads another model meanwhile
+            if threading.get_ident() == thread:  # another thread may load another model at the same time
                 self._is_ours = True
                 loaded.concretes = dict(self._concrete_functions)
                 loaded.renamed = {made.name.decode(): name for name, made in self._concrete_functions.items()}
@@ -447,7 +449,7 @@ def _loader_of(loaded: _Loaded, file: ModelFile) -> Any:
                     self._restore_captures_of(step)
 
         def _restore_captures_of(self, step: _FileStep) -> None:
-            """Of a step that only functions call: they capture for it."""
+            """Set the captures of a step that only functions call, from those of a function that calls it."""
             for name, concrete in sorted(self._proto.concrete_functions.items()):
                 route = loaded.route(loaded.library[name]) if name in loaded.library else None
                 if route is None or route.file_step is not step:

@@ -1,8 +1,8 @@
 """`tfswap.max_batch`, `tfswap fit`: the largest batch, image or sequence with which a step keeps a limit.
 
-Sizes are searched with the planner: a size fits when there is a plan for it within the limit. More usually takes
-more, but kernels choose their workspaces by size and chunks are handed out whole, so that a larger size can fit
-where a smaller one does not. So the search does not end with the first refusal, but looks a little further.
+A size fits when the planner finds a plan for it within the limit. A larger size usually needs more memory. But kernels
+choose their workspaces by size, and chunks are handed out whole, so that a larger size can fit where a smaller one does
+not. So the search does not end with the first refusal, but tries some sizes above it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ MAX_SIZE = 1 << 24
 PROBES = 4
 """Sizes tried above one that bisection finds the largest."""
 PROBED_SHARE = 0.08
-"""How far above they reach: as far as chunks and workspaces move a peak."""
+"""How far above it they reach: about as much as chunks and workspaces change a peak."""
 BISECTED = 3
-"""One of so many tries is halfway: lines through needs that differ little, or that bend, may lead nowhere."""
+"""One of so many tries bisects, since interpolation may not converge where needs differ little or are not linear."""
 CONFIRMATIONS = 8
-"""Sizes that are run, at most, until the largest that keeps the limit is known."""
+"""The most runs that confirm the largest size."""
 RESOLUTION = 1 / 64
-"""How well it is known then, as a share of it."""
+"""The precision of the confirmed size, as a share of it."""
 
 
 def max_batch(
@@ -78,22 +78,22 @@ def max_batch(
 
     Args:
         step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
-        args: what a function is called with, at any size; the search starts there.
+        args: a function's arguments, of any size; the search starts there.
         memory_limit: bytes or a size; by default what the device can have.
-        vary: by argument, the axes that are searched, all of one size: {"images": (0,), "labels": (0,)}. By default
-            the batch: the leading axes that are as long as that of the first argument, or that a SavedModel leaves
+        vary: by argument, the axes that are searched, which all get the same size: {"images": (0,), "labels": (0,)}. By
+            default the batch: the leading axes as long as that of the first argument, or those that a SavedModel leaves
             open.
-        multiple_of: only such sizes are tried.
+        multiple_of: only multiples of this are tried.
         device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy: as in `simulate`.
-        function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
-        confirm: run the step once at the size found, under the limit, and go down where that fails. The variables
-            have their old values back afterwards. A SavedModel's is loaded and given zeros, where the allocator
-            reports its peak. Not with `device`.
+        function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for sizes that are not searched.
+        confirm: run the step once at the size found, under the limit, and try smaller sizes where that fails. The
+            variables get their old values back afterwards. A SavedModel's step is loaded and run on zeros, where the
+            allocator reports its peak. Not with `device`.
 
     Raises:
         InfeasibleMemoryLimit: not even the smallest size fits.
         TfswapError: an argument is malformed, or there is no limit.
-        UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not take a size that is tried.
+        UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not accept a size that is tried.
     """
     whole("multiple_of", multiple_of)
     _require_axes(vary)
@@ -181,7 +181,9 @@ def _require_axes(vary: Any) -> None:
 
 
 def axes_of(step: TrainingStep, vary: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
-    """What is searched: as the user says, or the batch. Raises TfswapError for what the step does not have."""
+    """The axes that are searched: those that the user gave, or the batch. Raises TfswapError for axes that the step
+    does not have.
+    """
     if vary is None:
         free = [name for name, axes in step.free.items() if 0 in axes]
         first = step.shapes[free[0]] if free else None
@@ -205,10 +207,10 @@ class Search:
 
     Args:
         step: whose sizes are tried.
-        axes: by argument, what has the size.
+        axes: by argument, the axes that get the size.
         unit: sizes are multiples of this.
-        limit_bytes: what the step may take.
-        on, options, costs: what it is planned for, and with.
+        limit_bytes: the step's limit.
+        on, options, costs: the machine that it is planned for, the options and the cost model.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class Search:
         self._on, self._costs = on, costs
         self._peaks: dict[int, int] = {}
         self._floors: dict[int, int] = {}
-        self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest: they are large
+        self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest alone: they are large
 
     def _optimizer(self, size: int) -> Optimizer:
         graph = self.step.graph({name: dict.fromkeys(axes, size) for name, axes in self.axes.items()})
@@ -254,7 +256,7 @@ class Search:
         return self._peaks[size]
 
     def largest(self, needs: Callable[[int], int]) -> int:
-        """The largest size that needs no more than the limit, as far as a search finds; 0 where the smallest does.
+        """The largest size found that needs no more than the limit; 0 where the smallest needs more.
 
         Args:
             needs: bytes, by size.
@@ -297,14 +299,14 @@ class Search:
 
 
 class _Tries:
-    """What counts need, each asked once: sizes are traced and planned anew, and that takes seconds.
+    """The memory needs of counts, each computed once: each size is traced and planned, which takes seconds.
 
-    What a step needs is nearly a line in its batch, and a smooth curve in a side or a length, so the next count is
-    where a line meets the limit.
+    The need is nearly linear in the batch, and smooth in a side or a length, so the next count is where a line through
+    two needs meets the limit.
 
     Args:
         needs: bytes, by count.
-        limit_bytes: what may be needed.
+        limit_bytes: the most that may be needed.
     """
 
     def __init__(self, needs: Callable[[int], int], limit_bytes: int):
@@ -317,7 +319,9 @@ class _Tries:
         return self._found[count] <= self._limit_bytes
 
     def meets_limit(self) -> int | None:
-        """Where the line through the two needs that are nearest to the limit meets it; None where nothing says."""
+        """The count where the line through the two needs nearest to the limit meets it; None where that is not
+        known.
+        """
         nearest = sorted(self._found.items(), key=lambda entry: abs(entry[1] - self._limit_bytes))[:2]
         (less, low_bytes), (more, high_bytes) = sorted(nearest) if len(nearest) == 2 else ((0, 0), (0, 0))
         if high_bytes <= low_bytes:
@@ -325,7 +329,7 @@ class _Tries:
         return less + (self._limit_bytes - low_bytes) * (more - less) // (high_bytes - low_bytes)
 
     def narrowed(self, low: int, high: int) -> tuple[int, int]:
-        """Neighbours between a count that fits and one that does not, of which it is true too."""
+        """Adjacent counts between these two, of which the first fits and the second does not."""
         for tried in itertools.count(1):
             if high - low == 1:
                 break
@@ -338,7 +342,7 @@ class _Tries:
 def _confirmed_saved(
     model: str | os.PathLike[str], function: str, found: TrainingStep, search: Search, size: int
 ) -> tuple[int, int | None]:
-    """As `_confirmed`, of a SavedModel's step with zeros. Where they can't be run the size stays as planned."""
+    """As `_confirmed`, of a SavedModel's step on zeros. Where it can't be run, the size stays as planned."""
     import tensorflow as tf
 
     try:
@@ -351,11 +355,11 @@ def _confirmed_saved(
 def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, int | None]:
     """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
 
-    With its run's peak, where the allocator reports it, counted anew for each run: an earlier one says nothing of it.
+    With the peak of its run, where the allocator reports it, reset before each run.
 
     Args:
         traced: the step's function.
-        arguments: what it is called with at sizes.
+        arguments: gives the arguments for sizes.
     """
     import tensorflow as tf
 
@@ -388,13 +392,13 @@ def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, s
 
 
 def largest_that_runs(size: int, unit: int, takes: Callable[[int], float]) -> int:
-    """The largest multiple of `unit`, from `size` down, that takes no more than there is; 0 where none is found.
+    """The largest multiple of `unit`, from `size` down, whose run keeps the limit; 0 where none is found.
 
-    What is in the arena already is no part of a plan for any arena, so that a size may fit as planned alone. The first
-    sizes are lower by more and more, whatever one was over by; from the first that runs on it goes halfway up again.
+    A plan for any arena does not know what this process has in its arena, so that a planned size may not fit. Sizes go
+    down by ever larger steps until one runs; from there the search bisects.
 
     Args:
-        takes: what a run of a size took, over the limit.
+        takes: the peak of a run at a size, over the limit.
     """
     low, high = 0, size + unit
     for tried in range(CONFIRMATIONS):

@@ -53,7 +53,7 @@ def _how_to_load(needs: str) -> list[str]:
     """How to load a model with tfswap's ops.
 
     Args:
-        needs: the module with the ops of all plans: the last by name, that of the codecs, has the others as well.
+        needs: the module with the ops of all plans; that of the codecs, the last by name, includes the others.
     """
     return [
         "It uses tfswap's own ops:",

@@ -70,38 +70,32 @@ def optimize(
         def train_step(x, y): ...
 
     Args:
-        function: a `tf.function` or a Python function that one is made of; None when used as a decorator.
-        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
-            for what the device's allocator may have. It bounds the allocator's whole peak
-            (`tf.config.experimental.get_memory_info(device)["peak"]`).
-        tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
-        host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
-        spill_dir: a folder on a local disk for the swapped tensors that host memory has no room for; None, and a step
-            that swaps more than `host_memory_limit` is planned otherwise. The file has no name there, only this user
-            can read it, and it goes with the process.
-        spill_limit: the most that they may take there; bytes or a size.
-        plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
-            under its own where that is None.
-        mode: "optimize", or "analyze" to change nothing and only report, also on a limit that can't be met.
-        on_exceeded: "warn" or "raise" when a step's measured peak passes its limit, or what a given plan takes does.
-        profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with. What they do not hold,
-            and without a profile all, comes from the analytic model of this kind of device.
-        precision: what tensors that wait for the backward pass may be rounded to, of "fp16", "bf16", "fp10", "fp8",
-            "fp8_e4m3", "fp8_e5m2", "int8" and "int4", for all, or by pattern of the names of nodes, of which the first
-            that fits holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
-        limit_workspaces: limit cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
-            each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
-            runs on a GPU; see docs/memory_model.md.
-        policy: says of each tensor which of `tactics` may be used on it: a function that is called with its
-            `TensorFacts` once when a step is planned, and returns some of them, None for all of them, or () where it
-            must stay, as with `tfswap.keep`.
+        function: a `tf.function` or a Python function; None when used as a decorator.
+        memory_limit: the most that the allocator's peak may be: bytes, a size ("6GiB"), a share of the unoptimised
+            step's predicted peak ("60%"), or None for all that the device's allocator may have.
+        tactics: of ("swap", "recompute", "encode"); () for an order of kernels alone, which is always chosen.
+        host_memory_limit: the most host memory for swapped tensors, bytes or a size; None for no limit.
+        plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
+        mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.
+        on_exceeded: "warn" or "raise" where a step's measured peak, or that of a given plan, passes the limit.
+        profile: a `Profile` or the path of a saved one: measured times to plan with. By default they are modelled.
+        precision: the form that tensors saved for the backward pass may be rounded to: "fp16", "bf16", "fp10", "fp8",
+            "fp8_e4m3", "fp8_e5m2", "int8" or "int4", for all, or by pattern of node names, of which the first match
+            holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
+        spill_dir: a folder on a local disk for swapped tensors beyond `host_memory_limit`, in a file without a name
+            that ends with the process; None to swap no more than that limit.
+        spill_limit: the most that they may take there, bytes or a size.
+        limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
+            process; TensorFlow reads that at the process's first convolution on a GPU (docs/memory_model.md).
+        policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
+            for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
 
     Raises:
-        TfswapError: an argument is malformed. At the first call of a signature also InfeasibleMemoryLimit,
-            with `.floor_bytes`, before anything runs, and UnsupportedGraph.
+        TfswapError: an argument is malformed. At the first call of a signature, before anything runs, also
+            InfeasibleMemoryLimit, with `.floor_bytes`, and UnsupportedGraph.
     """
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
     request = check(

@@ -1,8 +1,8 @@
-"""`tfswap.profile`: what each kernel of a step really takes on this machine, and what its copies do.
+"""`tfswap.profile`: measures the times of a step's kernels and the rates of copies on this machine.
 
-The step is run as it would be planned, its kernels one after another, so that no kernel's time holds another's;
-TensorFlow's own profiler says when each began and ended. On a GPU that is what the device's kernels took. The
-variables that the step writes have their old values afterwards.
+The step runs in its planned order, its kernels one after another, so that no kernel's time includes another's.
+TensorFlow's own profiler gives the start and end of each; on a GPU, of the device's kernels. The variables that the
+step writes get their old values back afterwards.
 
 Not handled: kernels inside of the bodies of loops and conditionals, whose time is that of the node that runs them.
 """
@@ -48,7 +48,9 @@ COPY_BYTES = 32 << 20
 COPIES = 4
 KERNEL_SIZE = 512
 KERNELS = 6
-"""So many products of square matrices of that size, and sums of tensors of a copy's, last longer than the copies."""
+"""So many products of square matrices of KERNEL_SIZE, and sums of tensors of COPY_BYTES, last longer than the
+copies.
+"""
 
 
 def profile(
@@ -58,16 +60,16 @@ def profile(
     spill_dir: str | os.PathLike[str] | None = None,
     save_to: str | os.PathLike[str] | None = None,
 ) -> Profile:
-    """Run a few steps, measure their kernels and the copies of this machine, and save that.
+    """Run a few steps, measure their kernels and this machine's copies, and save the times.
 
         measured = tfswap.profile(train_step, images, labels, save_to="train_step.profile.json")
         train_step = tfswap.optimize(train_step, memory_limit="6GiB", profile=measured)
 
     Args:
-        function: a `tf.function`, one that `tfswap.optimize` has decorated, or a Python function. A decorated one
-            is measured under its limit, so that it need not fit without.
-        args: what it is called with. Its other arguments: bind them before, with `functools.partial`.
-        steps: how many are measured; after one more, which is not.
+        function: a `tf.function`, one that `tfswap.optimize` has decorated, or a Python function. A decorated one is
+            measured under its limit, for steps that do not fit otherwise.
+        args: its positional arguments. Bind keyword arguments before, with `functools.partial`.
+        steps: how many are measured, after one that is not.
         spill_dir: the folder of `optimize(spill_dir=)`, whose disk is then measured too.
         save_to: a file for the profile, which `optimize(profile=)` takes as well; without one nothing is written.
 
@@ -114,13 +116,15 @@ def profile(
 
 
 def _densities(graph: Graph, traced: Any, concrete: Any, args: Sequence[Any]) -> tuple[Density, ...]:
-    """Of tensors saved for the backward pass, in a step of these arguments. GPUs have no codec for what is sparse."""
+    """Densities of tensors saved for the backward pass, in a step with these arguments. GPUs have no codec of sparse
+    rows.
+    """
     inputs = concrete.function_type.unpack_inputs(bind_call(traced, concrete, args, {}))
     return measure_densities(graph, concrete, [*inputs, *concrete.captured_inputs])
 
 
 def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
-    """The step kernel by kernel in the planner's order; with tensors moved only where it would not fit otherwise."""
+    """The step kernel by kernel in the planner's order, with evictions only where it would not fit otherwise."""
     plan = optimizer.plan(None, ordered=True)
     if limit is not None and plan.planned_peak_bytes > parse_limit(limit, lambda: optimizer.baseline.peak_bytes):
         limited = optimizer.plan(limit)
@@ -130,7 +134,7 @@ def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
 
 @contextlib.contextmanager
 def restored(concrete: Any) -> Iterator[None]:
-    """Give a function's variables their values back at the end. They wait in host memory meanwhile."""
+    """Restore the values of a function's variables at the end, from copies in host memory."""
     kept = [(variable, variable.numpy()) for variable in concrete.variables]
     try:
         yield
@@ -140,7 +144,7 @@ def restored(concrete: Any) -> Iterator[None]:
 
 
 def least_seconds(call: Callable[[], Any], rounds: int) -> float:
-    """Of one call, with whatever it computes done: the least, since what else the machine does only adds to it."""
+    """The least seconds of one call until its results are computed: other work on the machine only adds to it."""
     taken = []
     for _ in range(rounds):
         started = time.perf_counter()
@@ -150,7 +154,7 @@ def least_seconds(call: Callable[[], Any], rounds: int) -> float:
 
 
 def _finish(result: Any) -> None:
-    """Wait until what a call returned is there: on a GPU a call returns before its kernels have run."""
+    """Wait until a call's results are computed: on a GPU a call returns before its kernels have run."""
     import tensorflow as tf
 
     for tensor in tf.nest.flatten(result):
@@ -163,7 +167,7 @@ def _unordered(
 ) -> float | None:
     """The unoptimised step's time over the ordered one's; None where it does not fit.
 
-    The two take turns, so that what else the machine does slows both alike.
+    The two alternate, so that other work on the machine slows both alike.
     """
     import tensorflow as tf
 
@@ -207,7 +211,7 @@ def _traced(run: Callable[[], Any], nodes: Collection[str]) -> Runs:
 
 
 def kernel_runs(space: Any, nodes: Collection[str]) -> Runs:
-    """What a profile (an XSpace) says of these nodes: their kernels on the GPU if there are any, else on the CPU.
+    """The kernels of these nodes in a profile (an XSpace): those on the GPU if there are any, else those on the CPU.
 
     The CPU's threads have an event "node:Op" per kernel (executor.cc, TraceString); a GPU's streams have one per
     kernel launched, which names its node so in the stat "tf_op" (cupti_collector.cc).
@@ -221,7 +225,7 @@ def kernel_runs(space: Any, nodes: Collection[str]) -> Runs:
         found = on_gpu if gpu else on_cpu
         for line in plane.lines:
             if gpu and not line.name.startswith("Stream"):
-                continue  # lines that are made of the streams' events again
+                continue  # lines derived from the streams' events
             for event in line.events:
                 label = _tf_op(event, stats) if gpu else names.get(event.metadata_id, "")
                 node = _planned_name(label.rpartition(":")[0], nodes)
@@ -253,7 +257,9 @@ def _least(times: list[tuple[float, float]], steps: int) -> float:
 
 
 def _between(runs: Runs) -> float:
-    """Seconds that pass from the end of one kernel to the start of the next: the median, since some wait for more."""
+    """Seconds from the end of one kernel to the start of the next: the median, since some kernels wait for other
+    things.
+    """
     spans = sorted(span for times in runs.values() for span in times)
     gaps = [max(0.0, after - (start + seconds)) for (start, seconds), (after, _) in pairwise(spans)]
     return statistics.median(gaps) if gaps else 0.0
@@ -306,7 +312,7 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
     except OSError as error:
         raise TfswapError(str(error)) from error
     try:
-        # Not of one value, which would say nothing where what goes to disk is compressed.
+        # Not of one value, which would be misleading where data on disk is compressed.
         tensor = tf.random.stateless_normal([COPY_BYTES // 4], (1, 2))
         rates: list[float] = []
         for _ in range(ROUNDS):
@@ -314,7 +320,7 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
             handle = load().ops.tfswap_swap_out(tensor=tensor, owner=owner, disk=True)
             ops.release(handle)
             ops.await_copy(*ops.swap_in(handle, tensor.dtype))
-            del handle  # with its place in the file, which goes with the registration
+            del handle  # frees its place in the file before the registration ends
             after = ops.stats()
             out_s, in_s = after.disk_out_busy_s - before.disk_out_busy_s, after.disk_in_busy_s - before.disk_in_busy_s
             rates.append(COPY_BYTES / max(out_s, in_s))

@@ -1,4 +1,4 @@
-"""A training step wherever it comes from, a `tf.function` or a SavedModel, as a graph of any size that is asked for.
+"""A training step of a `tf.function` or a SavedModel, as a graph of any size.
 
 Nothing runs: a function is traced for the sizes, a saved one is bound to them.
 """
@@ -32,7 +32,7 @@ class TrainingStep:
     """A step whose sizes can be chosen.
 
     Attributes:
-        name: for people.
+        name: its name in messages.
         shapes: by argument, the shape that it has when no sizes are given; of several tensors, the first's.
         free: by argument, the axes whose sizes can be chosen.
         variables: element type and shape of all that its model holds on the device.
@@ -62,11 +62,11 @@ def find_step(
     start: Sizes | None = None,
     device: DeviceModel | None = None,
 ) -> TrainingStep:
-    """The step that a user gave: a function and what it is called with, or a SavedModel's folder.
+    """The step that a user gave: a function and its arguments, or a SavedModel's folder.
 
     Args:
-        device: what a function's graphs are for; by default this machine's.
-        start: sizes of a SavedModel's open axes that nothing else gives.
+        device: the device of a function's graphs; by default this machine's.
+        start: sizes of a SavedModel's open axes that have no other size.
     """
     if not isinstance(step, (str, os.PathLike)):
         if batch_size is not None or input_shapes is not None:
@@ -105,7 +105,7 @@ def _function_step(function: Any, args: Sequence[Any], device: DeviceModel) -> T
 
 
 def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: bool = True) -> tuple[Any, ...]:
-    """The arguments of a call, resized: their rows repeat, or are left out. Without `values`, as specs.
+    """The arguments of a call, resized by repeating or leaving out rows. Without `values`, as specs.
 
     Raises TfswapError where an argument does not have such an axis.
     """
@@ -129,10 +129,10 @@ def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: b
 
 
 def loaded_step(model: str | os.PathLike[str], function: str, step: TrainingStep) -> tuple[Any, Callable[[Sizes], Any]]:
-    """A SavedModel's step as a function that can be called, and what it is called with at sizes: zeros.
+    """A SavedModel's step as a function that can be called, and its arguments for sizes: zeros.
 
     Args:
-        step: as it was found there.
+        step: the step as it was found in the SavedModel.
 
     Raises TfswapError where what TensorFlow loads has no function with these arguments.
     """

@@ -25,7 +25,7 @@ class RewrittenFunctions:
     def __init__(self, name: str, steps: StepCache):
         self._name = name
         self._steps = steps
-        self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by what they look like
+        self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by the planned one
 
     def of(
         self,
@@ -56,8 +56,8 @@ class RewrittenFunctions:
         return made
 
     def _planned_for(self, concrete: Any) -> list[Any] | None:
-        """Tensors without values of the largest sizes that a trace with the same arguments is planned for: TensorFlow
-        traces anew what it saves. None where there is no such plan.
+        """Placeholders of the largest sizes that a trace with the same arguments has a plan for: to save a function
+        TensorFlow traces it again. None where there is no such plan.
         """
         signature = concrete.structured_input_signature
         traces = [each for each in self._steps.traces if not isinstance(each, Joint)]

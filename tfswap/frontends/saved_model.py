@@ -41,7 +41,7 @@ from tfswap.support.sizes import is_share, parse_limit
 
 TRAIN_STEP = "train_step"
 TRACED = re.compile(r"__inference_(.+)_\d+")
-"""What TensorFlow calls the trace of a function."""
+"""TensorFlow's name of a function's trace."""
 SUFFIX = "_tfswap"
 """Ends the name of a library function that tfswap has made."""
 
@@ -73,9 +73,8 @@ def optimize_graph(
         tfswap.optimize_graph("model", "model_6gib", memory_limit="6GiB", function="train_step", batch_size=64)
         made = tfswap.optimize_graph(graph_def, feeds=["x"], fetches=["loss", "train"], memory_limit="6GiB")
 
-    `tfswap.load` loads the rewritten model, and keeps its limit in the process that does. `tf.saved_model.load` needs
-    `import tfswap.ops` before. It gives the same values as the original does with Grappler off, for the sizes planned
-    for and for smaller ones.
+    Load the rewritten model by `tfswap.load`, which keeps its limit, or by `tf.saved_model.load` after `import
+    tfswap.ops`. Its values are those of the original with Grappler off, for the sizes planned for and for smaller ones.
 
     Args:
         model: the folder of a SavedModel, a GraphDef, or a MetaGraphDef.
@@ -97,11 +96,11 @@ def optimize_graph(
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.
         mode: "optimize", or "analyze" to write nothing and only report, also on a limit that can't be met.
-        profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with.
+        profile: a profile of `tfswap.profile`, or the path of a saved one, to plan with.
         precision: as in `optimize`.
-        portable: write TensorFlow's own ops alone, so that the model loads and serves where tfswap is not, and may be
-            one that only predicts. Without tfswap's ops its peak is a prediction, and no promise.
-        policy: as in `optimize`; nothing is known of the lines that made the tensors.
+        portable: write TensorFlow's own ops alone, so that the model loads and serves without tfswap. It may be a model
+            that only predicts. Without tfswap's ops its peak is predicted, not guaranteed.
+        policy: as in `optimize`; a file does not have the tensors' source lines.
 
     Returns:
         For a SavedModel its Report (of the trace that takes most, when there are several). For a proto an
@@ -175,25 +174,25 @@ def _optimize_proto(
 
 _USED_FOR = {
     "output_dir": "a SavedModel's folder; the result of a proto is returned",
-    "function": "a SavedModel's folder; of a proto say with feeds=, fetches= or signature= what the step is",
-    "feeds": "a GraphDef; what is fed to the others they say themselves",
-    "fetches": "a GraphDef or a MetaGraphDef; of a SavedModel's folder give function=",
-    "signature": "a MetaGraphDef; of a SavedModel's folder give function=, of a GraphDef feeds= and fetches=",
+    "function": "a SavedModel's folder; a proto's step is given by feeds=, fetches= or signature=",
+    "feeds": "a GraphDef; a SavedModel and a MetaGraphDef name their own",
+    "fetches": "a GraphDef or a MetaGraphDef; for a SavedModel's folder give function=",
+    "signature": "a MetaGraphDef; for a SavedModel's folder give function=, for a GraphDef feeds= and fetches=",
 }
 
 
 def _refuse(**given: object) -> None:
-    """Raise TfswapError for an argument that is given to a model of a kind that has no use for it."""
+    """Raise TfswapError for an argument that this kind of model does not take."""
     for name, value in given.items():
         if value is not None:
             raise TfswapError(f"{name} is {value!r}, and it is for {_USED_FOR[name]}")
 
 
 class ArgumentSizes:
-    """The sizes that a user gave for what the file leaves open.
+    """The sizes that a user gave for dimensions that the file leaves open.
 
     Args:
-        start: by argument, sizes of axes that nothing else gives one; what `vary` names.
+        start: by argument, sizes of axes that have no other size; the axes that `vary` names.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ def _optimize_file(
     request: Request,
     sizes: ArgumentSizes,
 ) -> Report:
-    require_new_folder(output_dir, model)  # asked again where it is made: to read a large model takes long
+    require_new_folder(output_dir, model)  # checked again where it is made: reading a large model takes long
     file = ModelFile.load(model)
     file.check_variables()
     file.check_assets()
@@ -319,7 +318,7 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     refused: list[UnsupportedGraph | InvalidModel] = []
     found: dict[str, tuple[Graph, Optimizer]] = {}
     variables = file.variables()
-    # One trace of several may not train (training=False), or not be the one that a plan is of.
+    # Of several traces one may not train (training=False), or a given plan may be of another one.
     for step in file.steps(function):
         graph = import_step(file, function, step, sizes)
         try:
@@ -333,7 +332,7 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     for name, (graph, optimizer) in found.items():
         try:
             traced = TRACED.fullmatch(name)
-            step = traced[1] if traced is not None and len(found) == 1 else name  # which distinguishes several
+            step = traced[1] if traced is not None and len(found) == 1 else name  # the full name distinguishes several
             planned[name] = plan_with(optimizer, step, graph, request)
         except InvalidModel as error:
             refused.append(error)
@@ -347,8 +346,8 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
 
 
 def _with_one_limit(request: Request, optimizers: Sequence[Optimizer]) -> Request:
-    """`request` with the same bytes for all traces: a share is of the one that takes most, and what that may take a
-    smaller last batch may take as well.
+    """`request` with the same bytes for all traces: a share is of the largest trace's peak. A smaller last batch may
+    use as much.
     """
     limit = request.memory_limit
     if limit is None or not is_share(limit) or len(optimizers) < 2:

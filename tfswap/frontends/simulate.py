@@ -1,4 +1,6 @@
-"""`tfswap.simulate`: what a step takes under every limit, without running it, on this machine or a described one."""
+"""`tfswap.simulate`: a step's memory and time under a series of limits, without running it, on this machine or a
+described one.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def simulate(
 
     Args:
         step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
-        args: what a function is called with; `tf.TensorSpec`s will do.
+        args: a function's arguments, or their `tf.TensorSpec`s.
         limits: how many limits, evenly spaced.
         device: a described machine ("a100", "v100-pcie", ...; a wrong name lists them), "this" for the machine at
             hand as measured now, or None for the usual rates of this kind of device.
@@ -57,7 +59,7 @@ def simulate(
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
         tactics, precision, policy: as in `optimize`.
         host_memory_limit: the most host memory for swapped tensors; by default what the device's host has.
-        spill_dir, spill_limit: as in `optimize`; where the folder would be does not matter here.
+        spill_dir, spill_limit: as in `optimize`; the folder is not written to.
 
     Raises:
         TfswapError: an argument is malformed.
@@ -80,7 +82,7 @@ def target(
     spill_limit: int | str | None,
     policy: Policy | None = None,
 ) -> tuple[Machine, Options, Costs]:
-    """What a step is planned for: the machine, what a plan may do and take there, and what things cost on it."""
+    """What a step is planned for: the machine, the options of the plan, and the cost model of the machine."""
     on, costs = _machine(device, as_profile(profile))
     options = check(
         None,
@@ -99,7 +101,7 @@ def target(
 
 
 def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]:
-    """The machine that a user named, and what things take on it. Raises TfswapError for a name that is not known."""
+    """The machine that a user named, and its cost model. Raises TfswapError for a name that is not known."""
     if name is not None and not isinstance(name, str):
         raise TfswapError(f"device is {name!r}: give the name of one, of {', '.join(NAMES)}")
     if name is not None and profile is not None:
@@ -140,7 +142,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
 
 
 def _point(optimizer: Optimizer, limit_bytes: int) -> Point:
-    """What `optimize` would do at this limit."""
+    """The point of the plan that `optimize` would make under this limit."""
     extra = optimizer.extra_margin_bytes
     found = optimizer.search.fastest(limit_bytes - extra)
     assert found is not None, "the floor is what the planner reaches"

@@ -27,7 +27,7 @@ def bind_call(function: Any, concrete: Any, args: Any, kwargs: Any) -> Any:
 
 @functools.cache
 def _internals() -> tuple[Any, Any, Any]:
-    """What `plain_key` asks TensorFlow for, without an import in every call."""
+    """TensorFlow's internals that `plain_key` uses, imported once."""
     from tensorflow.python.framework import ops
     from tensorflow.python.saved_model import save_context
 
@@ -36,24 +36,24 @@ def _internals() -> tuple[Any, Any, Any]:
 
 @functools.cache
 def _watchers() -> tuple[Any, Any, Any]:
-    """The same of `runs_plainly`."""
+    """Likewise, for `runs_plainly`."""
     from tensorflow.python.eager import cancellation, context, record
 
     return context.context, record.could_possibly_record, cancellation.context
 
 
 def runs_plainly() -> bool:
-    """Whether a call runs immediately, and neither a tape nor who may cancel it has a part in it."""
+    """Whether a call runs eagerly, with neither a tape nor a cancellation manager."""
     context, could_record, cancellation = _watchers()
     return context().executing_eagerly() and not could_record() and cancellation() is None
 
 
 def plain_key(args: Any, kwargs: Any) -> Any:
-    """Distinguishes the calls of a `tf.function` that may have traces of their own; None for all but the plainest.
+    """A key of the trace that a call runs: its arguments' types and shapes. None where the choice depends on more.
 
-    What TensorFlow goes by besides the arguments (function_context.py) is always the same where a call runs plainly,
-    outside of a distribution strategy, and not to be saved. So one look-up finds the trace, and binding the arguments
-    would give them back as they are. All of this takes as long as the rest of a call, and more.
+    TensorFlow chooses the trace by the arguments and by a context (function_context.py). The context is always the same
+    where a call runs plainly, outside of a distribution strategy and not while a model is saved. So one look-up finds
+    the trace, and the arguments need no binding, which would take longer than the rest of a call.
     """
     eager_tensor, default_graph, in_save_context = _internals()
     if kwargs or not runs_plainly() or default_graph()._distribution_strategy_stack:
@@ -86,7 +86,7 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
     if all(map(has_size, traced)) or not (args or kwargs):
         return traced
     specs = trace_type.InternalTracingContext(is_legacy_signature=True)
-    # Bound without a cast: to an input signature's type everything would be as open as that.
+    # Bound without a cast, which would leave every size as open as in the input signature.
     full = function.function_type.bind(*args, **kwargs)
     full.apply_defaults()
     bound = concrete.function_type.bind(*full.args, **full.kwargs).arguments
@@ -121,6 +121,8 @@ def watched(concrete: Any, inputs: Sequence[Any]) -> int | None:
 
 
 def name_of(function: Any) -> str:
-    """What messages call a `tf.function`: as its Python function, of which some (`functools.partial`) have no name."""
+    """A `tf.function`'s name in messages: its Python function's, or its type's where that has none, as
+    `functools.partial`.
+    """
     python_function = function.python_function
     return getattr(python_function, "__name__", type(python_function).__name__)

@@ -1,4 +1,4 @@
-"""Checks a SavedModel that tfswap has rewritten: its steps can run as planned, and are called as they must be."""
+"""Checks a rewritten SavedModel: its steps can run as planned, and are called with Grappler off and not inlined."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Every rewritten function of the SavedModel at `path`, with the number of its swap nodes.
 
     Raises:
-        InvalidModel: there is no SavedModel at `path`, or it or its variables are damaged, or what `tfswap.load` plans
-            from is.
+        InvalidModel: there is no SavedModel at `path`, or it, its variables or the file that `tfswap.load` plans from
+            are damaged.
         VerificationError: a rewritten function would not run as planned.
     """
     file = ModelFile.load(path)

@@ -274,7 +274,12 @@ def test_the_doctor_knows_where_the_ops_can_t_be_built(tmp_path, quick_compiler)
     assert last_json(run_forked(EXAMINE, **env))[0]
     assert not (tmp_path / "cache").exists()
     run_forked(IMPORT_AND_SWAP, **env)
-    ok, advice, all_there = last_json(run_forked(EXAMINE, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
+    hidden = {"CXX": "", "PATH": str(tmp_path / "bin"), "TFSWAP_DISK_LATENCY_US": "none"}
+    ok, advice, all_there = last_json(run_forked(EXAMINE, **{**env, **hidden}))
+    assert not ok
+    assert "TFSWAP_DISK_LATENCY_US='none' must be a number of microseconds" in advice[0]
+    del hidden["TFSWAP_DISK_LATENCY_US"]
+    ok, advice, all_there = last_json(run_forked(EXAMINE, **{**env, **hidden}))
     assert not ok
     assert not all_there
     assert advice[0].startswith("encodings: tfswap builds its ops at first use and found no C++ compiler")
@@ -529,6 +534,21 @@ def test_a_quote_without_an_end_in_cxx_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "g++ -I'include")
     with pytest.raises(OpLibraryError, match=r"CXX=\"g\+\+ -I'include\" can't be split .*No closing quotation.*Close"):
         build.find_compiler()
+
+
+def test_a_compiler_that_reads_does_not_wait_at_a_terminal(monkeypatch):
+    """What CXX names need not be a compiler."""
+    monkeypatch.setenv("CXX", "sh -c 'read line; echo \"read $line\"'")
+    terminal, other = os.pipe()
+    os.write(other, b"typed\n")
+    before = os.dup(0)
+    try:
+        os.dup2(terminal, 0)
+        assert build.find_compiler().version == "read"
+    finally:
+        os.dup2(before, 0)
+        for opened in (before, terminal, other):
+            os.close(opened)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tfswap.errors import INSTALL_TENSORFLOW, InvalidModel, OpLibraryError
-from tfswap.native.cpp_compiler import Compiler, find_compiler, full_disk, run_compiler
+from tfswap.native.cpp_compiler import BUILD_MB, Compiler, find_compiler, full_disk, run_compiler
 from tfswap.support import progress
 from tfswap.support.files import FULL
 from tfswap.support.json_fields import parse_json
@@ -451,7 +451,7 @@ def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
         return full_disk(folder, str(error))
     return OpLibraryError(
         f"tfswap builds its ops into a cache and can't write to {folder} ({error}). "
-        "Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has 10 MB free."
+        f"Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has {BUILD_MB} MB free."
     )
 
 

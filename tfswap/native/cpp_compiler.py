@@ -21,8 +21,13 @@ BUILD_MB = 50
 """What a build takes on disk while it lasts."""
 _FULL_DISK = ("No space left on device", "Disk quota exceeded", "File size limit exceeded", "File too large")
 """What compilers, assemblers and linkers print where a disk is full."""
-_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "errors": "backslashreplace"}
-"""What programs print need not be text in any encoding: paths are not."""
+_CAPTURED: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,  # what CXX names may be a program that reads, and would wait at a terminal
+    "capture_output": True,
+    "text": True,
+    "encoding": "utf-8",
+    "errors": "backslashreplace",  # what programs print need not be text in any encoding: paths are not
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -187,6 +187,8 @@ def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
         built = library is not None and library.is_intact()
         if library is not None and not built:
             build.require_place(library)
+        for tier in ("COPY", "DISK"):
+            _throttle_asked(tier)
     except OpLibraryError as error:
         errors.append(str(error))
     loaded = _loaded.get(sources)
@@ -320,10 +322,15 @@ def _declare_codecs(c: ctypes.CDLL) -> None:
 
 def _throttle_from_environment(c: ctypes.CDLL) -> None:
     for tier, throttle in (("COPY", c.tfswap_set_throttle), ("DISK", c.tfswap_set_disk_throttle)):
-        bandwidth = _number_from_environment(f"TFSWAP_{tier}_BANDWIDTH", "bytes per second, as in 12e9")
-        latency = _number_from_environment(f"TFSWAP_{tier}_LATENCY_US", "microseconds, as in 10")
+        bandwidth, latency = _throttle_asked(tier)
         if bandwidth or latency:
             throttle(bandwidth, latency)
+
+
+def _throttle_asked(tier: str) -> tuple[float, float]:
+    """Bytes per second and microseconds. Raises OpLibraryError where one is no number."""
+    bandwidth = _number_from_environment(f"TFSWAP_{tier}_BANDWIDTH", "bytes per second, as in 12e9")
+    return bandwidth, _number_from_environment(f"TFSWAP_{tier}_LATENCY_US", "microseconds, as in 10")
 
 
 def _number_from_environment(name: str, meaning: str) -> float:

@@ -3,7 +3,8 @@
 Not run. `tf.function` has no type, which pyright takes for a decorator that changes none.
 """
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,7 +14,7 @@ from tfswap import OptimizedFunction
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 
-    from tfswap import Plan, Report
+    from tfswap import OptimizedGraph, Plan, Report
     from tfswap.ops import StepStats
 
 
@@ -75,6 +76,15 @@ def members(optimized: OptimizedFunction[[int], str]) -> None:
 def options() -> None:
     tfswap.optimize(memory_limit=1.5)  # pyright: ignore[reportArgumentType, reportCallIssue]
     tfswap.optimize(step, memory="6GiB")  # pyright: ignore[reportCallIssue]
+
+
+def of_files(folder: Path, proto: Any) -> None:
+    assert_type(tfswap.optimize_graph("model", "smaller", memory_limit="60%", batch_size=64), Report)
+    assert_type(tfswap.optimize_graph(folder, mode="analyze", function="trainer.step"), Report)
+    assert_type(tfswap.optimize_graph(proto, feeds=["x"], fetches=["loss"], memory_limit=1 << 30), OptimizedGraph)
+    assert_type(tfswap.optimize_graph(proto, signature="train", portable=True), OptimizedGraph)
+    tfswap.optimize_graph("model", "smaller", limit="60%")  # pyright: ignore[reportCallIssue]
+    tfswap.optimize_graph("model", "smaller", batch_size="64")  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 class Model(tf.Module):

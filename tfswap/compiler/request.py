@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options, Spill
+from tfswap.compiler.policy import Policy
 from tfswap.device import machine
 from tfswap.errors import TfswapError
 from tfswap.kernels.profile import Profile
@@ -22,6 +23,20 @@ MODES = ("optimize", "analyze")
 
 Precision = str | Mapping[str, str] | Iterable[tuple[str, str]] | None
 """One for all tensors, or by pattern of the names of nodes: the first pattern that fits holds."""
+
+
+class PlanOptions(TypedDict, total=False):
+    """What steps and files take besides the limit, for type checkers."""
+
+    tactics: Sequence[str]
+    host_memory_limit: int | str | None
+    plan: Plan | str | os.PathLike[str] | None
+    mode: str
+    profile: Profile | str | os.PathLike[str] | None
+    precision: Precision
+    spill_dir: str | os.PathLike[str] | None
+    spill_limit: int | str | None
+    policy: Policy | None
 
 
 @dataclass(frozen=True)

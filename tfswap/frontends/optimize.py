@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from tfswap.compiler.policy import Policy
-from tfswap.compiler.request import Precision, check, one_of
+from tfswap.compiler.request import PlanOptions, Precision, check, one_of
 from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
@@ -23,20 +23,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class OptimizeOptions(TypedDict, total=False):
+class OptimizeOptions(PlanOptions, total=False):
     """What `optimize` takes besides the function and the limit, for type checkers."""
 
-    tactics: Sequence[str]
-    host_memory_limit: int | str | None
-    plan: Plan | str | os.PathLike[str] | None
-    mode: str
     on_exceeded: str
-    profile: Profile | str | os.PathLike[str] | None
-    precision: Precision
-    spill_dir: str | os.PathLike[str] | None
-    spill_limit: int | str | None
     limit_workspaces: bool
-    policy: Policy | None
 
 
 @overload

@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from tfswap.compiler.backward import require_backward
 from tfswap.compiler.compiler import Optimizer
@@ -24,7 +24,7 @@ from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, Mod
 from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
 from tfswap.compiler.origin import Asked, Origin, SavedStep, sized
 from tfswap.compiler.policy import Policy
-from tfswap.compiler.request import Precision, Request, check, names
+from tfswap.compiler.request import PlanOptions, Precision, Request, check, names
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_readme import readme
@@ -39,6 +39,9 @@ from tfswap.report.report import Report
 from tfswap.support.files import require_new_folder
 from tfswap.support.sizes import is_share, parse_limit
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 TRAIN_STEP = "train_step"
 TRACED = re.compile(r"__inference_(.+)_\d+")
 """TensorFlow's name of a function's trace."""
@@ -46,6 +49,32 @@ SUFFIX = "_tfswap"
 """Ends the name of a library function that tfswap has made."""
 
 
+class GraphOptions(PlanOptions, total=False):
+    """What `optimize_graph` takes of any model, for type checkers."""
+
+    memory_limit: int | str | None
+    batch_size: int | None
+    input_shapes: Mapping[str, Sequence[int]] | None
+    portable: bool
+
+
+@overload
+def optimize_graph(
+    model: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str] | None = None,
+    *,
+    function: str = TRAIN_STEP,
+    **options: Unpack[GraphOptions],
+) -> Report: ...
+@overload
+def optimize_graph(
+    model: Any,
+    *,
+    feeds: Sequence[str] | None = None,
+    fetches: Sequence[str] | None = None,
+    signature: str | None = None,
+    **options: Unpack[GraphOptions],
+) -> OptimizedGraph: ...
 def optimize_graph(
     model: Any,
     output_dir: str | os.PathLike[str] | None = None,

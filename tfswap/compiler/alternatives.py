@@ -1,12 +1,12 @@
-"""The rewritings of one step that a plan may choose among.
+"""The rewritings of one step that a plan may use.
 
-Which there are does not depend on the limit: so more limit never gives a slower plan, here as on a ladder.
+They do not depend on the limit, so that a higher limit never gives a slower plan, as on a ladder.
 
-What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
-saved: what takes not much longer to recompute than to swap, or all that can be recomputed; what is saved besides is
-swapped then, or is not. Of what is swapped, what a loop would wait for is prefetched besides, or is not.
-Kernels take encodings where a tensor then is free early, or they need less memory, or none does: they cost next to
-nothing. What is encoded whole and decoded again takes time, and has stages too: first what frees most for its time.
+Tensors saved by loops are swapped in stages of a quarter of their bytes, the largest accumulators first. Some need not
+be saved: those that take not much longer to recompute than to swap, or all that can be recomputed; the others are then
+swapped, or not. Swapped tensors that a loop would wait for are prefetched, or not. Kernels take encodings, which cost
+next to nothing, where a tensor is then freed early or they need less memory, or no kernel does. Encoding and decoding a
+whole tensor takes time, and has stages too: first the tensors that free the most bytes for their time.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from tfswap.passes.tactics.loop_swap import looped_pops
 from tfswap.planner.planner import Planner
 
 AFFORDABLE = 4.0
-"""To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
+"""Recomputing a tensor may take so many times as long as swapping it; what takes longer is tried last."""
 MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
-"""Of a step: as it is, with what loops save swapped, with what they need not save recomputed, with what is swapped in
-these prefetched, with kernels that take encodings, also in addition to the most of these, and with whole tensors in a
-smaller form besides, as sparse rows last."""
+"""The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
+ones prefetched; with kernels that take encodings, alone and with the last stages; with whole tensors in a smaller form;
+and as sparse rows.
+"""
 
 
 class Alternatives:
     """The rewritings that are tried of one step.
 
     Args:
-        variants: the step's.
-        costs: what kernels and copies take.
+        variants: the step's variants.
+        costs: the cost model.
     """
 
     def __init__(self, variants: Variants, device: DeviceModel, costs: Costs):
@@ -57,7 +58,7 @@ class Alternatives:
 
     @property
     def base(self) -> Rewriting:
-        """What is done whatever is chosen besides."""
+        """The rewriting that all others contain."""
         return self._variants.base
 
     def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
@@ -72,8 +73,8 @@ class Alternatives:
         """Names of the kernels in bodies that gain by their encodings.
 
         Args:
-            smallest_bytes: a list that keeps less is left as it is.
-            least_bytes: what all lists that can be encoded must keep, and all such tensors of a body.
+            smallest_bytes: lists that keep less stay as they are.
+            least_bytes: the least bytes of all lists that can be encoded together, and of all such tensors of a body.
         """
         possible = self._inner
         largest = self._largest(smallest_bytes, "encode")
@@ -93,14 +94,14 @@ class Alternatives:
 
     @functools.cached_property
     def _inner(self) -> list[InnerEncoding]:
-        """What can be encoded in the bodies of the step as it is."""
+        """The possible encodings in the bodies of the unchanged step."""
         return find_inner_encodings(self._variants.unordered, self._device)
 
     def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
-        """`stage` of what loops save with what `encoded` encodes; None where that is nothing in bodies.
+        """`stage` with the encodings of `encoded`; None where none of these is in a body.
 
-        A list of encodings stays where it is: it is small. Kernels recomputed in a backward loop may read
-        what is on it, as those there do.
+        A list of encoded tensors is small, and is not swapped. Kernels recomputed in a backward loop may read its
+        elements, as other kernels there do.
         """
         chosen = [e for e in self._inner if e.name in encoded.encoded]
         lists = {e.saved.name for e in chosen if e.saved}
@@ -119,7 +120,7 @@ class Alternatives:
         )
 
     def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:
-        """`encoded` with packings besides that gain something, from few of them to all."""
+        """`encoded` with packings that gain something, from few of them to all."""
         problem = planner_of(self._variants.plain).problems[0]
         graph, device = self._variants.plain.graph, self._device
         ranges = Ranges(graph)
@@ -127,9 +128,9 @@ class Alternatives:
         return [encoded._replace(packed=packed) for packed in stages]
 
     def sparse(self, planner_of: Callable[[Variant], Planner], packed: Rewriting) -> list[Rewriting]:
-        """`packed` with sparse rows besides, where the profile says that they gain something, from few of them to all.
+        """`packed` with sparse rows, where they gain something by the profile, from few of them to all.
 
-        Kernels that need no more of such a tensor than its signs take a mask of it, in all of these: it costs nothing.
+        In all of these, kernels that need only the signs of such a tensor take a mask of it, which costs nothing.
         """
         profile = self._costs.profile
         if profile is None or not profile.densities or packed.reduced:
@@ -148,10 +149,10 @@ class Alternatives:
         return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
 
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
-        """What may be chosen among by swapping what loops save, from nothing to the most.
+        """Stages of swapping tensors saved by loops, from none to all.
 
         Args:
-            smallest_bytes: an accumulator that keeps less costs more than it frees.
+            smallest_bytes: smaller accumulators are not worth a swap.
         """
         largest = self._largest(smallest_bytes, "swap")
         names = list(largest)
@@ -159,12 +160,12 @@ class Alternatives:
         return [self.base, *(self.base._replace(accumulators=stage) for stage in stages)]
 
     def prefetched(self, stages: Collection[Rewriting]) -> list[Rewriting]:
-        """`stages` with the copies back that a loop would wait for started one iteration before."""
+        """`stages` with copies that a loop would wait for started one iteration earlier."""
         found = [stage._replace(prefetched=self._waited_for(stage)) for stage in stages if stage.accumulators]
         return [stage for stage in found if stage.prefetched]
 
     def _waited_for(self, stage: Rewriting) -> tuple[str, ...]:
-        """Of the accumulators that are swapped those whose elements a loop waits for, and could bring back before."""
+        """The swapped accumulators whose elements a loop waits for, and could prefetch."""
         found: set[str | None] = set()
         for name, body in self._variants[stage].graph.named_bodies().items():
             for node, wait_s in self._costs.body_run(body).waits.items():
@@ -175,18 +176,18 @@ class Alternatives:
 
     @functools.cached_property
     def _looped(self) -> dict[tuple[str, str], str]:
-        """By body and name of the pop, the accumulators that each iteration of a loop pops once."""
+        """By body and name of the pop: the accumulators that each iteration of a loop pops once."""
         where = {body: name for name, body in self._variants.ordered.named_bodies().items()}
         looped = looped_pops(self._variants.ordered, self._variants.accumulators.values())
         return {(where[pop.graph], pop.node.name): name for name, pops in looped.items() for pop in pops}
 
     def recomputed(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
-        """What may be chosen among where loops recompute what they need not save.
+        """Rewritings whose loops recompute tensors in place of saving them.
 
         Args:
             smallest_bytes: as of `stages`.
             costs: what kernels and copies take.
-            swap: whether what they still save may be swapped.
+            swap: whether tensors that they still save may be swapped.
         """
         largest, rates = self._largest(smallest_bytes, "recompute"), costs.rates
         swappable = self._largest(smallest_bytes, "swap") if swap else {}
@@ -209,7 +210,7 @@ class Alternatives:
         return list(dict.fromkeys(found))
 
     def _largest(self, smallest_bytes: int, tactic: str) -> dict[str, int]:
-        """The bytes of each accumulator that keeps so many and on which a tactic may be used, the largest first."""
+        """The bytes of each accumulator of at least that size on which a tactic may be used, the largest first."""
         sizes = {
             name: nbytes
             for name, nbytes in self._variants.saved_bytes.items()
@@ -219,5 +220,5 @@ class Alternatives:
 
 
 def _may_run_again(saved: Saved, kernels: Iterable[Node]) -> bool:
-    """Whether the user lets these kernels of the loop that saves it make something again."""
+    """Whether the user's permits allow these kernels of the saving loop to recompute."""
     return all(permit_of(saved.push.graph, tensor).allows("recompute") for tensor in outputs_of(kernels))

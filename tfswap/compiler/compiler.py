@@ -1,4 +1,4 @@
-"""The road from a graph to a rewritten graph that every front end takes: facts, plan, passes, verification."""
+"""Compiles a graph to a rewritten graph, for every front end: facts, plan, passes, verification."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ from tfswap.support.sizes import parse_limit
 
 
 class Optimizer:
-    """One graph on its way: its facts, its planner, and what was decided.
+    """The compiler of one graph: its facts, its planners and its plans.
 
     Args:
         graph: the step, with every size bound.
-        device: where it runs.
-        snapshot: what is in the arena before the step.
-        extra_margin_bytes: kept free besides, since a run has shown the need.
-        locate: from a node's name to the user's own line that made it, where that is known.
-        costs: what kernels and copies take; by default what the options' profile or the kind of device says.
+        device: the device that it runs on.
+        snapshot: the arena before the step.
+        extra_margin_bytes: left free in addition, since a run has shown the need.
+        locate: from a node's name to the user's source line, where that is known.
+        costs: the cost model; by default by the options' profile or the kind of device.
         keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
         held: names of tensors that the unoptimised step holds until its end.
-        others_bytes: which others allocate while the step runs, unoptimised too, as a data pipeline does its batches.
-        plan_cache: where plans that were made before are looked for, and new ones are kept.
+        others_bytes: bytes that others allocate while the step runs, unoptimised too, as a data pipeline's batches.
+        plan_cache: the cache to read earlier plans from, and to keep new ones in.
     """
 
     @progress.task("reading the step")
@@ -121,28 +121,28 @@ class Optimizer:
 
     @property
     def baseline(self) -> Baseline:
-        """What is predicted of the step as it runs without tfswap, with the bytes that others allocate meanwhile.
+        """The prediction of the step without tfswap, with the bytes that others allocate while it runs.
 
-        It takes seconds: a limit in bytes does without.
+        It takes seconds; a limit in bytes does not need it.
         """
         return self.unoptimised.baseline
 
     def _ordered_seconds(self) -> float:
-        """The seconds of the step's kernels one after the other."""
+        """The total seconds of the step's kernels, run one after the other."""
         return sum(s for s, k in zip(self.costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
 
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
-        """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
+        """From now on plan for this arena. The unoptimised peak stays the same."""
         self.search.assume_arena(snapshot)
         self._arena_bytes = snapshot.total_bytes
 
     def assume_made(self, plan: Plan, snapshot: ArenaSnapshot) -> None:
-        """Plan from now on for an arena with this content: that of `assume_arena`, and what `plan` has made there."""
+        """From now on plan for this arena, which has the constants of the function of `plan`."""
         self.search.assume_made(Rewriting.of(plan), snapshot)
         self._arena_bytes = snapshot.total_bytes
 
     def has_made(self, plan: Plan) -> bool:
-        """Whether it is known what the variant of `plan` makes in the arena."""
+        """Whether the constants of `plan`'s variant in the arena are known."""
         return self.search.planners.has_made(Rewriting.of(plan))
 
     @property
@@ -152,7 +152,7 @@ class Optimizer:
 
     @property
     def settled(self) -> Graph:
-        """The step with settled variables and ordered bodies, and what is done to it whatever is chosen."""
+        """The prepared step with ordered bodies, and with the rewriting that all variants have."""
         return self.search.variants.plain.graph
 
     @property
@@ -185,7 +185,7 @@ class Optimizer:
     @progress.task("planning")
     @without_collector
     def find(self, limit: int | str | None, *, ordered: bool = False) -> Plan | None:
-        """As `plan`; None in place of a refusal, which takes longer, since it names the floor."""
+        """As `plan`; None in place of a refusal, which takes longer, since it computes the floor."""
         limit_bytes = self._limit_bytes(limit)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self.fits_unchanged(aim)):
@@ -198,17 +198,17 @@ class Optimizer:
         return None if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes)
 
     def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan | None:
-        """A plan for a limit that is made now, if there is one.
+        """A new plan for a limit, if there is one.
 
         Args:
-            aim: what it may peak at.
+            aim: the highest peak that it may have.
         """
         found = self.search.fastest(aim)
         return None if found is None else self._freeze(limit_bytes, found)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
-        """The plan for a limit that was made before, if there is one that keeps it here; None otherwise, and where
-        the step would be left as it is.
+        """An earlier plan for a limit, if there is one that keeps it here; None otherwise, and where the step would
+        stay as it is.
         """
         if not self._known or limit_bytes is None:
             return None
@@ -217,7 +217,7 @@ class Optimizer:
         return self._known.recall(limit_bytes, ordered)
 
     def judged(self, plan: Plan, limit_bytes: int | None) -> Plan | None:
-        """`plan`, made before, with the peak that it has here and now; None where that passes the limit.
+        """An earlier `plan` with its peak in the present arena; None where that exceeds the limit.
 
         Raises InvalidModel as `require_fit`.
         """
@@ -228,9 +228,9 @@ class Optimizer:
     def fits_unchanged(self, aim_bytes: int) -> bool:
         """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
         if self.unoptimised.holds_lists:
-            return False  # TensorFlow's tape makes zeros of them, as many bytes, and holds these too
+            return False  # TensorFlow's tape makes zeros like them, of as many bytes, and holds these too
         if aim_bytes < max(self.resident_bytes + self._computed_bytes, self.planner.live_peak_bytes):
-            return False  # without an order no less is live
+            return False  # without an order at least as much is live
         return aim_bytes >= self.unoptimised.likely_bound_bytes
 
     def unchanged(self, limit_bytes: int | None) -> Plan:
@@ -241,21 +241,21 @@ class Optimizer:
         )
 
     def lowest(self) -> Plan:
-        """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
+        """A plan without evictions outside of loops, of the variant with the lowest possible peak."""
         variant = self.search.lowest().variant
         candidate = self.search.planners.of(variant).candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
 
     def analysis(self, limit: int | str | None) -> Plan:
-        """As `plan`, but for a limit that can't be met a plan that changes nothing, and so passes it."""
+        """As `plan`, but for a limit that can't be met the plan that changes nothing, and exceeds it."""
         try:
             return self.plan(limit)
         except InfeasibleMemoryLimit as error:
             return self.unchanged(error.limit_bytes)
 
     def adopt(self, plan: Plan, limit: int | str | None) -> Plan:
-        """`plan`, made before, as it does here and now: with the peak that it has, under `limit` or its own for None.
+        """An earlier `plan` with its peak in the present arena, under `limit`, or its own for None.
 
         Raises InvalidModel as `require_fit`.
         """
@@ -264,13 +264,13 @@ class Optimizer:
         return self._placed(plan, plan.limit_bytes if limit is None else self._limit_bytes(limit), peak)
 
     def _placed(self, plan: Plan, limit_bytes: int | None, peak_bytes: int) -> Plan:
-        """`plan` with the peak that it has in the arena as it is assumed."""
+        """`plan` with this peak, in the assumed arena."""
         return dataclasses.replace(
             plan, limit_bytes=limit_bytes, planned_peak_bytes=peak_bytes, persistent_bytes=self.resident_bytes
         )
 
     def _peak_here(self, plan: Plan) -> int:
-        """The peak to promise for `plan`, in the arena as it is assumed."""
+        """The peak to promise for `plan` in the assumed arena."""
         form = self.form_of(plan)
         snapshot = self.search.planners.snapshot_of(form.variant.rewriting)
         return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
@@ -325,8 +325,7 @@ class Optimizer:
         Raises InvalidModel as `require_fit`.
 
         Args:
-            checked_by_gate: let the gate check whether the limit is kept in the arena that it finds, where nobody else
-                does.
+            checked_by_gate: have the gate check whether the limit is kept in the arena, where Python does not.
         """
         self.require_fit(plan)
         if plan.changes_nothing:
@@ -338,10 +337,10 @@ class Optimizer:
         return made
 
     def report(self, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:
-        """What was found and decided.
+        """The report of a plan.
 
         Args:
-            snapshot: what is in the arena before the step; by default what is assumed.
+            snapshot: the arena before the step; by default the assumed one.
         """
         made = report_of(self, plan, snapshot)
         if self._known.has_recalled(plan):

@@ -20,11 +20,11 @@ from tfswap.plan.plan import Plan
 
 
 class Lowering(NamedTuple):
-    """What the passes of `LOWER` are given.
+    """Arguments of the passes of `LOWER`.
 
     Attributes:
-        plan: fixes an order.
-        flow: the facts of the graph as it is before.
+        plan: the plan, which fixes an order.
+        flow: the facts of the graph before these passes.
         target: of the graph.
         traced: the step as it was given.
         gate: the key of the gate that the step waits for, if any.
@@ -42,7 +42,7 @@ def _always(apply: Pass[[]], reason: str) -> PlanRow[Lowering]:
 
 
 def _with_own_ops(apply: Pass[...], reason: str, *more: str) -> PlanRow[Lowering]:
-    """A pass where tfswap's own ops may be in the graph, which also takes these fields of Lowering."""
+    """A pass for graphs that may have tfswap's own ops; it also gets these fields of Lowering."""
 
     def asked(lowering: Lowering, _: Graph) -> tuple[Any, ...] | None:
         return tuple(getattr(lowering, name) for name in more) if lowering.target.own_ops else None
@@ -61,7 +61,7 @@ LOWER: tuple[PlanRow[Lowering], ...] = (
     _always(join_groups, "bodies have their final kernels"),
     _with_own_ops(keep_gradients_unpaired, "copies stand between poolings and their gradients", "traced"),
     _with_own_ops(keep_unfused, "the order may have given the same control inputs to nodes that were planned as two"),
-    _with_own_ops(hide_padded_shapes, "last, since readers no longer see the shapes that other passes go by"),
+    _with_own_ops(hide_padded_shapes, "last, since readers then no longer have the shapes that other passes use"),
 )
 
 

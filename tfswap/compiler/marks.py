@@ -10,9 +10,9 @@ KEEP = "_tfswap_keep"
 
 
 def keep(tensor: Any) -> Any:
-    """`tensor`, marked to stay in device memory whatever the limit: it is never swapped.
+    """`tensor`, marked to stay in device memory: no tactic is used on it under any limit.
 
-    For use inside the function that is optimised; outside of one it hands its argument back.
+    For use inside the optimized function. Called eagerly, it returns its argument.
     """
     import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2

@@ -1,4 +1,4 @@
-"""Planning a step that is in a file or a proto: nothing runs, and the arena that will run it is not known."""
+"""Plans a step of a file or a proto: nothing runs, and the arena that it will run in is not known."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ PORTABLE_NOTE = (
 ALWAYS_OPEN = 0
 """The number of a gate in a file, which no process closes."""
 SLACK_SHARE = 0.02
-"""Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
-it. One variable's worth of that is kept free, and no more than this share of the live bytes."""
+"""Loading may put a variable into a chunk of up to twice its size, since the allocator does not split off small
+remainders. One variable's worth of that is kept free, and no more than this share of the live bytes.
+"""
 SLACK_BYTES = 2**20
-"""The same for small steps, where what a variable was initialised from counts too: a session keeps an initial value
-that is a constant, and the first update makes a second buffer. No more than all that is there is kept free."""
+"""Likewise for small steps, where initial values count too: a session keeps a constant initial value, and the first
+update allocates a second buffer. At most the persistent bytes are kept free.
+"""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,11 @@ def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -
 
 
 def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
-    """Write the limits of swapped tensors into rewritten steps, which share them: whoever runs them keeps them."""
+    """Write the limits of swapped tensors' memory into rewritten steps, which share them and keep them wherever they
+    run.
+    """
     if request.options.portable:
-        return  # nothing of it counts
+        return  # a portable step has no such memory
     made = list(changed)
     digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
     for one in made:

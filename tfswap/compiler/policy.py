@@ -1,7 +1,7 @@
-"""What a user allows to be done to each tensor of a step: by `policy=`, and by `tfswap.keep`.
+"""The tactics that a user allows for each tensor of a step, by `policy=` and by `tfswap.keep`.
 
-The policy is asked once for each tensor, when a step is planned; what it answers is noted in the graph, by which all
-that plans and rewrites it goes.
+The policy is called once for each tensor when a step is planned. Its answers are recorded in the graph as permits,
+which planner and passes follow.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ HELD = Permit(frozenset(), "a Python function holds it until its gradient has be
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a policy is given of a tensor.
+    """The facts of a tensor that a policy gets.
 
-    They are of the step as TensorFlow's own optimizers leave it: what those fold, join or rename is called as they do.
+    They are of the step after TensorFlow's own optimizers, which may fold, fuse and rename nodes.
 
     Attributes:
-        name: TensorFlow's name of it ("node:0"); of one in the body of a loop or a conditional, after the body's
+        name: TensorFlow's name ("node:0"); in the body of a loop or a conditional prefixed by the body's
             ("while[1]/mul:0").
-        op: the op that makes it.
-        shape: its shape; the largest that it can have, where values decide that.
+        op: the type of the op that computes it.
+        shape: its shape, in elements; the largest possible one where values decide it.
         dtype: its element type, by TensorFlow's name ("float32").
         nbytes: its bytes.
     """
@@ -47,7 +47,7 @@ class TensorFacts:
     @property
     def line(self) -> str | None:
         """The user's own line that made it ("model.py:12"), where TensorFlow knows it."""
-        return self._locate()  # only when it is asked for: in a step of thousands of nodes it takes a while
+        return self._locate()  # computed on demand: for thousands of nodes it takes long
 
 
 Policy = Callable[[TensorFacts], Collection[str] | None]

@@ -1,4 +1,4 @@
-"""What every step gets before it is planned: tables of passes, in the order in which they need one another."""
+"""The passes that every step gets before it is planned: tables, in the order in which passes depend on each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def prune(graph: Graph, _: Target) -> int:
 
 
 def slots(target: Target) -> bool:
-    """Where the caller keeps results, and tfswap's own ops may be in the graph."""
+    """Whether the caller keeps results, and tfswap's own ops may be in the graph."""
     return target.keeps_results and target.own_ops
 
 
@@ -45,13 +45,13 @@ FIRST = (
     Row(order_sums, always, "the order of a sum depends on who reads its terms, which later passes change"),
     Row(unroll_loops, always, "all that follows applies to the kernels of unrolled loops as well"),
 )
-"""After these the loops are those that stay loops."""
+"""After these, the remaining loops stay loops."""
 
 REST = (
     Row(keep_replaced_ops, always, "sums that add terms as they are ready have their order"),
     Row(order_collectives, always, "the traced order is still that of the graph"),
     Row(join_collectives, always, "groups are counted in that order"),
-    Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),
+    Row(free_constants, always, "for later passes, nodes wait for a constant's control inputs, not for it"),
     Row(swap_outer_products, always, "einsums are as they were traced"),
     Row(fuse_onednn, own_ops, "TensorFlow's graph pass would fuse the same nodes, if no order stood between them"),
     Row(keep_pool_argmax, own_ops, "poolings have their final inputs"),
@@ -63,23 +63,23 @@ REST = (
     Row(split_identity_n, always, "readers are those of the tensors themselves, for the two passes that follow"),
     Row(fill_zeros_like, always, "a tensor that only its zeros hold is free earlier"),
     Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
-    Row(defer_constants, own_ops, "all constants of the step are there"),
+    Row(defer_constants, own_ops, "no later pass adds constants"),
     Row(use_result_slots, slots, "fetches are final"),
     Row(merge_equal_nodes, always, "the others add nodes that are equal"),
-    Row(prune, always, "nodes that lost their readers are no part of what is planned"),
-    Row(relocate_results, own_ops, "all loops and conditionals that run are there"),
+    Row(prune, always, "nodes that lost their readers are not planned"),
+    Row(relocate_results, own_ops, "no later pass adds or drops loops and conditionals"),
 )
 
 PREPARE = (*FIRST, *REST)
 
 
 class Prepared(NamedTuple):
-    """What the passes leave.
+    """Facts of a prepared graph.
 
     Attributes:
-        locate: from a node's name to the user's line that made it, for nodes of unrolled loops as well.
+        locate: from a node's name to the user's source line, for nodes of unrolled loops as well.
         unrolled: whether loops were unrolled.
-        overlapping_bytes: the most that concurrent iterations hold, of loops that stay loops, without tfswap.
+        overlapping_bytes: the most bytes that concurrent iterations of the remaining loops hold without tfswap.
     """
 
     locate: Callable[[str], str | None]
@@ -91,7 +91,7 @@ def prepare(graph: Graph, target: Target, locate: Callable[[str], str | None]) -
     """Prepare `graph`, in place.
 
     Args:
-        locate: from the name of a node of `graph` to the user's line that made it.
+        locate: from the name of a node of `graph` to the user's source line.
     """
     apply_table(FIRST, graph, target)
     overlapping = overlapping_bytes(graph)

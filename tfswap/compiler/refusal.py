@@ -68,10 +68,10 @@ def refuse(
 
 
 def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone: bool) -> str:
-    """The kernel that the smallest limit is for, and its bytes.
+    """The kernel at the peak under the smallest limit, and its bytes.
 
     Args:
-        alone: whether that limit is for the kernel's own tensors, without those held while it runs.
+        alone: whether its own tensors make that peak, without others that are live while it runs.
     """
     flow = lowest.variant.flow
     i = largest_working_set(flow)[0] if alone else lowest.candidate.largest_kernel()
@@ -91,8 +91,8 @@ def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone
 
 
 def unplaced_bytes(search: Search) -> int:
-    """By how much the floor may be too low while its variant has not been made: where its constants will lie is not
-    known then, and each may take the rest of its chunk too.
+    """By how much the floor may be too low while its variant has not been made: the addresses of its constants are
+    unknown then, and each may take the rest of its chunk too.
     """
     variant = search.lowest().variant
     if search.planners.has_made(variant.rewriting):

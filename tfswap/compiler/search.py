@@ -1,4 +1,4 @@
-"""What the plans of one step are looked for among, and found: its variants, with a planner for each.
+"""Searches the plans of one step: its variants, with a planner for each.
 
 A step may be rewritten in several ways before its kernels are ordered (`variants.py`): each is a step of its own to the
 planner. The fastest plan of all within a limit is the plan; the lowest of all names the floor.
@@ -30,25 +30,26 @@ from tfswap.planner.problem import smallest_bytes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 OTHER_SHARE = 0.3
-"""Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
-tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
+"""The share of rungs that a variant with encodings, or with evictions in bodies, gets, over those of the unchanged
+step. It bounds the planning time of variants that gain nothing.
+"""
 
 
 class Search:
-    """The plans that one step may have, in the arena as it is assumed.
+    """The plans of one step in the assumed arena.
 
     Args:
-        graph: the step, with settled variables; it is changed.
-        facts: from a step with settled variables and ordered bodies to its facts.
+        graph: the prepared step; it is changed.
+        facts: from a prepared step with ordered bodies to its facts.
         target: what the step runs on, and which ops it may have.
         options: what the user asks for.
-        costs: what kernels and copies take.
-        snapshot: what is in the arena before the step.
+        costs: the cost model.
+        snapshot: the arena before the step.
 
     Attributes:
-        variants: the step's, each made when it is first asked for.
+        variants: the step's variants, each made at its first use.
         alternatives: the rewritings that are tried.
-        planners: of the variants.
+        planners: the planners of the variants.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Search:
 
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
-        """What a plan may choose among, the step as it is first."""
+        """The rewritings that a plan may use, the unchanged step first."""
         stages = self._moved_inside
         if not self._may_encode:
             return stages
@@ -108,12 +109,12 @@ class Search:
 
     @functools.cached_property
     def _encoded(self) -> Rewriting | None:
-        """The step with all encodings that gain something, where it may have some."""
+        """The step with all encodings that gain something; None where none does or none is allowed."""
         return self.alternatives.encoded(self.planners.of) if self._may_encode else None
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:
-        """With kernels in bodies that take encodings, and the most of what loops save moved, or recomputed."""
+        """With kernels in bodies that take encodings, and the most of loops' saved tensors swapped, or recomputed."""
         if self._encoded is None or len(self._stages) == 1:
             return []
         swapped = [stage for stage in self._stages if not stage.recomputed]
@@ -122,7 +123,7 @@ class Search:
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
-        """What of what loops save is swapped inside of them, from nothing to the most, or recomputed there."""
+        """Stages of swapping or recomputing tensors saved by loops, from none to all."""
         tactics = self._options.tactics
         if not self._chooses or not self.variants.accumulators:
             return [self.variants.base]
@@ -134,18 +135,18 @@ class Search:
 
     @functools.cached_property
     def _moved_inside(self) -> list[Rewriting]:
-        """What of what loops save is moved, also with copies back that start before."""
+        """The stages, also with prefetched copies."""
         return [*self._stages, *self.alternatives.prefetched(self._stages)]
 
     @functools.cached_property
     def _grouped(self) -> list[Rewriting]:
-        """With the kernels of bodies in groups, for limits that have room for these."""
+        """With the kernels of bodies in concurrent groups, for limits with room for these."""
         if not (self._chooses and self.variants.plain.graph.bodies and self._target.runs_concurrently):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
 
     def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
-        """Each variant that may be chosen, with its planner, made as they are asked for."""
+        """Each variant that may be chosen, with its planner, made one at a time."""
         for rewriting in self._rewritings:
             variant = self.variants[rewriting]
             if self.planners.has_room(variant):
@@ -153,10 +154,10 @@ class Search:
 
     @functools.cached_property
     def _inner_forms(self) -> dict[Rewriting, int]:
-        """The variants in whose bodies tensors may be moved, each with what is live around these however much is moved.
+        """The variants in whose bodies tensors may be evicted, each with a lower bound of the live bytes around the
+        bodies.
 
-        The step as it is, and with the most of what loops save moved or recomputed; both without encodings in bodies
-        and with them.
+        The unchanged step, and the last stage; both without encodings in bodies and with them.
         """
         if not self._chooses or not self.variants.plain.graph.bodies:
             return {}
@@ -168,8 +169,8 @@ class Search:
         return {form: nbytes for form, nbytes in found if nbytes is not None}
 
     def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
-        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise, or not as
-        fast, and may be met so. What adds least time comes first.
+        """Rewritings with evictions in bodies, where a limit may be met by them, and can't be met otherwise or not as
+        fast. Those that add the least time come first.
         """
         found: list[tuple[Rewriting, Rung]] = []
         for form, around_bytes in self._inner_forms.items():
@@ -181,7 +182,7 @@ class Search:
         return sorted(found, key=lambda entry: self._least_s(*entry))
 
     def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
-        """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
+        """Rewritings with evictions in a variant's bodies. They do not depend on the limit."""
         if rewriting not in self._rungs_found:
             options, problem = self._options, self.planners.of(self.variants[rewriting]).problems[0]
             rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
@@ -190,16 +191,18 @@ class Search:
         return self._rungs_found[rewriting]
 
     def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
-        """What no plan with these bodies is faster than."""
+        """A lower bound of the seconds of plans with these bodies."""
         return self.planners.unmoved_s(rewriting.outside) + rung.more_s
 
     def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
-        """What no plan with these bodies peaks below."""
+        """A lower bound of the peak of plans with these bodies."""
         form = rewriting.outside
         return self.planners.resident_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
 
     def fastest(self, limit_bytes: int | None) -> Found | None:
-        """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
+        """The fastest plan of all variants within the limit, the one without evictions for no limit; None if none
+        fits.
+        """
         plain = self.planners.of(self.variants.plain)
         if limit_bytes is None:
             unmoved = plain.candidate(None)
@@ -207,7 +210,7 @@ class Search:
         best: Found | None = None
         for variant in map(self.variants.__getitem__, self._grouped):
             best = _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
-        # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
+        # Candidates without evictions are quickly judged for all variants, and often faster than those with some.
         for variant, planner in self._planners_used():
             best = _faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
@@ -216,7 +219,7 @@ class Search:
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
-            return best  # nothing has to be moved
+            return best  # no eviction is needed
         if best is None and limit_bytes < self.lowest().candidate.peak_bytes:
             return None
         inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
@@ -252,19 +255,19 @@ class Search:
         return best
 
     def _is_above_floor(self, candidate: Candidate) -> bool:
-        """Whether `lowest` needs no more. In an arena with holes, groups may need less than what that chooses among."""
+        """Whether `lowest` has no higher peak. In an arena with holes, groups may have a lower one."""
         if self.planners.of(self.variants.plain).lowest_unmoved(candidate.peak_bytes + 1) is not None:
-            return True  # which `lowest` is no higher than, and is soon known
+            return True  # an upper bound of `lowest`, which is found quickly
         return candidate.peak_bytes >= self.lowest().candidate.peak_bytes
 
     def lowest(self) -> Found:
-        """Of what `fastest` chooses among, what needs least."""
+        """The candidate of `fastest` with the lowest peak."""
         if self._least is None:
             self._least = self._lowest()
         return self._least
 
     def _lowest(self) -> Found:
-        # The last variants of a kind move most, and leave little to look at in the others.
+        # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
         for variant, planner in [*self._planners_used()][::-1]:
             least = _lower(least, variant, planner.lowest)
@@ -275,12 +278,12 @@ class Search:
         return least
 
     def _lower_inside(self, least: Found, form: Rewriting, inner: list[tuple[Rewriting, Rung]]) -> Found:
-        """`least`, or what a variant has that needs less by moving tensors inside of its bodies.
+        """`least`, or a variant's candidate with a lower peak by evictions in its bodies.
 
         Args:
-            inner: the ways to move them, the one that may need least first.
+            inner: the rewritings, by their lower bounds.
         """
-        # With little host memory, less that is swapped in bodies leaves more for what is around them.
+        # With little host memory, fewer swaps in bodies leave more of it for tensors around them.
         by_bytes_alone = self._options.tiers.host_bytes is None
         if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
             return least
@@ -297,17 +300,17 @@ class Search:
                 if self.planners.has_room(variant):
                     planner = self.planners.of(variant)
                     least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
-            # The next rungs hold more in the bodies, and as much around them.
+            # The next rungs hold more bytes in the bodies, and as many around them.
             if by_bytes_alone and least is before and any_stands_for_others:
                 break
         return least
 
 
 def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
-    """`least`, or what a variant has that needs less.
+    """`least`, or a variant's candidate with a lower peak.
 
     Args:
-        lowest: gives that, below so many bytes.
+        lowest: gives the lowest candidate below so many bytes.
     """
     if least is None:
         found = lowest(math.inf)
@@ -324,10 +327,10 @@ def _faster(
     planner: Planner,
     limit_bytes: int,
 ) -> Found | None:
-    """`best`, or what a planner has within the limit that is faster.
+    """`best`, or a faster candidate of a planner within the limit.
 
     Args:
-        candidate: how it is asked.
+        candidate: the planner's method that gives it.
     """
     faster_than = None if best is None else best.candidate
     found = candidate(planner, limit_bytes, faster_than)

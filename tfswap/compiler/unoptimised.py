@@ -1,6 +1,6 @@
 """The step as TensorFlow runs it without tfswap: its predicted peak and time, and a likely upper bound of its peak.
 
-A share such as "60%" is one of this peak, and a step whose limit it keeps is left as it was traced.
+A share such as "60%" is of this peak, and a step that keeps its limit so is left as it was traced.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ BASELINE_SPREAD = 1.1
 peak by this factor is kept without an order."""
 
 HELD_SPREAD = 1.3
-"""The same factor where gradients are taken outside: not all that TensorFlow's tape holds is known. A transformer came
-to 1.26 of its predicted peak."""
+"""Likewise where gradients are taken outside: not all tensors that TensorFlow's tape holds are known. A transformer
+reached 1.26 of its predicted peak.
+"""
 
 
 class UnoptimisedStep:
@@ -40,15 +41,15 @@ class UnoptimisedStep:
 
     Args:
         graph: the step, with every size bound.
-        target: what it runs on, and what its caller holds.
-        costs: seconds of kernels and copies.
+        target: the device, and the tensors that the caller holds.
+        costs: the cost model.
         ordered_seconds: gives the predicted seconds of the step's kernels one after the other.
         fingerprint: of `graph`.
         others_bytes: bytes that others allocate while the step runs, as a data pipeline does for its batches.
         known: earlier plans and predictions of this step, where there is a cache.
-        snapshot: the content of the arena before the step.
-        resident_bytes: its bytes, and those that persist.
-        unrolled: whether loops of it are unrolled.
+        snapshot: the arena before the step.
+        resident_bytes: the bytes in use in it throughout the step.
+        unrolled: whether loops of the step are unrolled.
         overlapping_bytes: the most that concurrent iterations of loops hold.
     """
 
@@ -82,7 +83,7 @@ class UnoptimisedStep:
         self._overlapping_bytes = overlapping_bytes
 
     def renew(self, snapshot: ArenaSnapshot) -> None:
-        """Predict from now on for an arena with this content.
+        """From now on predict for this arena.
 
         A prediction of another process is for an arena that holds the step's constants. It stays.
         """
@@ -92,7 +93,7 @@ class UnoptimisedStep:
 
     @property
     def baseline(self) -> Baseline:
-        """The prediction, with the bytes that others allocate. It takes seconds: a limit in bytes does without."""
+        """The prediction, with the bytes that others allocate. It takes seconds."""
         alone = self._alone
         peak_bytes = alone.peak_bytes + self._others_bytes
         return alone._replace(peak_bytes=peak_bytes, overlapping_bytes=self._overlapping_bytes)

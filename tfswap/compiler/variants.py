@@ -1,7 +1,8 @@
-"""The forms of one step: the same values from graphs that differ.
+"""The variants of one step: different graphs with the same values.
 
-Some tactics change which kernels there are, and not only when they run. Each choice of them makes another graph, with
-facts and ladders of its own, and the plan is the fastest of all that fit. What is tried is in `alternatives.py`.
+Some tactics change which kernels exist, not only when they run. Each choice of them makes another graph, with facts and
+ladders of its own, and the plan is the fastest of all that fit. `alternatives.py` chooses the rewritings that are
+tried.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from tfswap.planner.problem import Problem, make_problem
 from tfswap.planner.validate import require_allowed
 
 NOWHERE = -1
-"""Stands for the value of a tensor that has none."""
+"""The number of a value that does not exist."""
 
 
 class Variants:
-    """The variants of one step, each made when it is first asked for.
+    """The variants of one step, each made at its first use.
 
     Args:
         graph: the prepared step; it is changed.
         facts: from a prepared step with ordered bodies to its facts.
         target: what the step runs on, and which ops it may have.
-        costs: what kernels and copies take.
+        costs: the cost model.
 
     Attributes:
-        base: what is done whatever is chosen besides.
+        base: the rewriting that all others contain.
         unordered: the prepared step, whose bodies have no order.
-        ordered: the same with ordered bodies, in which nothing is chosen.
+        ordered: the same with ordered bodies, without any rewriting.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Variants:
         return find_members(flow, rank_orders(flow, self._costs.of_step(flow))[0])
 
     def schedules(self, most_bytes: int) -> list[ListSchedule]:
-        """Of the step's groups, which hold no more than so many bytes while kernels run concurrently."""
+        """List schedules of the step's groups that hold at most so many bytes while kernels run concurrently."""
         for bound, made in self._schedules.items():
             if max((each.allowed_bytes for each in made), default=0) <= most_bytes <= bound:
                 return made
@@ -114,30 +115,30 @@ class Variants:
         return made
 
     def groups(self, most_bytes: int) -> list[Concurrent]:
-        """The step's groups, as `schedules`, with places for what they hold."""
+        """The step's groups, of `schedules`, with places for their tensors."""
         if most_bytes not in self._groups:
             threads = max(1, self._device.intra_op_threads)
             self._groups[most_bytes] = [place_group(each, threads) for each in self.schedules(most_bytes)]
         return self._groups[most_bytes]
 
     def _keep_apart(self, graph: Graph) -> None:
-        """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""
+        """Unpair kernels of bodies, in place, whose concurrent run would raise the body's peak."""
         for body in graph.all_bodies():
             if body.paired:
                 keep_apart(body, analyse_body(body, self._device))
 
     @property
     def plain(self) -> Variant:
-        """The step as it is, but for what is done whatever is chosen."""
+        """The variant with the base rewriting alone."""
         return self[self.base]
 
     def problem_of(self, flow: Dataflow) -> Problem:
-        """The body that these facts are of, in the order that it has."""
+        """The problem of a body with these facts, in its order."""
         order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
         return make_problem(flow, order, self._costs.rates, self._costs.of_step(flow))
 
     def rungs(self, rewriting: Rewriting, problem: Problem, tactics: Collection[str], tiers: Tiers) -> list[Rung]:
-        """What may be chosen among by moving tensors inside of the bodies of a variant, which `problem` is of."""
+        """Plans for the bodies of a variant with evictions in them; `problem` is the variant's."""
 
         def carried_out(body: Graph, flow: Dataflow, inside: Inside) -> None:
             carry_out_in_body(body, self._target, flow, inside)
@@ -157,17 +158,17 @@ class Variants:
 
     @functools.cached_property
     def permits(self) -> dict[str, Permit]:
-        """What may be done to the elements of each accumulator, by name."""
+        """The permits of each accumulator's elements, by name."""
         return {name: a.permit for name, a in self.accumulators.items()}
 
     @functools.cached_property
     def saved_bytes(self) -> dict[str, int]:
         """The bytes of each accumulator, by name."""
-        flow = self._made[PLAIN].flow  # of the graph that they are of
+        flow = self._made[PLAIN].flow  # of `ordered`
         return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
 
     def recomputing_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
-        """By list whose elements are recomputed, the seconds that it takes in a step."""
+        """By list whose elements are recomputed: the additional seconds in a step."""
         found: dict[str, float] = {}
         flow, graph = self.plain.flow, self.plain.graph
         for passage, saved, kernels in self._recomputed(rewriting.recomputed):
@@ -177,7 +178,7 @@ class Variants:
         return found
 
     def _recomputed(self, recomputed: Collection[str]) -> Iterator[tuple[Passage, Saved, list[Node]]]:
-        """Of lists whose elements are recomputed, the kernels that do it."""
+        """For each list whose elements are recomputed, the kernels that do it."""
         for passage in find_passages(self.unordered, find_accumulators(self.unordered)) if recomputed else ():
             kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in recomputed}
             for s in passage.saved:
@@ -185,7 +186,9 @@ class Variants:
                     yield passage, s, passage.recomputed(s.push.pushed, kept) or []
 
     def _require_allowed(self, rewriting: Rewriting) -> None:
-        """Raise InvalidModel for what the user does not allow; whether kernels may take encodings is checked there."""
+        """Raise InvalidModel for a rewriting that permits do not allow; encodings of kernels are checked where they are
+        applied.
+        """
         for name in rewriting.accumulators:
             require_allowed(self.permits.get(name, ANYTHING), "swap", f"swaps what loops save in {name!r}")
         for passage, saved, kernels in self._recomputed(rewriting.recomputed):
@@ -199,5 +202,5 @@ class Variants:
 
 
 def outputs_of(kernels: Iterable[Node]) -> Iterator[Output]:
-    """All tensors that these make."""
+    """All outputs of these kernels."""
     return (kernel.out(index) for kernel in kernels for index in range(len(kernel.outputs)))

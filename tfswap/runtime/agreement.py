@@ -1,4 +1,4 @@
-"""Plans a step that several workers run: all refuse if one does, and all carry out one plan if it fits each arena."""
+"""Plans a step of several workers: all refuse if one does, and all carry out one plan if it fits each arena."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Plannable(Protocol):
 
 
 def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> None:
-    """Plan; where other workers plan the same step, with them.
+    """Plan the step, in agreement with other workers that plan it too.
 
     Args:
-        alone: whether the step is this process's in any case.
+        alone: whether no other worker takes part.
     """
     refusal: InfeasibleMemoryLimit | None = None
     try:

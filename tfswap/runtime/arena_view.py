@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ArenaView:
-    """What one step finds in the device's arena.
+    """The device's arena as one step finds it.
 
     Attributes:
-        shared: feeds of variables whose buffers tensors hold too, at the latest look.
+        shared: feeds of variables whose buffers other tensors share, at the latest look.
     """
 
     def __init__(self, device: LiveDevice):
@@ -31,29 +31,30 @@ class ArenaView:
         self._variables: WrittenVariables | None = None
 
     def look_before(self) -> CLook:
-        """What the step that comes next finds."""
+        """Look at the arena before the next step."""
         self.shared = frozenset() if self._variables is None else self._variables.shared()
         return self._device.look(before=True)
 
     def snapshot(self, *, instantiated: bool = False) -> ArenaSnapshot:
-        """What is in the arena now.
+        """The arena's snapshot.
 
         Args:
-            instantiated: whether the step's constants are.
+            instantiated: whether the step's constants are in it.
         """
         found = machine.snapshot(self._device.name)
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared)
 
     def copied_bytes(self, optimizer: Optimizer) -> int:
-        """Of variables whose buffers tensors hold too, which this step's updates therefore copy."""
+        """The bytes of variables that this step's updates copy, since other tensors share their buffers."""
         return copied_bytes(optimizer.flow, self.shared) if self.shared else 0
 
     def own_buffers(self, optimizer: Optimizer, concrete: Any, inputs: Sequence[Any]) -> None:
-        """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content.
+        """Give each variable that the step writes a buffer of its own, with its value.
 
-        One that was assigned a NumPy array may have that array's, outside of the arena, and replicas' variables are
-        assigned one buffer: the first update takes another. Also where the step is traced into a function around it,
-        as far as variables are known there. Before later steps these are looked at again (`look_before`).
+        A variable that was assigned a NumPy array may share that array's buffer, outside of the arena, and replicas'
+        variables may share one buffer: the first update would allocate another. It is done too where the step is traced
+        into another function, for variables that are known there. Before later steps sharing is checked again
+        (`look_before`).
         """
         import tensorflow as tf
 

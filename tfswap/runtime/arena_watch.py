@@ -1,10 +1,10 @@
 """Watches whether a planned step keeps its limit: in the arena that it finds, and once it has run.
 
-Before each step the arena's layout is looked at, and where it is a new one the plan's requests are replayed in it.
-After it the allocator's peak is. What passed the limit is reported with its cause, as far as it is known.
+Before each step the arena's layout is read, and in a new layout the plan's requests are replayed. After the step the
+allocator's peak is read. A peak above the limit is reported with its cause, as far as it is known.
 
-Not handled: what other steps, eager code or pipelines allocate while the step runs. It is noticed afterwards, and
-the next plan leaves room for it.
+Not handled: what other steps, eager code or pipelines allocate while the step runs. That is noticed afterwards, and the
+next plan leaves room for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tfswap")
 
 MAX_LAYOUTS = 1024
-"""So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
+"""The most layouts of the arena that are remembered. A program that keeps more tensors at each step never repeats
+one.
+"""
 
 
 class ArenaWatch:
@@ -47,9 +49,9 @@ class ArenaWatch:
         on_exceeded: "warn" or "raise".
 
     Attributes:
-        report: of the latest planning, with the measured peak.
+        report: the latest plan's report, with the measured peak.
         live: whether the plan was made for the arena as it is.
-        resident_bytes: in the arena at the latest planning.
+        resident_bytes: the arena's bytes in use at the latest planning.
     """
 
     report: Report
@@ -77,15 +79,15 @@ class ArenaWatch:
         self.live = False
         self.resident_bytes = 0
         self._gate: int | None = None
-        # By what is shared; of a plan that changes nothing there are none.
+        # By shared variables; empty for a plan that changes nothing.
         self._requests: dict[frozenset[str], RequestsReplay] = {}
-        # By layout of the arena, and what is shared, the plan's peak, where it fits.
+        # By the arena's layout and shared variables: the plan's peak, where it fits.
         self._peaks: dict[tuple[int, frozenset[str]], int] = {}
         self._expected_bytes = 0  # the latest step's peak
         self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
-        self._unsatisfiable_bytes: int | None = None  # with as much in the arena, no plan fitted
-        self._unplannable_bytes = 0  # so much above what was planned came once, and no plan leaves room for it
+        self._unsatisfiable_bytes: int | None = None  # with so many bytes in use in the arena, no plan fitted
+        self._unplannable_bytes = 0  # a peak was once so far above the planned one, and no plan has room for that
 
     # --- plans --------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ArenaWatch:
             self._owners.remember(layout, self._arena.snapshot())
 
     def drop_requests(self) -> None:
-        """Note that the plan is carried out no more."""
+        """Note that the plan is no longer carried out."""
         self._requests = {}
 
     @property
@@ -118,13 +120,13 @@ class ArenaWatch:
     def margins_to_try(self) -> list[int]:
         """Margins for others with which to plan again, the largest first, since the present plan does not fit.
 
-        Room is left for what an earlier step met besides.
+        They leave room for what others allocated during an earlier step.
         """
         margins = [self._margins.others_bytes]
         if not self._measured_bytes:
             self._note_layout_change()
         elif self._requests:
-            # What is in the arena now is no surprise any more: room is left for the rest.
+            # The arena's present contents are in the snapshot: room is left for the rest.
             known = max(self._expected_bytes, self._peak_in(self._arena.snapshot(instantiated=True)))
             if self._measured_bytes - known > margins[0]:
                 margins.insert(0, self._measured_bytes - known)
@@ -135,13 +137,13 @@ class ArenaWatch:
         """Note that there is a plan for the arena.
 
         Args:
-            unplannable_bytes: so much has come once, and no plan leaves room for it.
+            unplannable_bytes: bytes that others allocated once, and that no plan has room for.
         """
         self._unplannable_bytes = unplannable_bytes
         self._unsatisfiable_bytes = None
 
     def note_unsatisfiable(self, refusal: InfeasibleMemoryLimit) -> None:
-        """Note that no plan fits the arena, and report it. Raises `refusal` where that is asked for."""
+        """Note that no plan fits the arena, and report it. Raises `refusal` where `on_exceeded` is "raise"."""
         self._unsatisfiable_bytes = self.resident_bytes
         if self._on_exceeded == "raise":
             raise refusal
@@ -162,7 +164,7 @@ class ArenaWatch:
         if self._trace.has_unseen_part:
             self._notice_unseen_part(now)
         shared = self._arena.shared
-        found = (now.layout or -now.current_bytes, shared)  # of an allocator without layout by its bytes
+        found = (now.layout or -now.current_bytes, shared)  # for an allocator without a layout, by its bytes
         if found in self._peaks and not self._measured_bytes:
             self._expected_bytes = self._peaks[found]
             return True
@@ -191,7 +193,7 @@ class ArenaWatch:
         return True
 
     def _peak_in(self, snapshot: ArenaSnapshot) -> int:
-        """The plan's peak where this is in the arena, its constants among it."""
+        """The plan's peak in this arena, which has its constants."""
         if snapshot.shared not in self._requests:
             if len(self._requests) >= MAX_LAYOUTS:
                 self._requests.clear()
@@ -200,7 +202,7 @@ class ArenaWatch:
         return self._requests[snapshot.shared].peak_bytes(snapshot)
 
     def _notice_unseen_part(self, now: CLook) -> None:
-        """Notice what TensorFlow's own backward pass took: its peak is seen when the step comes again."""
+        """Notice the peak of TensorFlow's own backward pass, which can be read only when the step is called again."""
         limit_bytes = self._limit.bytes
         left_alone = self.live and self._gate is None and not self._measured_bytes
         if left_alone and limit_bytes is not None and now.peak_bytes > limit_bytes >= self._seen_bytes > 0:
@@ -209,10 +211,10 @@ class ArenaWatch:
     # --- after a step -------------------------------------------------------------------------------------
 
     def notice(self, before: CLook, ticket: int, result: Any) -> None:
-        """Look whether what has just run, and gave `result`, has passed the limit.
+        """Check whether the step that has just returned `result` passed the limit.
 
         Args:
-            before: what it found.
+            before: the arena before the step.
             ticket: as `turn.begin` gives it.
         """
         after = self._trace.device.look(before=False)
@@ -244,7 +246,7 @@ class ArenaWatch:
 
         Args:
             others: as of `_allocated_by_others`.
-            alone: whether no other optimized function ran meanwhile.
+            alone: whether no other optimized function ran at the same time.
             known: whether it is known that no plan has room for it.
         """
         again = alone and self._request.plan is None and not known
@@ -254,7 +256,7 @@ class ArenaWatch:
         self.complain(messages.exceeded(self._trace.name, peak_bytes, limit_bytes, cause, again=again))
 
     def _possible_cause(self) -> str:
-        """What may have taken memory that nothing shows any more."""
+        """Possible causes of memory use that left no trace."""
         tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.is_gpu else None
         return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
 

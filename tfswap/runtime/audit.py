@@ -1,13 +1,12 @@
-"""Did TensorFlow run what was planned? Checked in the functions that its executor was given.
+"""Checks that TensorFlow runs the planned graph, in the functions that its executor gets.
 
-TensorFlow may prune, merge, inline and reorder; a simulated peak is worth nothing if nodes or edges
-are gone. The gate of a rewritten step (ops/csrc/core/gate_ops.cc) hands over what TensorFlow made the step from, after
-all of its passes and cut up by device: whoever called it, as often as TensorFlow makes it anew, and with no look at the
-graphs that a user's own program collects. Every planned kernel is looked up there, with its op, and every edge between
-two planned nodes, in the bodies of loops and conditionals too.
+TensorFlow may prune, merge, inline and reorder nodes; a simulated peak does not hold if nodes or edges are missing. The
+gate of a rewritten step (ops/csrc/core/gate_ops.cc) reports the functions that TensorFlow executes, after all of its
+passes and partitioned by device: for every caller, and each time that TensorFlow makes them again. Every planned kernel
+is looked up there, with its op, and every edge between two planned nodes, in the bodies of loops and conditionals too.
 
-Not seen: what TensorFlow does once more when it makes an executor of such a function. It folds constants, which is
-planned with (analysis/constants.py), and merges equal nodes, of which an order leaves none.
+Not seen: TensorFlow's changes when it makes an executor of such a function. It folds constants, which plans count
+(analysis/constants.py), and merges equal nodes, of which an order leaves none.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
 
 ONEDNN = ("_Mkl", "_MklNative")
-"""How oneDNN's forms of ops begin (mkl_graph_util.h). They are planned with, as what they stand in for."""
+"""Prefixes of oneDNN's forms of ops (mkl_graph_util.h). Plans count them as the ops that they replace."""
 
 REMEDY = "The limit would not hold. Please report this, with your TensorFlow's version."
 
 
 class Audit:
-    """One rewritten step, held against what TensorFlow makes of it.
+    """Compares one rewritten step with the functions that TensorFlow executes.
 
     Args:
         graph: the step as it was planned.
@@ -47,14 +46,14 @@ class Audit:
         self._executed = tfswap.ops.executed
         self._planned = Expected.of(graph)
         self._gate = gate
-        self._pending = b""  # of a step that not all of its devices have reported yet
-        self._failure: str | None = None  # the error itself would keep, by its traceback, all that the step holds
+        self._pending = b""  # functions of a step that not all of its devices have reported yet
+        self._failure: str | None = None  # the error's traceback would keep all that the step holds
 
     def check(self) -> None:
-        """Look at what has been executed since the last time, if anything.
+        """Check the functions that were executed since the last call, if any.
 
         Raises:
-            VerificationError: it is not what was planned. From then on every time.
+            VerificationError: they differ from the plan, in this call or an earlier one.
         """
         if executed := b"".join(map(self._executed, self._planned.gates)):  # messages one after the other merge
             from tensorflow.core.framework import function_pb2
@@ -71,13 +70,13 @@ class Audit:
 
 @dataclass(frozen=True)
 class Expected:
-    """What has to be found again of a planned graph.
+    """The nodes and edges of a planned graph that must be found.
 
     Attributes:
         sources: by node, the nodes that it reads or waits for. Without what is fed.
-        kernels: the nodes that have to be there. Without a view or a constant nothing is lost; calls are inlined.
-        ops: by node, what it computes. Without the calls that are inlined.
-        bodies: what loops and conditionals run, by node.
+        kernels: the nodes that must exist. Views and constants may go, and calls are inlined.
+        ops: by node, the type of its op; without calls, which are inlined.
+        bodies: the bodies of loops and conditionals, by node.
         gates: numbers of the gates, one on each device.
     """
 
@@ -110,7 +109,7 @@ def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int
     of its devices have not reported yet.
 
     Args:
-        library: the step's function on each device, and what they call.
+        library: the step's function on each device, and the functions that these call.
 
     Raises:
         VerificationError: a kernel or an edge did not survive, or a node computes something else.
@@ -145,7 +144,7 @@ def _is_gate(gates: Sequence[int]) -> Callable[[Any], bool]:
 
 
 class Found:
-    """Nodes of executed functions, and what they come after."""
+    """Nodes of executed functions, and their predecessors."""
 
     def __init__(self, functions: Iterable[Any]):
         self.nodes: dict[str, Any] = {node.name: node for f in functions for node in f.node_def}
@@ -153,7 +152,7 @@ class Found:
         self._memory: dict[str, frozenset[str]] = {}
 
     def sources(self, name: str) -> set[str]:
-        """What a node reads or waits for; on a device that it hears from, what is sent."""
+        """The nodes that a node reads or waits for; for a receive, the send on the other device."""
         node = self.nodes[name]
         names = {i.removeprefix("^").partition(":")[0] for i in node.input} & self.nodes.keys()
         if node.op in ("_Recv", "_HostRecv") and (send := self._sends.get(node.attr["tensor_name"].s)) is not None:
@@ -161,7 +160,7 @@ class Found:
         return names
 
     def behind(self, name: str, planned: Mapping[str, object]) -> set[str]:
-        """The planned nodes that `name` comes right after: with no planned node, but any others, in between."""
+        """The planned nodes that `name` directly follows: with only unplanned nodes in between."""
         before = reach(self.sources(name), lambda source: () if source in planned else self.sources(source))
         return {source for source in before if source in planned}
 

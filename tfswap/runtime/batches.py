@@ -1,8 +1,8 @@
 """Room for the batches that a data pipeline makes in the step's own arena while the step runs.
 
-A pipeline makes its elements on the host, so that they matter where the step runs there too.
+A pipeline makes its elements on the host, so that they share the arena of a step that runs on the CPU.
 
-Not handled: what a pipeline holds besides, such as the elements that a `shuffle` keeps, or what a `map` computes.
+Not handled: other tensors of a pipeline, such as the elements that a `shuffle` keeps, or those that a `map` computes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from tfswap.device import machine
 from tfswap.kernels.alignment import round_up
 
 BATCHES_AHEAD = 2
-"""Batches that a pipeline makes while a step runs, once its buffers are full: the next one, and one that is being
-handed over."""
+"""Batches that a pipeline makes while a step runs, once its buffers are full: the next one, and one in transit."""
 ELEMENTS_AHEAD = 3
-"""The same of a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
+"""Likewise for a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
 
 
 def shared_device() -> str | None:
-    """The device in whose arena the step runs and batches are made; None where that is not one."""
+    """The device in whose arena both the step runs and batches are made; None where these differ."""
     device, model = machine.current_device()
     return device if not model.is_gpu and machine.memory_info(device) is not None else None
 
@@ -32,9 +31,9 @@ def batch_sizes(inputs: Sequence[Any]) -> list[int]:
 
 
 def room_bytes(sizes: Sequence[int]) -> int:
-    """What tensors of these sizes take of the arena at most, where others allocate in between.
+    """The most bytes of the arena that tensors of these sizes need, where others allocate in between.
 
-    A free chunk of less than twice the size that is asked for is handed out whole (bfc_allocator.cc): either the
-    tensor gets such a one, or what would have had the chunk that it takes.
+    A free chunk of less than twice the requested size is handed out whole (bfc_allocator.cc): to the tensor, or to
+    another request whose chunk the tensor gets.
     """
     return sum(2 * round_up(nbytes) for nbytes in sizes)

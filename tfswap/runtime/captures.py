@@ -1,8 +1,8 @@
-"""What a trace captures, some of which TensorFlow asks for anew at each call.
+"""A trace's captures, some of which TensorFlow computes for each call.
 
-Collectives are the reason: each call takes a key for each of its collectives, by which they find each other on all
-workers. Who takes more keys than the others waits for ever. So a call asks once, whatever is planned and made in the
-course of it; and a step that is made and not run is given stand-ins.
+The reason are collectives: each call takes a key for each of its collectives, by which they are matched on all workers.
+A worker that takes more keys than the others waits for ever. So a call computes its captures once, whatever is planned
+and made during it, and a step that is made and not run gets placeholders.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tfswap.importers.shapes import HANDLES
 
 
 def captured(concrete: Any) -> list[Any] | None:
-    """What a call captures that begins now; None where it is the same at each call."""
+    """The captures of a call that begins now; None where they are the same at each call."""
     return concrete.captured_inputs if _asks(concrete) else None
 
 
@@ -22,13 +22,13 @@ def _asks(concrete: Any) -> bool:
 
 
 def deferred(concrete: Any) -> list[bool]:
-    """Of each input of the trace, captures included, whether only a call may ask for it."""
+    """For each input of the trace, captures included, whether only a call may compute it."""
     late = [callable(capture) for capture in concrete._captured_inputs]
     return [False] * (len(concrete.inputs) - len(late)) + late
 
 
 def without_asking(concrete: Any) -> list[Any]:
-    """What the trace captures, with zeros for what only a call may ask for."""
+    """The trace's captures, with zeros for those that only a call may compute."""
     import tensorflow as tf
 
     if not _asks(concrete):
@@ -41,6 +41,6 @@ def without_asking(concrete: Any) -> list[Any]:
         elif placeholder.dtype.name in HANDLES or not placeholder.shape.is_fully_defined():
             made.append(capture())  # no key
         else:
-            with tf.device("CPU:0"):  # where TensorFlow makes keys, whatever the collective's device
+            with tf.device("CPU:0"):  # where TensorFlow makes keys, on any device
                 made.append(tf.zeros(placeholder.shape, placeholder.dtype))
     return made

@@ -1,15 +1,15 @@
-"""Sizes that depend on what a step's arguments hold, computed before it runs.
+"""Sizes that depend on the values of a step's arguments, computed before the step runs.
 
-How long the rows of a ragged batch are when they are padded (`ragged.to_tensor()`), how far `tf.range(n)` goes or a
-mask of lengths: shapes do not say it. Where such a size follows from arguments alone it is computed before each call,
-by those few nodes of the step, and planned for as the arguments' own sizes are.
+Examples are the padded length of a ragged batch (`ragged.to_tensor()`), the length of `tf.range(n)` and that of a mask
+of lengths. Where such a size depends on arguments alone, a few nodes of the step compute it before each call, and it is
+planned for as the arguments' own sizes are.
 
-What is computed for a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
-computed for its size where a rule gives it (output_sizes.py).
+The computation keeps the step's limit too. It is small, as a rule: a tensor is not computed for its size where a rule
+gives the size (output_sizes.py).
 
 Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
-taken outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known
-for is computed for its size, before the step and whatever the limit is.
+taken outside, or that run inside of another `tf.function`, where arguments have no values yet. A tensor without a rule
+is computed for its size, before the step.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tfswap.support.reach import reach
 from tfswap.support.sizes import format_bytes
 
 MOST_ROUNDS = 4
-"""Sizes that are known give others: from one to the next at most so often."""
+"""The most rounds: known sizes give others."""
 MOST_ELEMENTS = 1 << 63
 """No tensor has so many."""
 
 Sizes = tuple[tuple[int, ...], ...]
 
 UnderLimit = Callable[[Any], Callable[..., Any]]
-"""From a `tf.function` to what calls it within the step's limit."""
+"""Puts a `tf.function` under the step's limit."""
 
 
 class Round(NamedTuple):
@@ -61,7 +61,7 @@ class DataDependentSizes:
     """Computes the sizes of some tensors of a trace from its arguments.
 
     Args:
-        rounds: what is computed, in order.
+        rounds: the rounds, in order.
     """
 
     def __init__(self, rounds: Sequence[Round]):
@@ -73,7 +73,7 @@ class DataDependentSizes:
         return tuple(shape for each in self.rounds for shape in each.compute(given))
 
     def types(self, sizes: Sizes) -> dict[str, TensorType]:
-        """What a plan for these sizes supposes of the tensors, by their names."""
+        """The tensors' types in a plan for these sizes, by name."""
         tensors = [tensor for each in self.rounds for tensor in each.computed]
         return {t.name: TensorType(t.type.dtype, shape) for t, shape in zip(tensors, sizes, strict=True)}
 
@@ -81,13 +81,13 @@ class DataDependentSizes:
 def find_data_dependent_sizes(
     concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: DataDependentSizes | None = None
 ) -> DataDependentSizes | None:
-    """What computes all sizes of a trace that its arguments' shapes leave open, and as many as it can of those that are
-    known by a bound only (`tf.unique`); None where that is not all, or no more than is known.
+    """Computes all sizes of a trace that its arguments' shapes leave open, and as many as possible of those that are
+    known by a bound only (`tf.unique`). None where some stay open, or where there is nothing new.
 
     Args:
         inputs: the arguments of a call, with values.
-        under_limit: calls what computes them.
-        known: what computes some of them already.
+        under_limit: puts the function that computes them under the limit.
+        known: an earlier result, which computes some of them.
     """
     computed = known = known or DataDependentSizes(())
     for _ in range(MOST_ROUNDS):
@@ -104,21 +104,21 @@ def find_data_dependent_sizes(
 
 
 def follow_from_arguments(concrete: Any, inputs: Sequence[Any]) -> bool:
-    """Whether sizes that a trace leaves open follow from what its arguments hold: where these have values, such sizes
-    are computed.
+    """Whether open sizes of a trace depend on its arguments' values alone, so that they can be computed where these
+    have values.
     """
     graph = import_function(concrete, inputs)
     return any(_rule(graph, tensor, concrete) is not None for tensor in _first_unknown(graph))
 
 
 def _first_unknown(graph: Graph) -> list[Output]:
-    """Of the tensors of unknown size those that are computed from others of known size, and are in no body."""
+    """The tensors of unknown size that are computed from tensors of known size, and are in no body."""
     unknown = dict.fromkeys(sizeless(graph))
     return [t for t in unknown if _is_own(graph, t) and unknown.keys().isdisjoint(t.node.inputs)]
 
 
 def _bounded(graph: Graph) -> list[Output]:
-    """Tensors of the step itself whose sizes it decides by values, and of which the most is known."""
+    """Tensors of the step itself whose sizes depend on values, and have a known bound."""
     every = (node.out(i) for node in graph if decides_sizes(node.op) for i in range(len(node.outputs)))
     return [tensor for tensor in every if tensor.type.bound]
 
@@ -129,7 +129,7 @@ def _is_own(graph: Graph, tensor: Output) -> bool:
 
 
 def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
-    """What gives a tensor's size from the arguments alone; at worst the tensor itself."""
+    """The rule for a tensor's size from the arguments alone; without another one, the tensor itself is computed."""
     rule = size_rule(tensor)
     if rule is None:
         return SizeRule((), lambda shape: shape, tensor) if _follows(graph, (tensor,), concrete) else None
@@ -149,16 +149,16 @@ def _computed(rule: SizeRule) -> list[Output]:
 
 
 def _traced_shape(concrete: Any, tensor: Output) -> tuple[int, ...] | None:
-    """A tensor's shape where it is the same for all arguments that the trace takes."""
+    """A tensor's shape where it is the same for all arguments that the trace accepts."""
     try:
         shape = concrete.graph.get_tensor_by_name(tensor.name).shape
-    except KeyError:  # of a function that is called
+    except KeyError:  # in a called function
         return None
     return tuple(shape) if shape.is_fully_defined() else None
 
 
 def _follows(graph: Graph, tensors: Sequence[Output], concrete: Any) -> bool:
-    """Whether tensors follow from the step's arguments alone."""
+    """Whether tensors depend on the step's arguments alone."""
     unknown = deferred(concrete)
     feeds = {
         feed
@@ -176,7 +176,7 @@ def _follows(graph: Graph, tensors: Sequence[Output], concrete: Any) -> bool:
 def _computing(
     graph: Graph, rules: Mapping[Output, SizeRule], concrete: Any, under_limit: UnderLimit
 ) -> Callable[[Sequence[Any]], Sizes]:
-    """A function from a trace's arguments to the shapes of tensors that follow from them."""
+    """A function from a trace's arguments to the shapes of tensors that depend on them."""
     import tensorflow as tf
     from tensorflow.python.framework import errors
 
@@ -205,7 +205,7 @@ def _computing(
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
     compute = tf.function(sizes, input_signature=specs, autograph=False)
     is_open = any(rule.of == tensor for tensor, rule in rules.items())
-    # A concrete function: of others TensorFlow counts traces, and warns users of code that is not theirs.
+    # A concrete function, since TensorFlow counts traces of others, and would warn users of retracing.
     compute = compute.get_concrete_function() if is_open else under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:
@@ -226,7 +226,7 @@ def _computing(
 
 
 def _located(error: Any, locate: SourceLines) -> Exception:
-    """What TensorFlow says of a node that sizes are computed by, and which line of the user's own made it."""
+    """TensorFlow's error at a node that sizes are computed by, with the user's source line of that node."""
     line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
     said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
     where = f" It is made at {line}." if line else ""
@@ -234,7 +234,7 @@ def _located(error: Any, locate: SourceLines) -> Exception:
 
 
 def _refusal(error: InfeasibleMemoryLimit, computed: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
-    """What computes sizes does not fit by itself."""
+    """The refusal where the computation of sizes does not fit."""
     others = f", and of {len(computed) - 1} others" if len(computed) > 1 else ""
     return InfeasibleMemoryLimit(
         f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to compute the size of "
@@ -248,7 +248,7 @@ def _refusal(error: InfeasibleMemoryLimit, computed: Sequence[Output], locate: S
 
 
 def have_values(inputs: Sequence[Any]) -> bool:
-    """Whether these arguments have values, from which sizes can be computed."""
+    """Whether these arguments have values."""
     from tensorflow.python.framework import ops
 
     return all(isinstance(each, ops.EagerTensor) for each in inputs)

@@ -1,6 +1,6 @@
-"""Makes the functions that carry out a step's plans, and audits what TensorFlow makes of them.
+"""Makes the functions that carry out a step's plans, and audits the graphs that TensorFlow runs for them.
 
-Invariant: of all functions made and still in use, each has an audit: a trace of the user's may call an earlier one.
+Invariant: each function that was made and is in use has an audit: a user's trace may call one of an earlier plan.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class FunctionMaker:
     """Makes the functions of one step.
 
     Args:
-        owner: of the step's host memory, by number.
+        owner: the number that owns the step's host memory.
 
     Attributes:
-        making_bytes: the peak while functions of the latest plan were made, if it was the highest so far.
+        making_bytes: the peak while functions of the latest plan were made, if it was the highest of the process.
     """
 
     def __init__(self, trace: Trace, request: Request, owner: int):
@@ -44,7 +44,7 @@ class FunctionMaker:
         self._request = request
         self._owner = owner
         self._audits: dict[int, Audit] = {}  # by number of the gate
-        self._audited = 0  # how often gates had kept something when these were audited last
+        self._audited = 0  # the count of functions that gates had kept, at the latest audit
         self._for_file: Callable[[], Any] = lambda: trace.concrete
         self.making_bytes = 0
 
@@ -54,14 +54,14 @@ class FunctionMaker:
         return bool(self._audits)
 
     def for_file(self) -> Any:
-        """What carries out the latest plan in a file."""
+        """The function that carries out the latest plan in a file."""
         return self._for_file()
 
     def make(self, optimizer: Optimizer, plan: Plan, *, live: bool) -> tuple[Any, int]:
-        """The function that carries out `plan`, and its gate, which looks at the arena where nobody else does.
+        """The function that carries out `plan`, and its gate, which checks the arena where Python does not.
 
         Args:
-            live: whether the arena is looked at before each step.
+            live: whether Python checks the arena before each step.
         """
         import tfswap.ops
 
@@ -81,7 +81,7 @@ class FunctionMaker:
         return function, gate
 
     def instantiate(self, function: Any, inputs: Sequence[Any]) -> None:
-        """Let TensorFlow make a function's kernels and constants."""
+        """Have TensorFlow make a function's kernels and constants."""
         import tfswap.ops
 
         before = self._trace.device.look(before=False)
@@ -93,15 +93,15 @@ class FunctionMaker:
         self.audit()
 
     def audit(self) -> None:
-        """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
+        """Compare the graphs that TensorFlow executed, also inside of other functions, with the planned ones.
 
-        Raises VerificationError where it is something else.
+        Raises VerificationError where they differ.
         """
         for audit in tuple(self._audits.values()):
             audit.check()
 
     def audit_new(self, now: CLook) -> None:
-        """As `audit`, where TensorFlow has made something since the last one."""
+        """As `audit`, where TensorFlow has made an executor since the last one."""
         if now.executed != self._audited:
             self.audit()
             self._audited = now.executed
@@ -116,7 +116,7 @@ class FunctionMaker:
         return exported.function
 
     def _watch(self, graph: Graph, gate: int, made: Any) -> None:
-        """Audit what TensorFlow makes of `graph`, behind its gate, for as long as `made` is there."""
+        """Audit the executions of `graph`, behind its gate, for as long as `made` exists."""
         import tfswap.ops
 
         self._audits[gate] = Audit(graph, gate)
@@ -126,14 +126,12 @@ class FunctionMaker:
         weakref.finalize(made, self._audits.pop, gate, None)
 
     def _reserve(self, reservation: Reservation) -> None:
-        """Reserve and take what swapped tensors need before the kernels do, so that a lack is reported before
-        anything runs.
-        """
+        """Reserve and allocate the memory of swapped tensors, so that a lack is reported before anything runs."""
         import tfswap.ops
 
         name = self._trace.name
         if self._trace.device.model.is_gpu:
-            # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
+            # The device's kernels reserve pinned memory, and space on disk.
             tfswap.ops.register(self._owner, reservation.host_limit_bytes)
             return
         try:
@@ -157,8 +155,8 @@ class FunctionMaker:
 
 
 def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
-    """What carries out `plan` in a file whose signature calls it. Where TensorFlow loads that, its gate alone looks at
-    the arena; `tfswap.load` finds in the gate what it takes to plan again.
+    """The function that carries out `plan` in a file whose signature calls it. Where TensorFlow loads the file, the
+    function's gate alone checks the arena; `tfswap.load` finds in the gate all that it needs to plan again.
     """
     from tfswap.exporters.function import export_function
 

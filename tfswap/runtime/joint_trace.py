@@ -1,12 +1,12 @@
-"""A trace and its gradients as one graph to plan: what a caller does who takes them outside.
+"""A trace and its gradients as one graph to plan, for a caller that takes the gradients outside.
 
     results = forward(arguments)           the trace, with what the backward pass needs
     gradients = Outside(results)           the caller's part
     ... = backward(gradients, saved)       TensorFlow's own derivative of the trace
 
-Forward and backward function are those that TensorFlow itself runs for a tape that asks for first-order gradients
-once (concrete_function.py), so that what is computed is the same. Others ask for more: persistent tapes, tapes of
-tapes, forward mode. For those no `Joint` is made.
+Forward and backward function are those that TensorFlow itself runs for a tape that asks for first-order gradients once
+(concrete_function.py), so that values are the same. Persistent tapes, nested tapes and forward mode ask for more: for
+those no `Joint` is made.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tfswap.passes.tactics.outer_gradients import fix_sides, outside_of
 FORWARD = "forward"
 BACKWARD = "backward"
 INLINED = "Func/"
-"""How the names begin of what inlining puts around a function's body."""
+"""The prefix of the nodes that inlining puts around a function's body."""
 ROOM = 4
 """The caller's part may hold so many tensors of each result's size, besides the results and their gradients: a squared
 error has the difference, its square, the gradient that a mean spreads, and their product."""
 
-# Why a call has no plan that a tape watches.
+# Reasons why a call that a tape watches has no plan.
 WITHIN = WATCHED.format(
     why="both are inside of another tf.function, where its gradients are not planned",
     remedy="Take tfswap.optimize from it to the outer function",
@@ -66,7 +66,7 @@ class Joint:
         function: a ConcreteFunction of all of it, to be planned and never called; None without gradients.
         backward: TensorFlow's backward function of the trace.
         results: how many tensors the trace returns.
-        differentiable: positions of those that have gradients.
+        differentiable: positions of the results that have gradients.
     """
 
     def __init__(self, trace: Any, pair: Any):
@@ -118,7 +118,9 @@ class Joint:
         return concrete_function.ConcreteFunction.from_func_graph(made, None, {})
 
     def import_graph(self, arguments: Sequence[Any], target: Target) -> Graph:
-        """The IR, with what has to come before and after the caller's part, and what he holds until the end."""
+        """The graph, with the nodes fixed that must come before and after the caller's part, and the tensors that the
+        caller holds until the end.
+        """
         graph = import_function(self.function, arguments)
         outside = outside_of(graph)
         use_result_slots(graph, target)
@@ -153,10 +155,10 @@ def in_forward_mode(arguments: Sequence[Any]) -> bool:
 
 
 def joint_of(trace: Any, arguments: Sequence[Any]) -> Joint | str:
-    """The trace with its gradients, as a tape asks for them that watches these arguments; or why there is none.
+    """The trace with its gradients, for a tape that watches these arguments; or the reason why there is none.
 
-    Besides what the forward function returns for it, the backward function may take what the trace itself captures: one
-    of `tf.recompute_grad` reads variables again.
+    The backward function may read the forward function's results and the trace's own captures, as that of
+    `tf.recompute_grad` reads variables again.
     """
     from tensorflow.python.ops import gradients_util
 

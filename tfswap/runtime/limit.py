@@ -1,4 +1,4 @@
-"""The limit of one step in bytes, and the lowest limits that this process has reported."""
+"""The limit of one step in bytes, and the floors that this process has reported."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class StepLimit:
     """The limit of one step.
 
     Args:
-        granted_bytes: the most that another trace of the function was granted.
+        granted_bytes: the highest limit of another trace of the function.
 
     Attributes:
-        bytes: None for no limit. A share is of this step's unoptimised peak at the first planning, and stays what it
-            was. It comes to no less than what another trace was granted: a smaller last batch may take what the others
-            may.
-        is_final: whether a share has become bytes for good.
+        bytes: None for no limit. A share is of this step's unoptimised peak at the first planning, and then stays the
+            same. It is no less than another trace's limit: a smaller last batch may use as much as the others.
+        is_final: whether the bytes no longer change.
     """
 
     def __init__(self, trace: Trace, request: Request, granted_bytes: int):
@@ -52,7 +51,7 @@ class StepLimit:
             asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
                 asked = max(asked, self._granted_bytes)
-            # More than the arena may have is no limit that can be kept.
+            # A limit above the arena's own is not one that can be reached.
             self.bytes = min(asked, snapshot.limit_bytes or asked)
 
     def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
@@ -64,18 +63,18 @@ class StepLimit:
         return 0 if self.bytes is None else max(0, promised(peak_bytes) + margin_bytes - self.bytes)
 
     def allows_unchanged(self, optimizer: Optimizer, *, ordered: bool) -> bool:
-        """Whether a step that has no plan may run as it was traced.
+        """Whether a step without a plan may run as it was traced.
 
-        Its limit is a share, of the whole of its unoptimised peak, which it was not seen to pass: ops of a rewritten
-        step can take more than a tiny step has.
+        It may where its limit is a share that is the whole unoptimised peak, and it has not passed that: the additional
+        ops of a rewritten step can need more memory than a tiny step has.
         """
         limit = self._request.limit(self._trace.device.name)
         is_whole = self.bytes is not None and self.bytes >= optimizer.baseline.peak_bytes
         return limit is not None and is_share(limit) and is_whole and not ordered
 
     def cover_unchanged(self, optimizer: Optimizer) -> None:
-        """Take the highest likely peak for the whole of the unoptimised one: the step runs as it was traced, and its
-        peak differs from run to run.
+        """Raise the limit to the highest likely unoptimised peak: the step runs as it was traced, and its peak differs
+        from run to run.
         """
         assert self.bytes is not None, "a step without a limit has a plan"
         self.bytes = max(self.bytes, optimizer.unoptimised.likely_bound_bytes)
@@ -83,7 +82,7 @@ class StepLimit:
     def refusal(
         self, error: InfeasibleMemoryLimit, optimizer: Optimizer, snapshot: ArenaSnapshot
     ) -> InfeasibleMemoryLimit:
-        """`error`, with what else there is to know where the arena itself may have no more."""
+        """`error`, with the arena's own limit where that is the lower one."""
         arena_bytes = snapshot.limit_bytes
         asked = self._request.limit(self._trace.device.name)
         assert asked is not None, "a plan for no limit is never refused"

@@ -1,7 +1,8 @@
-"""Bytes of the limit that the plans of one step leave free, for what is not known exactly.
+"""Bytes of the limit that the plans of one step leave free, for uses that are not known exactly.
 
-Each has a cause: batches that a pipeline makes while the step runs, results that the caller still holds, what others
-allocated during an earlier step, an arena whose layout changes from step to step. docs/design/fragmentation.md has all.
+Each has a cause: batches that a pipeline makes while the step runs, results that the caller still holds, bytes that
+others allocated during an earlier step, an arena whose layout changes from step to step. docs/design/fragmentation.md
+lists them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from tfswap.runtime.batches import ELEMENTS_AHEAD, batch_sizes, room_bytes, shar
 TOLERATED_CHANGES = 1
 """The first layout change is treated as one-off. If it happens again, assume the layout changes every step."""
 MOST_FOR_CHANGES = 1 / 16
-"""The share of the limit that is reserved at most for such an arena."""
+"""The largest share of the limit that is left free for such an arena."""
 
 
 class Margins:
-    """What plans leave free.
+    """The margins of one step's plans.
 
     Attributes:
-        others_bytes: for what others allocate while the step runs, as far as is known.
+        others_bytes: for bytes that others allocate during the step, as far as they are known.
         batches: the bytes of each tensor that a pipeline makes while the step runs.
-        growth_bytes: by which the buffers of who makes the batches may grow between steps.
-        elements_bytes: what each of the pipelines makes once that the step itself takes batches from.
+        growth_bytes: by which the pipeline's buffers may grow between steps.
+        elements_bytes: an element of each of the pipelines that the step itself takes batches from.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,11 @@ class Margins:
         self.batches: list[int] = []
         self.growth_bytes = 0
         self.elements_bytes = 0
-        self._changes = 0  # how often it was planned again since the arena's layout changed
-        self._changes_bytes = 0  # by which the plans were too large for that, all in all
+        self._changes = 0  # how often a changed layout made the step be planned again
+        self._changes_bytes = 0  # by how much the plans exceeded the limit then, in total
 
     def add_batches(self, graph: Graph, inputs: Sequence[Any], count: int) -> int:
-        """Leave room for batches like these; returns what they take of the arena.
+        """Leave room for batches like these; returns their bytes in the arena.
 
         Args:
             count: how many are made while the step runs.
@@ -56,11 +57,13 @@ class Margins:
         return nbytes
 
     def batches_have_slots(self) -> None:
-        """Note that batches have reserved slots: none of them gets a chunk that is too large."""
+        """Note that batches have reserved slots: none of them gets a chunk larger than itself."""
         self.others_bytes -= self.growth_bytes
 
     def layout_changes(self) -> bool:
-        """Note that a plan does not fit an arena whose layout changed; whether it is taken to change every step."""
+        """Note that a plan does not fit since the arena's layout changed; returns whether that is assumed of every
+        step.
+        """
         self._changes += 1
         return self._changes > TOLERATED_CHANGES
 
@@ -68,7 +71,7 @@ class Margins:
         """Let later plans depend less on the layout.
 
         Args:
-            lacking_bytes: by which the present plan is too large in this one.
+            lacking_bytes: by how much the present plan exceeds the limit in this layout.
         """
         self._changes_bytes = min(self._changes_bytes + lacking_bytes, int(limit_bytes * MOST_FOR_CHANGES))
 
@@ -79,10 +82,10 @@ class Margins:
         pipelines that the step takes from.
 
         Args:
-            lacking_bytes: what an earlier plan lacked in the arena that it met.
+            lacking_bytes: by how much an earlier plan exceeded the limit in the arena.
         """
         spare = fetched_bytes(flow) + self.growth_bytes + self._changes_bytes + lacking_bytes
         # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
         elements = (2 * ELEMENTS_AHEAD, *range(ELEMENTS_AHEAD, 0, -1)) if self.elements_bytes else ()
         spares = [*(spare + each * self.elements_bytes for each in elements), spare]
-        return [self.others_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin
+        return [self.others_bytes + each for each in spares if each > promised(0)]  # less is free anyway

@@ -21,7 +21,7 @@ CONCURRENT_STEPS = (
 
 
 def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
-    """Of a step that fits here, and not in another worker's arena."""
+    """A step fits here, but not in another worker's arena."""
     return (
         f"{step}: worker {rank} needs at least {floor_bytes} bytes ({format_bytes(floor_bytes)}) in its arena, more "
         "than its memory_limit, and no worker trains without the others. Ask for "
@@ -30,7 +30,7 @@ def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
 
 
 def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_bytes: int, regions: int) -> str:
-    """`refusal`, of a step to which no limit helps since the arena may not have as much, or not in one piece."""
+    """`refusal`, where a higher limit does not help: the arena may not have as much, or not in one region."""
     message = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
     if refusal.floor_bytes > arena_bytes:
         message += (
@@ -45,7 +45,7 @@ def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again:
 
     Args:
         cause: a sentence.
-        again: whether the next call is planned with room for it.
+        again: whether the next call is planned again.
     """
     message = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
     message += cause
@@ -71,17 +71,17 @@ def allocated_by_others(nbytes: int, held: str) -> str:
 
 
 def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence[str]) -> str:
-    """The cause where all such bytes have been freed.
+    """The cause where no bytes of others are still in use.
 
     Args:
-        tightest: the convolution to whose workspace the plan leaves least, where cuDNN chooses that.
+        tightest: the convolution to whose workspace the plan leaves the fewest bytes, where cuDNN chooses it.
         unmodelled: kernels whose memory is known by a bound only, worst first.
     """
     suspect = ""
     if tightest is not None:
         suspect = (
             f", such as cuDNN's workspace for {tightest.name}, to which the plan leaves "
-            f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within what is left)"
+            f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within that)"
         )
     elif unmodelled:
         suspect = f", such as {unmodelled[0]}"
@@ -92,10 +92,10 @@ def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence
 
 
 def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
-    """Of a step that has no plan in the arena that it finds, and runs with the one that it has.
+    """A step has no plan that fits the arena, and runs with its present one.
 
     Args:
-        copied_bytes: of variables whose buffers tensors hold too.
+        copied_bytes: bytes of variables that share their buffers with other tensors.
     """
     message = f"{step}: the limit can no longer be kept: {refusal}"
     if not copied_bytes:
@@ -108,10 +108,10 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
 
 
 def no_room_for_batches(step: str, element_bytes: int) -> str:
-    """Of a step that takes its batches from pipelines, and has not run yet.
+    """A step takes its batches from pipelines, and no plan has room for one of theirs.
 
     Args:
-        element_bytes: bytes that all of them give once.
+        element_bytes: bytes of one element of each.
     """
     return (
         f"{step}: the pipeline that it takes its batches from makes others while the first steps run, "
@@ -121,5 +121,5 @@ def no_room_for_batches(step: str, element_bytes: int) -> str:
 
 
 def no_room(step: str, enough_bytes: int) -> str:
-    """Of a step that exceeded its limit, and will again if others allocate as much again."""
+    """A step exceeded its limit, and will again if others allocate as much again."""
     return f"{step}: no plan leaves room for that; if it happens again, memory_limit={enough_bytes} is enough."

@@ -1,14 +1,15 @@
-"""An optimized step that another `tf.function` calls: when that runs, Python runs the step like one called directly.
+"""An optimized step that another `tf.function` calls: when that one runs, Python runs the step as if it were called
+directly.
 
 So it is planned for the arena that it finds, has its turn from the first look at the arena to the end, and is watched.
-What stands in the outer function is one node (csrc/core/inside_ops.cc). It names what Python runs by a number, and a
-function that carries out the plan that was made while the outer one was traced, which runs where a file is loaded.
+The outer function has one node for it (csrc/core/inside_ops.cc). The node has the number of the Python function to run,
+and the name of a function that carries out the plan made while the outer one was traced, which runs where a file is
+loaded.
 
-Invariant: the outer function holds what its node runs.
+Invariant: the outer function holds a reference to what its node runs.
 
 Not handled: GPUs; steps on several devices; collectives, whose keys are taken when the outer function is called; and
-steps that read tensors of the outer function without being given them. Those run the plan that was made while the outer
-function was traced.
+steps that capture tensors of the outer function. Those run the plan that was made while the outer function was traced.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ class NestedStep:
     """A step as other functions call it."""
 
     def __init__(self, trace: Trace, maker: FunctionMaker, run: Callable[[list[Any]], Any]):
-        """No function calls it yet.
-
+        """
         Args:
-            run: runs it in its turn, from its arguments to its structured results.
+            run: runs the step in its turn, from its arguments to its structured results.
         """
         self._trace = trace
         self._maker = maker
@@ -51,7 +51,7 @@ class NestedStep:
         return not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))  # that the other function computes
 
     def function(self, *, rewritten: bool, waits: bool) -> Any:
-        """What is called where another function is traced: it runs the step when that runs.
+        """The function that a caller's trace calls: it runs the step when the caller runs.
 
         Args:
             rewritten: whether the step has a plan that changes something.
@@ -64,13 +64,13 @@ class NestedStep:
         return self._function
 
     def _run(self, *given: Any) -> list[Any]:
-        """Run it now for another function, which gives it its inputs, captures included; returns flat results."""
+        """Run it now for another function, on its inputs, captures included; returns flat results."""
         concrete = self._trace.concrete
         arguments = given[: len(given) - len(concrete._captured_inputs)]
         try:
             result = self._run_step([*arguments])
         except InfeasibleMemoryLimit as refusal:
-            raise MemoryError(str(refusal)) from None  # which TensorFlow makes a ResourceExhaustedError of
+            raise MemoryError(str(refusal)) from None  # TensorFlow turns it into a ResourceExhaustedError
         return concrete.function_type.output.to_tensors(result)
 
 
@@ -82,7 +82,7 @@ def _inside_function(planned: Any, original: Any, run: Callable[..., Sequence[An
         original: the trace.
         run: from all inputs of the trace, captures included, to its flat results. On a thread of its own, in the
             step's turn.
-        waits: whether kernels of the step may wait for others.
+        waits: whether kernels of the step may wait for other steps.
     """
     from tensorflow.core.framework import attr_value_pb2
     from tensorflow.python.framework import func_graph as func_graph_module
@@ -117,7 +117,7 @@ def _inside_function(planned: Any, original: Any, run: Callable[..., Sequence[An
 
 
 def _python_name(run: Callable[..., Sequence[Any]], inputs: Sequence[Any], results: Sequence[Any]) -> tuple[str, Any]:
-    """What TensorFlow's kernels call a Python function by, and what keeps it there."""
+    """The token by which TensorFlow's kernels call a Python function, and the object that keeps it registered."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:

@@ -1,7 +1,7 @@
-"""A ConcreteFunction of open dimensions: what `get_concrete_function` gives where a plan is for some sizes only.
+"""A ConcreteFunction with open dimensions: the result of `get_concrete_function` where plans are for some sizes only.
 
-It takes all sizes that its trace takes, as an undecorated one does, and each is planned for at its first call. Called
-by itself, the rewritten function of one plan would take larger sizes too, and pass its limit unseen.
+It accepts all sizes that its trace accepts, as an undecorated one does, and plans for each at its first call. The
+rewritten function of one plan, called directly, would accept larger sizes too, and exceed its limit unnoticed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def has_size(tensor: Any) -> bool:
 def open_function(
     name: str, base: Any, trace: Any, call: Callable[[Sequence[Any]], Any], *, carries: bool = False
 ) -> Any:
-    """A ConcreteFunction that looks like `base`, and whose calls `call` makes.
+    """A ConcreteFunction with the signature of `base`, whose calls run `call`.
 
     Args:
-        name: of the function, for messages.
-        base: the rewritten ConcreteFunction of one plan, or the trace where there is none yet. It stands for all sizes
-            where they stay open: as a signature that is saved.
-        trace: what `base` was made from.
-        call: of the flat arguments, whose sizes are known.
-        carries: whether the trace itself carries out a plan, as that of a rewritten file.
+        name: the function's name, for messages.
+        base: the rewritten ConcreteFunction of one plan, or the trace where there is none yet. It runs where sizes stay
+            open, as in a saved signature.
+        trace: the trace that `base` was made from.
+        call: runs the step on flat arguments, whose sizes are known.
+        carries: whether the trace itself carries out a plan, as in a rewritten file.
     """
     from tensorflow.python.saved_model import save_context
 

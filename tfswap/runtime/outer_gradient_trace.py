@@ -1,8 +1,8 @@
 """A trace whose gradients its caller takes outside, under its limit: planned as one graph, run as two functions.
 
 The first runs when the trace is called, and its results are recorded on the caller's tape with a backward function that
-runs the second. In between the caller computes a loss, and anything else; what crosses is held in carriers and in
-host memory until then, and goes with the tape where the second half never runs.
+runs the second. In between the caller computes a loss, and anything else. Tensors of the first function that the second
+one reads are held in carriers and in host memory until then, and are freed with the tape where the second never runs.
 
 Not handled: asking for the gradients in ways that TensorFlow answers by tracing the backward function
 (`tape.jacobian`), or by differentiating it. Both raise.
@@ -34,12 +34,12 @@ REMEDY = "Create the tape with persistent=True: the call then runs as it was tra
 
 
 class StepFunctions(NamedTuple):
-    """What carries a plan out.
+    """The functions that carry out a plan.
 
     Attributes:
-        forward: gives the results, and then the carriers.
+        forward: returns the results, followed by the carriers.
         backward: takes the carriers, the gradients, and some of the step's arguments.
-        used: positions of those among all of the step's arguments.
+        used: positions of these arguments among all of the step's.
     """
 
     forward: FlatFunction
@@ -57,8 +57,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         results: what the trace returns, flat.
-        carriers: what crosses.
-        arguments: the trace's, with what it captures.
+        carriers: hold the tensors that the backward function reads.
+        arguments: the trace's arguments and captures.
     """
 
     functions: StepFunctions
@@ -71,8 +71,8 @@ class OuterGradientTrace(Trace):
     """A trace and its gradients.
 
     Args:
-        joint: both.
-        turns: held by whoever runs a step of the same function.
+        joint: the trace and its gradients.
+        turns: held while a step of the same function runs.
     """
 
     kind = "OutsideStep"
@@ -91,8 +91,8 @@ class OuterGradientTrace(Trace):
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
         graph = self._joint.import_graph(arguments, Target(self.device.model))
         refuse_several(self.name, graph)
-        # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
-        # size whole, or take one that something else of the second half was planned to have.
+        # The addresses of large results' gradients depend on the caller. Each may get a whole chunk of up to twice its
+        # size, or one that was planned for another tensor of the backward function.
         large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
         return Imported(graph, saved(graph), sum(2 * round_up(nbytes or 0) for nbytes in large))
 
@@ -120,7 +120,7 @@ class OuterGradientTrace(Trace):
         return self.concrete.function_type.pack_output(result.results)
 
     def _record(self, begun: _Begun, run_part: Callable[[Callable[[], Any]], Any]) -> None:
-        """Let the tape know by what the results are differentiated."""
+        """Record on the tape the function that differentiates the results."""
         from tensorflow.python.eager import record
 
         functions, carriers = begun.functions, begun.carriers
@@ -137,9 +137,9 @@ class OuterGradientTrace(Trace):
         record.record_operation(self._joint.backward.name, results, begun.arguments, backward)
 
     def _given(self, gradients: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-        """Of what a tape gives, the gradients of those results that have any, as tensors.
+        """The tape's gradients of the differentiable results, as tensors.
 
-        Raises TfswapError where more is wanted of the backward pass than to run once.
+        Raises TfswapError where the backward pass is to be traced or differentiated.
         """
         import tensorflow as tf
         from tensorflow.python.ops import gradients_util

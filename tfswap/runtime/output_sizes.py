@@ -1,9 +1,9 @@
-"""How large what an op returns is, by what it is given: the ops whose sizes depend on values, as TensorFlow defines
-them.
+"""Rules for the sizes of ops' results from their inputs, for ops whose result sizes depend on values, as TensorFlow
+defines them.
 
-Nothing of what such an op returns is computed for its size, which may be all that there is room for.
+By a rule the result itself, which may be large, is not computed for its size.
 
-Not handled: ops that must run before it is known how much they return, which are made; see dynamic_sizes.py.
+Not handled: ops that must run before their results' sizes are known. dynamic_sizes.py runs these.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tfswap.ir.graph import Output
 
 
 class SizeRule(NamedTuple):
-    """What gives the size of a tensor.
+    """The rule for a tensor's size.
 
     Attributes:
-        asked: tensors of the graph, by what they hold.
-        shape: from that, as symbolic tensors, to the axes' lengths, a vector; first of all from the shape of `of`, if
-            that is one.
+        asked: tensors of the graph whose values it needs.
+        shape: from these values, as symbolic tensors, to the vector of the axes' lengths; its first argument is the
+            shape of `of`, if there is one.
         of: a tensor whose shape alone matters.
     """
 
@@ -31,7 +31,7 @@ class SizeRule(NamedTuple):
 
 
 def size_rule(tensor: Output) -> SizeRule | None:
-    """What gives this tensor's size without making it; None where nothing does."""
+    """The rule for this tensor's size; None where there is none."""
     rule = _RULES.get(tensor.node.op)
     return None if rule is None else rule(tensor)
 
@@ -54,7 +54,7 @@ def _ragged_range(tensor: Output) -> SizeRule | None:
 def _steps(start: Any, limit: Any, delta: Any) -> Any:
     """How many numbers there are from `start` to `limit`, in the arithmetic of their own type (sequence_ops.cc).
 
-    Steps of nothing, and others that TensorFlow refuses, are left for the step itself to complain about.
+    Steps of zero, and others that TensorFlow refuses, raise errors in the step itself.
     """
     import tensorflow as tf
 
@@ -72,7 +72,7 @@ def _segments(position: int) -> Callable[[Output], SizeRule]:
     """A row for each segment: those up to the last of the ids at this position, which are sorted
     (segment_reduction_ops_impl.h).
 
-    How many rows the data has, which may be known by a bound only, has no part in it.
+    It does not depend on the data's number of rows, which may be known by a bound only.
     """
 
     def rule(tensor: Output) -> SizeRule:
@@ -106,7 +106,7 @@ def _stitched(tensor: Output) -> SizeRule | None:
 
 
 def _as_many_rows(position: int) -> Callable[[Output], SizeRule | None]:
-    """A row, as the traced shape has it, for each that the number at this position says."""
+    """As many rows of the traced shape as the number at this position."""
 
     def rule(tensor: Output) -> SizeRule | None:
         row = (tensor.type.shape or (None, None))[1:]
@@ -130,7 +130,7 @@ def _with_rows(ids: Any, row: Any) -> Any:
 
 
 def _padded(tensor: Output) -> SizeRule | None:
-    """Of a ragged tensor given by row splits alone."""
+    """For a ragged tensor given by row splits alone."""
     node = tensor.node
     if set(_tuple(node.attrs["row_partition_types"])) != {b"ROW_SPLITS"}:
         return None
@@ -192,7 +192,7 @@ def _sliced(tensor: Output) -> SizeRule:
 
 
 def _strided(tensor: Output) -> SizeRule | None:
-    """As `ValidateStridedSliceOp` (strided_slice_op.cc): what is said of each axis that is sliced, is new, or goes."""
+    """As `ValidateStridedSliceOp` (strided_slice_op.cc): for each axis whether it is sliced, new or removed."""
     node = tensor.node
     masks = {
         name: int(str(node.attrs[f"{name}_mask"])) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")

@@ -1,8 +1,8 @@
-"""Plans a step for the arena as it is: chooses a plan, makes its function, looks whether it keeps the limit there.
+"""Plans a step for the arena as it is: chooses a plan, makes its function, checks that it keeps the limit there.
 
-A peak depends on where the arena's chunks lie when the step begins, and the step's own constants lie among them once
-TensorFlow has made its function. So a plan is tried in the arena with its function made; where it does not keep the
-limit, the next one is chosen for what was found. Each try has an `Outcome`:
+A peak depends on the arena's chunks when the step begins, and the step's own constants are among them once TensorFlow
+has made its function. So a plan is simulated in the arena after its function is made. Where it does not keep the limit,
+the next one is chosen for the arena with these constants. Each try has an `Outcome`:
 
     choose --> UNCHANGED                     the step runs as it was traced
       |------> SLOTS_MADE -----> again       a plan is missed for want of room in one piece: slots are reserved
@@ -41,7 +41,7 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.requests import Requests
 
 PLANNING_TRIES = 4 + MOST_VARIANTS
-"""Each variant may have to be made once, to know its constants."""
+"""Each variant may have to be made once, to find its constants."""
 
 
 class Outcome(enum.Enum):
@@ -63,11 +63,11 @@ class Planned:
     """A plan that is carried out.
 
     Attributes:
-        function: what runs it; the trace itself where nothing is changed.
+        function: the function that runs it; the trace itself where nothing is changed.
         gate: the number of its gate; None where nothing is changed.
         live: whether it was made for the arena as it is.
-        snapshot: what is in the arena before the step.
-        requests: of the allocator; None where nothing is changed.
+        snapshot: the arena before the step.
+        requests: the step's requests of the allocator; None where nothing is changed.
         peak_bytes: the simulated peak; 0 where it was not simulated.
     """
 
@@ -86,7 +86,7 @@ class PlanningLoop:
     """One planning of a step.
 
     Attributes:
-        given: carry out this plan instead of choosing one, whatever it needs.
+        given: a plan to carry out instead of choosing one, whatever it needs.
         ordered: order the step also where its limit is well above the unoptimised peak.
         first: whether it has not been planned yet.
     """
@@ -156,7 +156,7 @@ class PlanningLoop:
         return self._judge(self._plan, fits=fits, instantiated=instantiated)
 
     def _make_slots(self, error: InfeasibleMemoryLimit) -> bool:
-        """Reserve slots where a refusal may be for want of room in one piece alone; whether the arena has some now."""
+        """Reserve slots where a refusal may be due to fragmentation alone; returns whether slots were made."""
         arena_bytes = self._snapshot.limit_bytes
         if not self.live or self.compiler.slots or arena_bytes is None or error.floor_bytes <= arena_bytes:
             return False
@@ -168,10 +168,10 @@ class PlanningLoop:
         return True
 
     def _lowest(self, error: InfeasibleMemoryLimit) -> Plan:
-        """The plan that needs least, for a limit that has none, while it is not known what its function makes.
+        """The plan with the lowest peak, for a limit that has none, while its function's constants are not known.
 
-        What a refusal names as the floor has to hold where the step's constants are in the arena too. Once they are
-        known the step is left as it was traced, or `error` is raised.
+        The floor that a refusal names must hold with the step's constants in the arena too. Once they are known, the
+        step stays as it was traced, or `error` is raised.
         """
         optimizer = self._optimizer
         plan = optimizer.lowest()
@@ -181,15 +181,15 @@ class PlanningLoop:
             self.limit.cover_unchanged(optimizer)
             return optimizer.unchanged(self.limit.bytes)
         report_floor(optimizer.fingerprint, error.floor_bytes)
-        self._function = None  # whoever holds the refusal holds this loop, and with it constants in the arena
+        self._function = None  # a held refusal holds this loop, and with it constants in the arena
         raise self.limit.refusal(error, optimizer, self._snapshot) from None
 
     def _make(self, plan: Plan) -> None:
-        """Make the function of `plan`, if it is not the one that there is."""
+        """Make the function of `plan`, unless it exists."""
         if plan.actions == self._actions:
             return
         if self._actions is not None:
-            # What was made for the plan before goes first: the next one's constants take its places.
+            # The earlier plan's function is freed first: the next one's constants get its chunks.
             self._drop_function()
         self._function, self._gate = self.maker.make(self._optimizer, plan, live=self.live)
         self._actions = plan.actions
@@ -202,7 +202,7 @@ class PlanningLoop:
 
         Args:
             fits: whether it was found for the limit.
-            instantiated: whether it was chosen for an arena with the step's constants.
+            instantiated: whether it was chosen for the arena with the step's constants.
         """
         optimizer, snapshot = self._optimizer, self._snapshot
         self._requests = optimizer.form_of(plan).requests(snapshot)
@@ -212,7 +212,7 @@ class PlanningLoop:
             there = max(plan.persistent_bytes, snapshot.total_bytes)
             self._plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
             return Outcome.PLANNED
-        if instantiated:  # what others have there comes and goes
+        if instantiated:  # the rest of the arena's contents changes
             lacking = self.limit.lacking_bytes(peak, self.margins.others_bytes)
             self._lacking_bytes = max(self._lacking_bytes, lacking)
         optimizer.assume_made(plan, snapshot)  # planned again for that arena

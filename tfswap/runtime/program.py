@@ -1,4 +1,4 @@
-"""What the functions of one program share: host memory, and the highest limit that one of them was granted."""
+"""A program: the functions that share host memory, and whose highest limit counts for all."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Granted(Protocol):
 
 
 class Program:
-    """What functions share that are parts of one program.
+    """Shared by the functions of one program.
 
     Attributes:
-        owner: of the host memory, by number.
+        owner: the number that owns the host memory.
     """
 
     def __init__(self) -> None:
         self.owner = 1 + secrets.randbits(62)  # 0 is nobody
         self._functions: weakref.WeakSet[Granted] = weakref.WeakSet()
-        self._lock = threading.Lock()  # functions are made, and planned, by several threads
+        self._lock = threading.Lock()  # several threads make and plan functions
         weakref.finalize(self, _forget, self.owner).atexit = False
 
     @property
@@ -39,7 +39,7 @@ class Program:
         return max((each.granted_bytes for each in functions), default=0)
 
     def add(self, function: Granted) -> None:
-        """Take note of one more, for as long as it is there."""
+        """Add a function, for as long as it exists."""
         with self._lock:
             self._functions.add(function)
 

@@ -1,11 +1,11 @@
 """The peak of a planned step's requests in the arena that the step finds, before it runs.
 
-A program that does anything else between two steps gives the arena another layout, often a new one each time. The
-simulator's replay takes some 3 us per request, tens of milliseconds for a loop of a hundred iterations. The one of a
+A program that allocates between two steps changes the arena's layout, often to a new one each time. The simulator's
+replay takes some 3 us per request, tens of milliseconds for a loop of a hundred iterations. The replay in C++ of a
 saved step's gate (csrc/core/arena_replay.h) finds the same peak in a tenth of that.
 
-Not handled in C++: arenas whose chunks or limit are unknown, and peaks above the arena's limit, which depend on where a
-request that finds no room is taken to find some. The simulator replays these.
+Not handled in C++: arenas whose chunks or limit are unknown, and peaks above the arena's limit, which depend on where
+the replay places a request that does not fit. The simulator replays these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfswap.simulator.requests import Requests
 
 
 class RequestsReplay:
-    """Replays one plan's requests, for each layout of the arena once more."""
+    """Replays one plan's requests in given layouts of the arena."""
 
     def __init__(self, requests: Requests):
         self._requests = requests
@@ -42,6 +42,6 @@ class RequestsReplay:
 
     @cached_property
     def _encoded(self) -> tuple[bytes, ...]:
-        """The requests as the gate of a saved step has them; none where they are too many."""
+        """The requests in the encoding of a saved step's gate; empty where they are too many."""
         extremes = self._requests.extremes
         return () if any(len(events) > MOST_EVENTS for events in extremes) else tuple(map(encode, extremes))

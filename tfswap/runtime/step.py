@@ -1,7 +1,7 @@
 """One trace of a function under its limit: planned, called in turn with other steps, and planned again.
 
-In a live process a plan is made for the arena as it is (`planning_loop.py`). Before each later call the arena is looked
-at again (`arena_watch.py`); a step that would not fit is planned again before it runs.
+In a live process a plan is made for the arena as it is (`planning_loop.py`). Before each later call the arena is
+checked again (`arena_watch.py`); a step that would not fit is planned again before it runs.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Step:
 
     Args:
         trace: the trace.
-        shapes: of its arguments, by position; None where any shape that the trace takes is meant. After them the
-            sizes that depend on values.
+        shapes: the arguments' shapes, by position; None for any shape that the trace accepts. After them the sizes that
+            depend on values.
         request: what to do to it.
         on_exceeded: "warn" or "raise".
-        program: that it is a part of: all its steps share host memory.
+        program: the program that it is a part of: all its steps share host memory.
         batches_ahead: as of OptimizedFunction.
-        instead_of: a step for larger arguments, which moves more than these need: what this one must keep is the same
-            limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
-        granted_bytes: the most that another trace of the function was granted.
-        first: whether it is the first that the function plans.
-        dynamic_sizes: gives sizes that the arguments' shapes leave open.
+        instead_of: a step for larger arguments, which evicts more than these need. This one keeps the same limit, in
+            bytes, and the same order of additions, so that values do not depend on which of the two runs.
+        granted_bytes: the highest limit of another trace of the function.
+        first: whether it is the function's first step to be planned.
+        dynamic_sizes: computes sizes that the arguments' shapes leave open.
 
     Attributes:
-        function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
-        plan: of the latest planning.
+        function: the rewritten ConcreteFunction; the trace itself where the plan changes nothing.
+        plan: the latest plan.
         planned: whether there is a plan.
     """
 
@@ -94,7 +94,7 @@ class Step:
         self._program = program
         self._first = first
         self._gate: int | None = None
-        self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
+        self._calls_steps = False  # whether the unchanged trace runs, and calls optimized steps
         self._limit = StepLimit(trace, request, granted_bytes)
         self._margins = Margins()
         self._arena = ArenaView(trace.device)
@@ -117,7 +117,7 @@ class Step:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What plans it, once it has been planned."""
+        """The optimizer that planned it; None before."""
         return self._compiler.optimizer
 
     @property
@@ -126,9 +126,9 @@ class Step:
         return self._watch.keeps_limit
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
-        """Whether arguments of these shapes are no larger than what was planned for."""
+        """Whether arguments of these shapes are no larger than those planned for."""
         if len(shapes) != len(self.shapes):
-            return False  # what the one knows of its sizes, and the other does not
+            return False  # only one of the two has computed sizes
         pairs = zip(self.shapes, shapes, strict=True)
         if not self.planned:
             return all(made is None or made == got for made, got in pairs)
@@ -138,32 +138,32 @@ class Step:
         )
 
     def is_made_for(self, shapes: Shapes) -> bool:
-        """Whether arguments of these shapes, from now on, are this step's and no other's."""
+        """Whether calls with arguments of these shapes always run this step."""
         return self.covers_all or self.shapes == shapes
 
     @property
     def covers_all(self) -> bool:
-        """Whether any arguments that the trace takes are covered."""
+        """Whether all arguments that the trace accepts are covered."""
         return self.planned and all(shape is None for shape in self.shapes)
 
     @property
     def elements(self) -> float:
-        """Of its arguments: what is planned for fewer moves less."""
+        """The number of elements of its arguments: a step for fewer evicts less."""
         return sum(math.inf if shape is None or None in shape else math.prod(shape) for shape in self.shapes)
 
     def fits(self) -> bool:
-        """Whether the step, as it is planned, stays within its limit in the arena as it is now."""
+        """Whether the planned step keeps its limit in the arena as it is now."""
         return not self._trace.device.has_arena or self._watch.fits(self._arena.look_before())
 
     def audit(self) -> None:
-        """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
+        """Compare the graphs that TensorFlow executed, also inside of other functions, with the planned ones.
 
-        Raises VerificationError where it is something else.
+        Raises VerificationError where they differ.
         """
         self._maker.audit()
 
     def stats(self) -> StepStats:
-        """What swapping did in the latest run of the function's, whose steps take turns."""
+        """The swaps of the function's latest run."""
         from tfswap.ops.runtime import StepStats, step_stats
 
         info = machine.memory_info(self._trace.device.name)
@@ -179,7 +179,7 @@ class Step:
         """Run the step under its limit.
 
         Args:
-            plain: the call runs immediately, and neither a tape nor who may cancel it has a part in it.
+            plain: the call runs eagerly, with neither a tape nor a cancellation manager.
         """
         asked = captured(self._trace.concrete)
         if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):
@@ -191,10 +191,10 @@ class Step:
         return self._trace.finish(result, self._run_part)
 
     def _in_turn(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
-        """Run it now, in an arena that can be looked at.
+        """Run it now, in its turn, on a device whose arena can be read.
 
         Args:
-            asked: what the call captures, where that is asked for anew.
+            asked: the call's captures, where they are computed for each call.
         """
         outer = turn.held()
         try:
@@ -205,7 +205,7 @@ class Step:
                     self._plan_again(inputs)
                 before = self._arena.look_before()
             if self._calls_steps:
-                turn.end(outer)  # each of them takes its own
+                turn.end(outer)  # each of the called steps has its own
             return self._watched(inputs, plain, asked, before, ticket)
         finally:
             turn.end(outer)
@@ -216,7 +216,7 @@ class Step:
         return result
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
-        """Run what is a part of the step and comes later, and notice what it took."""
+        """Run a part of the step that comes later, under the limit."""
         if not self._trace.device.has_arena:
             result = run()
             self._maker.audit_new(self._trace.device.look(before=False))
@@ -238,7 +238,7 @@ class Step:
         return self._trace.call(self.function, inputs, asked, rewritten=rewritten, plain=plain, inside=inside)
 
     def _inside(self) -> Any:
-        """What is called where another function is traced: it runs this step when that runs, where Python can do so."""
+        """The function that a caller's trace calls: it runs this step when the caller runs, where Python can."""
         assert self.optimizer is not None, "it has been planned"
         if self._calls_steps or not self._nested.can_run(self.optimizer.graph):
             return self.function
@@ -299,7 +299,7 @@ class Step:
                 without_redzones()
             limit_workspaces(self.report.workspace_bytes if self._request.options.limit_workspaces else None)
             if live and self._gate is not None:
-                optimizer.assume_made(plan, planned.snapshot)  # the floor that the report names is one in this arena
+                optimizer.assume_made(plan, planned.snapshot)  # the reported floor is of this arena
                 self._watch.remember_arena()
             log.info("tfswap: %s: %s", self.name, self.report.headline())
             limit_bytes, making_bytes = self.limit_bytes, self._maker.making_bytes
@@ -310,16 +310,16 @@ class Step:
         return self._compiler.floor_bytes(self.plan, rewritten=self._gate is not None)
 
     def unplan(self) -> None:
-        """As if there had been no plan: nothing of it stays in the arena."""
+        """Drop the plan: nothing of it stays in the arena."""
         self.planned = False
         self.function = self._gate = None
         self._watch.drop_requests()
         free_functions()
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
-        """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is.
+        """Plan for the arena as it is, before the step runs; where no plan fits, keep the present one.
 
-        Room is left for what an earlier step met besides, unless it is that for which no plan fits: it has gone again.
+        Room is left for what others allocated during an earlier step, unless no plan fits with it: it has been freed.
         """
         before, was_live, margins = self.plan, self._watch.live, self._watch.margins_to_try()
         self.function = None
@@ -336,7 +336,7 @@ class Step:
                 log.warning("tfswap: %s", messages.no_room(self.name, refusals[0].floor_bytes))
             self._watch.note_planned_again(margins[0] if refusals else 0)
             return
-        if not was_live:  # it has never run: no step is under way that could go on
+        if not was_live:  # it has never run: there is no training to continue
             raise refusals[-1]
         self.plan_now(inputs, given=before)
         self._watch.note_unsatisfiable(refusals[-1])

@@ -36,17 +36,19 @@ from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import is_share
 
 MAX_COUNTED = 1024
-"""So many sizes are counted of those that a plan for larger ones covers."""
+"""The most sizes, covered by a plan for larger ones, whose calls are counted."""
 RECURS = 16
-"""A size that is called so often is planned for by itself, where the plan that covers it moves tensors for larger ones:
-what fits stays. It takes about as long as the first plan took, and so many steps win that back."""
+"""After so many calls a size gets a plan of its own, where the plan that covers it evicts tensors that only larger
+sizes need evicted. Planning takes about as long as the first plan did, which so many steps win back.
+"""
 MAX_OWN = 8
-"""So many sizes of one trace have plans of their own. Each holds the step's constants once more."""
+"""The most sizes of one trace with plans of their own. Each holds another copy of the step's constants."""
 GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 SCATTER = 4
-"""Counts that follow from what batches hold are planned for with so many times the room that they have differed by, and
-no more than GROWTH: near a limit half as much again has no plan, where the next batch differs by a hundredth."""
+"""Sizes that depend on batches' contents are planned for with so many times the range that they have shown, and no more
+than GROWTH: near a limit, half as much again may have no plan, while the next batch differs by a hundredth.
+"""
 
 _FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "
 _FROM_PYTHON = "Call the optimized function from Python, with the arguments themselves"
@@ -70,10 +72,10 @@ class StepCache:
         request: what to do to each trace.
         on_exceeded: "warn" or "raise".
         program: that the function is a part of.
-        lock: held by whoever runs a step of the function.
-        optimized: from a `tf.function`, a request and `on_exceeded` to the same under a limit: functions that compute
-            sizes are kept to the limit too.
-        trace_of: from a ConcreteFunction to the trace that its steps have.
+        lock: held while a step of the function runs.
+        optimized: puts a `tf.function` under a limit, from it, a request and `on_exceeded`: functions that compute
+            sizes keep the limit too.
+        trace_of: makes the trace of a step from a ConcreteFunction.
         first_shapes: from the number of a trace's arguments to the shapes that its first step is planned for, where
             they cover those of the call; None where it is planned for those of the call.
 
@@ -102,7 +104,7 @@ class StepCache:
         self._trace_of = trace_of
         self._first_shapes = first_shapes
         self._steps: dict[Any, list[Step]] = {}
-        self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace that shapes alone do not give the sizes of
+        self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace, where shapes alone do not give all sizes
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self.batches_ahead = 0
         self.joint_of: dict[Any, Joint | str] = {}
@@ -112,7 +114,7 @@ class StepCache:
 
     @property
     def traces(self) -> Iterable[Any]:
-        """What there are steps of."""
+        """The traces that have steps."""
         return tuple(self._steps)
 
     def planned_of(self, concrete: Any) -> list[Step]:
@@ -121,13 +123,13 @@ class StepCache:
 
     @property
     def plans(self) -> int:
-        """How many plans there are, of all traces."""
+        """The number of plans of all traces."""
         return sum(step.planned for steps in self._steps.values() for step in steps)
 
     @property
     def granted_bytes(self) -> int:
         """The highest limit of all plans; 0 where there is none."""
-        steps = [step for steps in tuple(self._steps.values()) for step in tuple(steps)]  # perhaps of another thread's
+        steps = [step for steps in tuple(self._steps.values()) for step in tuple(steps)]  # another thread may add some
         return max((step.limit_bytes or 0 for step in steps), default=0)
 
     def step_for(self, concrete: Any, inputs: Sequence[Any]) -> Step:
@@ -169,7 +171,7 @@ class StepCache:
         try:
             step.prepare(inputs)
         except InfeasibleMemoryLimit:
-            # Perhaps since some sizes are known by a bound only.
+            # The cause may be sizes that are known by a bound only.
             if isinstance(concrete, Joint) or not have_values(inputs) or not self._find_sizes(concrete, inputs):
                 raise
             steps.remove(step)
@@ -187,7 +189,7 @@ class StepCache:
         if larger == shapes:
             return None
         step = self._new_step(concrete, larger)
-        step.planned = True  # to be asked what it covers
+        step.planned = True  # `covers` depends on it
         covers, step.planned = step.covers(shapes), False
         with contextlib.suppress(InfeasibleMemoryLimit):
             if covers:
@@ -197,7 +199,7 @@ class StepCache:
         return None
 
     def _refuse(self, error: UnsupportedGraph, concrete: Any, inputs: Sequence[Any]) -> None:
-        """Raise `error` where sizes can't be computed before the call, saying why."""
+        """Raise `error`, with the reason, where sizes can't be computed before the call."""
         joint = isinstance(concrete, Joint)
         why = WITH_OUTER_GRADIENTS if joint else "" if have_values(inputs) else WITHOUT_VALUES
         if not why:
@@ -211,7 +213,7 @@ class StepCache:
         raise UnknownSizes(error.what, why) from None
 
     def _under_limit(self, function: Any) -> Any:
-        """A function that computes sizes, kept to the limit too, as far as that is known by then."""
+        """A function that computes sizes, under the limit too, as far as that is known by then."""
         limit = self._request.memory_limit
         if limit is None or is_share(limit):
             limit = self.granted_bytes or machine.device_limit_bytes(machine.current_device()[0])
@@ -221,7 +223,7 @@ class StepCache:
         return self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
-        """Compute more of the trace's sizes from these arguments from now on; whether there are more."""
+        """From now on, compute more of the trace's sizes from arguments; returns whether there are more."""
         known = self._dynamic_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
         found = find_data_dependent_sizes(concrete, inputs, self._under_limit, known)
         if found is not None:
@@ -235,10 +237,10 @@ class StepCache:
         return shapes if dynamic is None or not have_values(inputs) else (*shapes, *dynamic.sizes(concrete, inputs))
 
     def _own(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any], covering: Step) -> Step:
-        """The step for these arguments: `covering`, or, where they recur, one that keeps what has room at their size.
+        """The step for these arguments: `covering`, or, where they recur, one that evicts only what their size needs.
 
-        Which tensors could stay is not decided as the step runs: in an arena, what stays changes where everything else
-        lies, and only a plan that was simulated with it is known to keep the limit.
+        Which tensors stay can't be decided while the step runs: a tensor that stays changes the addresses of all
+        others, and only a simulated plan is known to keep the limit.
         """
         import tensorflow as tf
 
@@ -253,7 +255,7 @@ class StepCache:
         own = self._new_step(concrete, shapes, covering.instead_of or covering)
         with contextlib.suppress(InfeasibleMemoryLimit):
             own.prepare(inputs)
-            # What it holds besides, its constants, must not cost the others their limit.
+            # Its constants, which it adds to the arena, must not break the limit of the other steps.
             if own.plan.moves < covering.plan.moves and covering.fits():
                 made.append(own)
                 return own
@@ -265,7 +267,8 @@ class StepCache:
         given = (self._on_exceeded, self._program, self.batches_ahead, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
-        # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.
+        # A share is of the training step's peak, where that is known: a share of the forward pass alone would be far
+        # too low.
         limits = [step.limit_bytes for step in self._steps.get(self.joint_of.get(concrete), ())]
         most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
         request = dataclasses.replace(self._request, memory_limit=most)
@@ -273,17 +276,16 @@ class StepCache:
 
 
 def grown(shapes: Shapes, planned: Sequence[Shapes], arguments: int) -> Shapes:
-    """The sizes to plan for next, where there are plans for others: so many that plans stay few.
+    """The sizes to plan for next, given those of existing plans: large enough that plans stay few.
 
-    Of arguments the second plan is for the sizes that are asked for. From the third on it covers all that came before
-    as well, and an axis that is longer than ever gets GROWTH times what it had at most. Sizes that depend on what
-    arguments hold scatter from batch to batch: from the second plan on, those that differ get SCATTER times what they
-    differ by.
+    The second plan is for the arguments' own sizes. From the third on a plan covers all earlier sizes as well, and an
+    axis that is longer than ever gets GROWTH times its earlier maximum. Sizes that depend on arguments' contents
+    scatter from batch to batch: from the second plan on, those that differ get SCATTER times their range.
 
     Args:
-        arguments: so many of the shapes are the arguments' own.
+        arguments: how many of the shapes are the arguments' own.
     """
-    planned = [each for each in planned if len(each) == len(shapes)]  # others knew nothing of some sizes
+    planned = [each for each in planned if len(each) == len(shapes)]  # others lack computed sizes
     if not planned:
         return shapes
 

@@ -37,15 +37,15 @@ class StepCompiler:
     """Plans one step for the arena as it is.
 
     Args:
-        shapes: of the trace's arguments, by position; None where any shape that the trace takes is meant. After them
-            the sizes that depend on values.
+        shapes: the arguments' shapes, by position; None for any shape that the trace accepts. After them the sizes that
+            depend on values.
         dynamic_sizes: gives the types of tensors whose sizes depend on values.
-        batches_ahead: so many batches as a call is given are made in the arena while the step runs.
+        batches_ahead: how many batches are made in the arena while the step runs.
 
     Attributes:
-        optimizer: once the trace has been imported.
+        optimizer: the step's optimizer; None before the trace is imported.
         waits: whether kernels of the step may wait for others.
-        slots: what parts the reserved slots of small tensors (planner/small_slots.py); empty where there are none.
+        slots: the tensors that keep the reserved slots apart (planner/small_slots.py); empty where there are none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StepCompiler:
         self.slots: list[Any] = []
 
     def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
-        """The optimizer, for the arena as it is or may be when the step runs, and the content of that.
+        """The optimizer, set to the arena as it is or may be when the step runs, and that arena's snapshot.
 
         Args:
             live: whether the step runs now.
@@ -94,12 +94,13 @@ class StepCompiler:
         return optimizer, snapshot
 
     def choose(self, optimizer: Optimizer, *, ordered: bool, first: bool, lacking_bytes: int = 0) -> Plan:
-        """The plan for the limit, with the largest margins that there is one for.
+        """The plan for the limit with the largest margins that have a plan.
 
         Args:
             ordered: order the step also where its limit is well above the unoptimised peak.
             first: whether it has not been planned yet.
-            lacking_bytes: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
+            lacking_bytes: by how much an earlier plan exceeded the limit in the arena; a plan with so much more room is
+                preferred.
 
         Raises InfeasibleMemoryLimit.
         """
@@ -125,8 +126,8 @@ class StepCompiler:
             return plan
         assert limit_bytes is not None, "a plan for no limit is never refused"
         if self._trace.device.has_arena and limit_bytes >= reported_floor(optimizer.fingerprint):
-            # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
-            # there plans may use up their margin.
+            # A reported floor has to hold in later processes too, whose arenas differ a little: there plans may use up
+            # their margin.
             optimizer.extra_margin_bytes -= promised(limit_bytes) - limit_bytes
             if (plan := optimizer.find(limit_bytes, ordered=ordered)) is not None:
                 return plan
@@ -134,8 +135,8 @@ class StepCompiler:
         raise optimizer.infeasible(limit_bytes)
 
     def make_slots(self, optimizer: Optimizer, others: Sequence[int] = ()) -> int:
-        """Make reserved slots for small tensors in the arena; the bytes of the largest, or 0 where the step has no use
-        for any, or the arena no room.
+        """Make reserved slots for small tensors in the arena; returns the bytes of the largest, or 0 where the step
+        needs none or the arena has no room.
 
         Args:
             others: bytes of each tensor that others allocate while the step runs.
@@ -145,7 +146,7 @@ class StepCompiler:
         snapshot = self._arena.snapshot()
         slots = reserved_slots(optimizer.search, snapshot, others)
         if snapshot.limit_bytes is not None and sum(slots) > snapshot.limit_bytes - limit_bytes:
-            slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
+            slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would fragment the step's memory
         self.slots = make_slots_in_arena(self._trace.device.name, slots, limit_bytes)
         return max(slots) if self.slots else 0
 
@@ -158,7 +159,7 @@ class StepCompiler:
         """
         assert self.optimizer is not None, "it has made the plan"
         floor = self.optimizer.floor_bytes() + unplaced_bytes(self.optimizer.search)
-        if rewritten and plan.keeps_limit:  # what has been planned can be
+        if rewritten and plan.keeps_limit:  # the present plan proves that it can be
             floor = min(floor, promised(plan.planned_peak_bytes) + self._margins.others_bytes)
             if self._limit.bytes is not None:  # also where that took the plan's own margin
                 floor = min(floor, self._limit.bytes)
@@ -177,7 +178,7 @@ class StepCompiler:
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
         others_bytes = self._margins.add_batches(graph, inputs, self._batches_ahead)
-        free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
+        free_functions()  # of the import: they would change the unoptimised peak
         snapshot = self._arena.snapshot().with_allocations(self._made_around(inputs))
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(

@@ -1,4 +1,4 @@
-"""A trace of a function as a step runs it: how its graph is imported, and how a rewritten graph is called.
+"""A trace of a function: how its graph is imported, and how a rewritten graph is called.
 
 Everything else of a step (planning, turns, watching) is the same whatever kind of trace it has.
 """
@@ -26,7 +26,7 @@ class Imported(NamedTuple):
 
     Attributes:
         held: names of tensors that the unoptimised step holds until its end.
-        margin_bytes: what tensors may take that the graph does not have.
+        margin_bytes: room for tensors that the graph does not have.
     """
 
     graph: Graph
@@ -35,10 +35,10 @@ class Imported(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """What runs a rewritten graph.
+    """A function that runs a rewritten graph.
 
     Attributes:
-        gates: the number of each gate, the graph behind it, and an object that lives as long as that is made.
+        gates: the number of each gate, the graph behind it, and an object that lives as long as the graph's function.
     """
 
     function: Any
@@ -46,17 +46,17 @@ class Exported(NamedTuple):
 
 
 class Trace:
-    """A trace whose gradients nobody takes outside.
+    """A trace whose gradients are not taken outside.
 
     Args:
         name: of the function, for messages.
         concrete: the trace.
 
     Attributes:
-        device: what runs the step.
-        kind: what distinguishes its random states from those of other traces of the same function.
+        device: the device that runs the step.
+        kind: distinguishes its random states from those of other kinds of traces of the same function.
         always_ordered: whether its step has an order under every limit.
-        has_unseen_part: whether a part of the step runs later, and is not looked at where it runs as it was traced.
+        has_unseen_part: whether a part of the step runs later, without being watched where it runs as it was traced.
     """
 
     kind: ClassVar[str] = "Step"
@@ -94,10 +94,10 @@ class Trace:
         return None
 
     def export(self, graph: Graph, plan: Plan, gate: int, for_file: Callable[[], Any]) -> Exported:
-        """What runs `graph`, a rewritten one.
+        """A function that runs the rewritten `graph`.
 
         Args:
-            for_file: gives what carries out the plan in a file.
+            for_file: gives the function that carries out the plan in a file.
         """
         from tfswap.exporters.function import export_function
 
@@ -105,7 +105,7 @@ class Trace:
         return Exported(function, [(gate, graph, function.graph)])
 
     def make_kernels(self, function: Any, inputs: Sequence[Any]) -> None:
-        """Call what `export` made, while that runs nothing."""
+        """Call the function of `export` with its gate closed: it makes its kernels and runs none."""
         function.call([*inputs, *without_asking(function)])
 
     def call(
@@ -118,13 +118,13 @@ class Trace:
         plain: bool,
         inside: Callable[[], Any] | None,
     ) -> Any:
-        """Call what runs the step.
+        """Call the function that runs the step.
 
         Args:
-            captures: what the call captures, where that is asked for anew.
-            rewritten: whether it is not the trace itself.
+            captures: the call's captures, where they are computed for each call.
+            rewritten: whether `function` is rewritten, not the trace itself.
             plain: as of `Step.__call__`.
-            inside: gives what is called in place of `function` where another function is traced.
+            inside: gives the function to call in place of `function` where another function is traced.
         """
         if plain and captures is None and rewritten:
             return function.run(inputs)
@@ -132,7 +132,7 @@ class Trace:
         return called._call_flat(inputs, captured_inputs=called.captured_inputs if captures is None else captures)
 
     def finish(self, result: Any, run_part: Callable[[Callable[[], Any]], Any]) -> Any:
-        """What the caller gets.
+        """The result that the caller gets.
 
         Args:
             result: of `call`.

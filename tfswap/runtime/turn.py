@@ -1,17 +1,17 @@
-"""Whose turn it is: optimized steps of a process share an arena, so that they are planned and run one at a time.
+"""Turns: optimized steps of a process share an arena, so that they are planned and run one at a time.
 
-A call takes the turn before it looks at the arena and ends it when its step has run, so that nothing that is planned
-comes in between; a plan is made in one too. It is the thread's: what runs within asks again and gets it. A step inside
-another `tf.function` takes its turn when it runs, and Python runs it in that (csrc/core/inside_ops.cc). Turns are
-handed over in the order in which they were asked for, and end with a call that fails or is interrupted.
+A call takes the turn before it looks at the arena and ends it when its step has run, so that no other planned step runs
+in between. A plan is made in a turn too. A turn belongs to a thread, which may take it again within. A step inside
+another `tf.function` takes its turn when it runs (csrc/core/inside_ops.cc). Turns are given in the order in which they
+were requested, and end with a call that fails or is interrupted.
 
-Steps whose kernels may wait for others (`ir.ops.may_wait`: Python functions, collectives, queues) may wait for the step
-that waits for them: nobody waits for such a one longer than ten seconds (csrc/core/turn.h), and what it calls by
-`tf.py_function`, on a thread of TensorFlow's, does not wait at all.
+Steps whose kernels may wait for other steps (`ir.op_traits.may_wait`: Python functions, collectives, queues) could
+deadlock with a step that waits for its turn. So a turn of such a step is waited for ten seconds at most
+(csrc/core/turn.h), and a step that it calls by `tf.py_function`, on a thread of TensorFlow's, does not wait at all.
 
-Not handled: what TensorFlow allocates outside of a turn, while another step may have one, as for a trace. And what
-runs between a forward and a backward pass whose gradients are taken outside: each of the two has a turn of its own,
-since what a caller does in between may wait for other steps.
+Not handled: allocations of TensorFlow outside of a turn, as for a trace, while another step has one. And whatever runs
+between a forward and a backward pass whose gradients are taken outside: each of the two has a turn of its own, since
+the caller may wait for other steps in between.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import Any
 from tfswap.device.live import LiveDevice
 
 SLICE_US = 100_000
-"""A wait returns so often to Python, which can be interrupted only there."""
+"""The longest that a wait stays in C: only Python can be interrupted."""
 
-_planning = threading.RLock()  # where there is no arena to look at
+_planning = threading.RLock()  # for devices without an arena
 
 
 def held() -> int:
-    """How many turns this thread has, one within the other; which `end` returns to."""
+    """The number of nested turns of this thread, for `end`."""
     return _turns().tfswap_turns()
 
 
 def begin(waits: bool) -> int:
-    """Take a turn, to be ended by `end` whatever becomes of it. No context manager: every call of every step is one.
+    """Take a turn, which the caller must end by `end`. Not a context manager, which would slow every call down.
 
     Args:
-        waits: whether what runs in it may wait for others.
+        waits: whether kernels that run in it may wait for other steps.
 
     Returns:
-        What `alone` takes; 0 within another step.
+        The ticket for `alone`; 0 within another step.
     """
     turns = _turns()
     outermost = turns.tfswap_turns() == 0
@@ -85,13 +85,13 @@ def _await() -> None:
 
     wait = load().c.tfswap_await_turn  # without the interpreter's lock
     while not wait(SLICE_US):
-        if isinstance(threading.current_thread(), threading._DummyThread):  # TensorFlow's, which runs a Python function
+        if isinstance(threading.current_thread(), threading._DummyThread):  # TensorFlow's, of a py_function
             _turns().tfswap_admit_turn()
 
 
 @functools.cache
 def _turns() -> Any:
-    """The functions that keep the interpreter's lock: they take no longer than to give it away and get it back."""
+    """The C functions, called with the interpreter's lock held: to release it would take longer than they do."""
     from tfswap.native.load import load
 
     turns = ctypes.PyDLL(str(load().path))

@@ -1,13 +1,12 @@
-"""What the workers of a `MultiWorkerMirroredStrategy` exchange about their plans.
+"""Exchanges facts about plans between the workers of a `MultiWorkerMirroredStrategy`.
 
-All of them run one program, so each plans the same step when it is called first; but each has an arena of its own,
-and plans for that. One that refuses its limit must not leave the others waiting in a collective, and all are to carry
-out one plan where that fits all arenas. So they meet once, after each has planned, in the key-value store of the
-coordination service that such a strategy starts.
+All of them run one program, so each plans the same step at its first call, but for an arena of its own. A worker that
+refuses its limit must not leave the others waiting in a collective, and all should carry out one plan where that fits
+all arenas. So they exchange messages once, after each has planned, through the key-value store of the strategy's
+coordination service.
 
-Not handled: what a worker plans later, for an arena that has changed or for other sizes, is its own affair. The order
-of its collectives is the traced one whatever the plan (passes/prepare/collective_order.py), so nobody waits for it in
-vain.
+Not handled: later plans, for an arena that has changed or for other sizes. Each worker makes those by itself. The order
+of its collectives is the traced one under any plan (passes/prepare/collective_order.py), so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from tfswap.passes.prepare.collective_order import spans_workers
 from tfswap.plan.plan import Plan
 
 JOBS = ("chief", "worker")
-"""Those that train together; an evaluator runs by itself."""
+"""Jobs that train together; an evaluator runs by itself."""
 PART = 1 << 20
-"""Characters of a plan that go into one value: messages have a largest size."""
+"""Characters of a plan in one value: messages have a maximum size."""
 
 _meetings = itertools.count()
 
@@ -47,13 +46,13 @@ class Meeting:
         self._rounds = itertools.count()
 
     def exchange(self, said: Any) -> list[Any]:
-        """What each worker says, by rank; waits for all. Anything that JSON takes."""
+        """The JSON value of each worker, by rank; waits for all."""
         topic = f"tfswap/{self._number}/{next(self._rounds)}"
         self._put(f"{topic}/{self.rank}", json.dumps(said))
         return [json.loads(self._get(f"{topic}/{rank}")) for rank in range(self.workers)]
 
     def hand_out(self, plan: Plan) -> Plan:
-        """The first worker's plan, of which each gives his own."""
+        """The first worker's plan; each worker passes its own."""
         topic = f"tfswap/{self._number}/{next(self._rounds)}"
         if self.rank == 0:
             text = b85encode(zlib.compress(plan.to_json().encode())).decode()
@@ -94,12 +93,12 @@ def meeting(graph: Graph) -> Meeting | None:
 
 
 def digest(plan: Plan) -> str:
-    """The same for plans that do the same to the same graph."""
+    """A digest that is equal for plans with the same actions on the same graph."""
     return hashlib.sha256(f"{plan.fingerprint}{plan.actions!r}".encode()).hexdigest()
 
 
 def highest(floors: Sequence[int | None]) -> tuple[int, int] | None:
-    """The rank that needs most of those that refuse, and what it needs; None where nobody refuses."""
+    """Of the workers that refuse, the rank with the highest floor, and that floor; None where none refuses."""
     refused = [(floor, rank) for rank, floor in enumerate(floors) if floor is not None]
     if not refused:
         return None

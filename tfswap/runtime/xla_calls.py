@@ -1,13 +1,13 @@
-"""Functions that XLA compiles inside of a step: left as they are, each call a kernel that is planned around.
+"""Functions that XLA compiles inside of a step: they stay as they are, and each call is one kernel in the plan.
 
-What such a call holds while it runs is XLA's own affair and reported nowhere. So it is measured before the step is
-planned: the call runs alone, on zeros, in the arena that it will run in, which has room for that wherever a plan has
-room for the call. Its node records it, and kernels/kernel_memory.py reads it there. How long it takes is estimated from
-the body as it was traced, so that the same step has the same plan in every process.
+XLA does not report the memory that such a call holds while it runs. So it is measured before the step is planned: the
+call runs alone, on zeros, in the step's arena, which has room for that wherever a plan has room for the call. The node
+records the bytes, and kernels/kernel_memory.py reads them there. The call's time is estimated from the body as it was
+traced, so that the same step has the same plan in every process.
 
-Not handled: calls that write variables, or do what must happen once; calls in the bodies of loops and conditionals;
-steps that are not planned in the process that runs them, or whose variables that process does not know yet, since they
-are traced into another function. These are refused like all else that runs out of sight.
+Not handled: calls that write variables or have other effects; calls in the bodies of loops and conditionals; steps that
+are not planned in the process that runs them, or whose variables that process does not know yet, since they are traced
+into another function. These are refused, as all opaque calls are.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
 
 PAGE_BYTES = 4096
-"""Temporaries are counted in these: what is freed late, from the run before, hides up to a few small chunks."""
+"""Temporaries are rounded up to these: tensors of the run before that are freed late hide up to a few small chunks."""
 
 
 def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: str, model: DeviceModel) -> None:
-    """Record, in place, at each call of a function that XLA compiles, what it takes besides its results, and how long.
+    """Record, in place, at each call of a function that XLA compiles, its temporary bytes and its seconds.
 
     Args:
         concrete: the trace.
-        given: what the step is given, feed by feed; of tensors the types count alone.
-        device: in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
+        given: the step's inputs, feed by feed; of tensors only the types matter.
+        device: the device in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
     """
     if machine.memory_info(device) is None or not any(node.op in CALLS for node in graph):
         return
@@ -80,7 +80,7 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
 
 
 def _may_run_alone(name: str, library: Mapping[str, Any]) -> bool:
-    """Whether XLA compiles the function, and nobody notices that it has run once more."""
+    """Whether XLA compiles the function, and an additional run has no effects."""
     if name not in library or compiled_by(library[name].attr) is None:
         return False
     ops = {node.op for f in _run_by(name, library) for node in library[f].node_def}
@@ -94,7 +94,7 @@ def _run_by(name: str, library: Mapping[str, Any]) -> list[str]:
 
 
 def _content(fdef: Any) -> bytes:
-    """What a function does, by whatever name."""
+    """A function's content, without its name."""
     unnamed = copy.deepcopy(fdef)
     unnamed.signature.name = ""
     return unnamed.SerializeToString(deterministic=True)
@@ -103,7 +103,9 @@ def _content(fdef: Any) -> bytes:
 def _measured(
     node: Node, graph: Graph, concrete: Any, decides: Sequence[Any], device: str, model: DeviceModel
 ) -> tuple[dict[str, object], list[Any]]:
-    """What the arena holds besides the results while the call runs; and those results by which others are compiled."""
+    """The arena's bytes besides the results while the call runs, and those results that other calls are compiled
+    for.
+    """
     import tensorflow as tf
 
     with tf.init_scope(), tf.device(device):
@@ -129,7 +131,7 @@ def _is_handle(tensor: Output) -> bool:
 
 
 def _can_be_given(tensor: Output, value: Any) -> bool:
-    """Whether a call can be given it outside of the step: a variable that is there, or a tensor of known size."""
+    """Whether a call outside of the step can have this input: a variable that exists, or a tensor of known size."""
     import tensorflow as tf
 
     if _is_handle(tensor):
@@ -148,13 +150,13 @@ def _argument(tensor: Output, value: Any) -> Any:
 
 
 def _small_integers(result: Any) -> Any:
-    """A permutation or a shape, say, that XLA has to know when it compiles what reads it."""
+    """The values of a small integer result, as a permutation or a shape, which XLA needs to compile its readers."""
     small = result.dtype.is_integer and result.shape.num_elements() <= SMALL_INTEGERS
     return result.numpy().tolist() if small else None
 
 
 def _alone(node: Node, graph: Graph) -> Graph:
-    """The call and nothing else, between what it is given and what it gives."""
+    """A graph of the call alone, with its inputs and results."""
     made = Graph()
     made.library = graph.library
     for i, tensor in enumerate(node.inputs):
@@ -167,7 +169,7 @@ def _alone(node: Node, graph: Graph) -> Graph:
 
 
 def _risen_bytes(call: Callable[[], Any], device: str) -> int:
-    """How far the arena's peak lies above what is in use before, during `call`. The user's peak is as it was."""
+    """The bytes by which `call` raises the arena's use at its peak. The user's peak statistic stays the same."""
     with peak_kept(device):
         before = machine.memory_info(device)
         call()
@@ -177,7 +179,9 @@ def _risen_bytes(call: Callable[[], Any], device: str) -> int:
 
 
 def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:
-    """What the body takes as it was traced, kernel by kernel: more than fused. None where that is not known."""
+    """The seconds of the body as it was traced, kernel by kernel, an upper bound of the fused time; None where not
+    known.
+    """
     plain = {function: copy.deepcopy(library[function]) for function in _run_by(name, library)}
     for function in plain.values():
         for attribute in XLA_ATTRIBUTES:

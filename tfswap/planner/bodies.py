@@ -1,12 +1,12 @@
-"""Plans the inside of a body as a step is planned: what a loop or a conditional holds while it runs.
+"""Plans evictions inside of the bodies of loops and conditionals, as for a step.
 
 A body that holds a whole training computation (gradients summed over micro-batches, several steps in a loop) has
-tensors that wait, as a step has. Seen from outside that is one number, the bytes that the loop takes while it runs.
-Here it becomes a choice, bytes against seconds: a ladder of plans for all bodies of a step that hold much.
+tensors that wait between uses, as a step has. Outside of the body only the peak of the loop counts. A ladder of plans,
+for all bodies of a step that hold much, trades this peak against seconds.
 
-A rung is a target for the live bytes of the whole step: each body is planned for what the target leaves it, which is
-the target less what is live around it while it runs. Bodies in bodies come first. Like a planner's, targets do not
-depend on the limit, and which rung is taken is decided by those who judge the whole step with it.
+A rung is a target for the live bytes of the whole step. Each body is planned for the target less the bytes that are
+live around it while it runs, inner bodies first. Targets do not depend on the limit, and the rung is chosen by judging
+the whole step with it.
 
 Not handled: other orders of a body than its own (passes/tactics/order_bodies.py).
 """
@@ -35,11 +35,11 @@ from tfswap.planner.problem import Problem
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
 
 RUNGS = 16
-"""Of a ladder: each is another form of the step, and has to be judged as one."""
+"""The most rungs: each makes another form of the step, which has to be judged."""
 STAGES = 4
-"""In so many steps bodies are planned where what is around them moves too: each takes a ladder of the whole step."""
+"""The most rungs that are combined with evictions around bodies: each takes a ladder of the whole step."""
 LEAST_SHARE = 0.05
-"""Of the step's live peak: a body that holds less is left as it is."""
+"""The share of the step's live peak below which a body stays as it is."""
 
 
 class Rung(NamedTuple):
@@ -50,7 +50,7 @@ class Rung(NamedTuple):
         least_bytes: a lower bound of the live bytes' peak, in a body and around it, however much is moved around it;
             without persistent bytes.
         more_s: the seconds that it adds to a step.
-        stands_for_others: whether it is one of the few that are tried where what is around bodies moves too.
+        stands_for_others: whether it is one of the few that are combined with evictions around bodies.
     """
 
     inside: tuple[Inside, ...]
@@ -74,10 +74,10 @@ class PlannedBody(NamedTuple):
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all bodies of a step.
+    """Terms that are the same for all bodies of a step.
 
     Attributes:
-        carry_out: does in a body, in place, what is planned inside of it; takes the facts of a copy of it besides.
+        carry_out: carries out a body's plan, in place; it also gets the facts of a copy of the body.
     """
 
     target: Target
@@ -94,7 +94,7 @@ class _Planned(NamedTuple):
         inside: of the body and of those in it.
         own_bytes: the peak of its live bytes, besides its arguments.
         least_bytes: of the body and of those in it, the peak of live bytes, with what can't be moved around it.
-        more_s: of all its runs in a step.
+        more_s: the additional seconds of all its runs in a step.
         graph: the body so.
     """
 
@@ -110,8 +110,8 @@ class _Body:
     """A body that holds much.
 
     Attributes:
-        around_bytes: what is live around it while it runs, and nothing is moved.
-        pinned_bytes: of these, what can't be moved meanwhile.
+        around_bytes: bytes that are live around it while it runs, without evictions.
+        pinned_bytes: those of them that can't be evicted during that.
         times: how often it runs in a step.
         inner: those in it that hold much.
         planners: the body with what is planned for those in it, and its planner, by that.
@@ -134,7 +134,7 @@ class _Body:
         return [self, *(b for body in self.inner for b in body.all)]
 
     def planned(self, target_bytes: float) -> _Planned:
-        """For a step that is to hold no more than so many bytes, or as near to it as can be."""
+        """The plan for a step that is to hold at most so many bytes, or the nearest to that."""
         inner = [body.planned(target_bytes) for body in self.inner]
         graph, planner = self._planner(inner)
         flow, problem = planner.flow, planner.problems[0]
@@ -148,7 +148,7 @@ class _Body:
         more_s = sum(made.more_s for made in inner)
         if choice.order != problem.order or choice.intervals:
             before_s = self.terms.costs.body_seconds(graph)
-            # What goes to disk of what is moved in bodies is what comes when host memory is full.
+            # Of tensors swapped in bodies, those that find host memory full go to disk.
             in_memory = choice._replace(intervals=[a._replace(disk=False) for a in choice.intervals])
             splits = choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1]
             moved = Inside(self.name, *in_memory.named(flow), splits)
@@ -172,9 +172,8 @@ class _Body:
 
 
 def least_around(graph: Graph, problem: Problem) -> int | None:
-    """What is live around a body that `find_rungs` plans, where that is most, however much is moved.
-
-    Without the contents of the arena before the step; None where there is no such body.
+    """A lower bound of the live bytes around the bodies that `find_rungs` plans, the highest of all. Without persistent
+    bytes; None where there is no such body.
     """
     nodes = _holding_nodes(graph, problem, _worth(problem))
     return max((pinned for _, _, pinned in nodes), default=None)
@@ -210,17 +209,17 @@ def find_rungs(graph: Graph, problem: Problem, terms: Terms) -> list[Rung]:
 
 
 def _with_splits(inside: Inside, least_bytes: float) -> Inside:
-    """With those of its splits that are for so much."""
+    """With those splits that are for so many bytes."""
     return dataclasses.replace(inside, splits=tuple(s for s in inside.splits if s.nbytes >= least_bytes))
 
 
 def _worth(problem: Problem) -> int:
-    """What a body of a step must hold for something in it to be moved."""
+    """The bytes that a body must hold for evictions in it to be tried."""
     return int(LEAST_SHARE * (problem.live_peak_bytes - problem.there_bytes))
 
 
 def _holding_nodes(graph: Graph, problem: Problem, least_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """The nodes whose bodies may hold so much: index, bytes live around it, and of these what can't be moved."""
+    """The nodes whose bodies may hold so much: index, bytes live around it, and those of them that can't be evicted."""
     if not graph.bodies:
         return
     flow = problem.flow
@@ -279,7 +278,7 @@ def _planner_of(body: Graph, terms: Terms) -> Planner:
 
 
 def _replace_body(graph: Graph, name: str, body: Graph) -> None:
-    """Let a node run another body in place of one of its own, called `name`."""
+    """Replace the body of a node that is called `name`."""
     node, _, number = name.removesuffix("]").rpartition("[")
     bodies = list(graph.bodies[graph[node]])
     bodies[int(number)] = body

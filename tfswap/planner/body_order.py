@@ -37,7 +37,7 @@ def order_body(flow: Dataflow, target: Target, costs: Costs, *, grouped: bool = 
     order = choose_order(flow, cost_s)
     if not target.runs_concurrently:
         return BodyOrder(order)
-    unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
+    unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are identified by position
     order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)
     if grouped:
         return BodyOrder(*find_groups(unnamed, order, cost_s, costs.rates))

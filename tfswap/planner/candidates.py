@@ -1,9 +1,9 @@
-"""One choice of order and evictions, judged: the forms in which it can be carried out, each with its peak and time.
+"""Judges one choice of order and evictions: the forms in which it can be carried out, each with its peak and time.
 
-A choice can run its kernels in pairs or one by one, in chunks as the allocator gives them, in chunks of the requests'
-own sizes, or with tensors at the ends of chunks.
+A choice can run its kernels in pairs or one by one, in the allocator's chunks, in exact chunks, or with tensors at the
+ends of chunks.
 
-Invariant: which forms there are does not depend on the limit, nor do their peaks.
+Invariant: the forms and their peaks do not depend on the limit.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 PAIR_TRIES = 8
 PAIR_LEVELS = 6
-"""Of a choice so many are judged with some of its kernels side by side, between all and those that raise no peak: where
-a limit leaves room for some, the step takes no longer than it must."""
+"""So many forms of a choice are judged with some of its concurrent kernels, from all of them to those that raise no
+peak, so that a limit with room for some gives a faster step.
+"""
 ENDS_SHARE = 0.75
-"""Of what the arena may grow to: a plan with tensors at the ends of chunks promises no lower peak, and so is not asked
-for where the limit is less."""
+"""The share of the arena's limit below which plans with tensors at the ends of chunks are not tried, since they promise
+no lower peak.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Draft:
 
     Attributes:
         choice: the kernels in order, and what is swapped when.
-        timing: of the step so; no less than that of the order with nothing moved.
+        timing: the step's; no less than that of the order without evictions.
     """
 
     choice: Choice
@@ -61,9 +63,9 @@ class Candidate:
 
     Attributes:
         choice: the kernels in order, and what is swapped when.
-        timing: of the step; where cuDNN computes its convolutions and there is a limit, with what is left for them.
+        timing: the step's; where cuDNN computes its convolutions under a limit, with the workspaces that fit.
         peak_bytes: the peak that the plan promises: the simulated one and the margin.
-        computed: how cuDNN computes its convolutions then.
+        computed: the algorithms of its convolutions, by cuDNN.
     """
 
     choice: Choice
@@ -73,21 +75,20 @@ class Candidate:
     computed: Computed | None = None
 
     def largest_kernel(self) -> int:
-        """The kernel that the peak is for: the one that runs, or is to run next, where it is."""
+        """The kernel at the peak: the one that runs, or the next one."""
         steps = build_schedule(*self.choice)[self.memory.peak_step :]
         return next(subject for kind, subject in steps if kind in KERNELS)
 
 
 _Besides = tuple[tuple[int, ...], tuple[Split, ...]]
-"""What a choice has besides an order and what is swapped: what runs side by side, and splits."""
+"""The rest of a choice besides order and evictions: concurrent kernels and splits."""
 
 
 class Judged:
-    """A draft, and what the allocator makes of it: as it is, with fewer kernels side by side, and in exact chunks.
+    """A draft, simulated in the arena: as it is, with fewer concurrent kernels, and in exact chunks.
 
-    None of these depends on a limit. One takes no less time, and promises no lower peak, than those that are tried
-    before it and stand for it: so whoever is given the first that fits misses nothing. The draft is made when it is
-    first asked for: what holds too much is refused without it.
+    None of these forms depends on a limit. A later form is no faster than those tried before it, so that the first that
+    fits is the best. The draft is made at its first use: a choice with too many live bytes is refused without it.
 
     Args:
         choice, least_s: as of `Planner.draft`.
@@ -99,19 +100,19 @@ class Judged:
         self._least_s = least_s
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
-        self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
+        self._above: dict[_Besides, float] = {}  # a lower bound of the peak, where the peak is not known
         self._live_above: dict[tuple[int, ...], float] = {}  # by its pairs: the peak of live bytes is above this
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by its pairs
         self._needs: dict[_Besides, list[Need]] = {}
 
     @cached_property
     def draft(self) -> Draft:
-        """The choice with kernels side by side, timed."""
+        """The choice with concurrent kernels, timed."""
         return self._planner.draft(self._choice, self._least_s)
 
     @property
     def seconds(self) -> float:
-        """What none of them takes less than."""
+        """A lower bound of all forms' seconds."""
         return self.draft.timing.total_s
 
     def may_fit(self, limit_bytes: float) -> bool:
@@ -136,13 +137,13 @@ class Judged:
         if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
             return found
         made = self._computed(found.choice, limit_bytes)
-        if found.choice.splits:  # which may leave more room for workspaces, by chance
+        if found.choice.splits:  # they may leave more room for workspaces, by chance
             least_s = self._computed(found.choice._replace(splits=()), limit_bytes).timing.total_s
             made = dataclasses.replace(made, timing=made.timing.no_less_than(least_s))
         return dataclasses.replace(found, timing=made.timing, computed=made)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
-        """Those within a limit."""
+        """The forms within a limit."""
         if self.draft.choice.paired:
             yield from self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
         if self._candidate(self._one_by_one, self._alone, limit_bytes) is not None:
@@ -158,7 +159,7 @@ class Judged:
         yield from self._at_ends(limit_bytes)
 
     def _as_drafted(self, choice: Choice, timing: Timing, limit_bytes: float) -> Iterator[Candidate]:
-        """A choice in chunks as they come, and in exact ones, where that is within a limit."""
+        """A choice in the allocator's chunks, and in exact ones, where these are within a limit."""
         found = self._candidate(choice, timing, limit_bytes)
         if found is not None:
             yield found
@@ -168,7 +169,7 @@ class Judged:
                 yield found
 
     def lowest(self, below_bytes: float) -> Candidate | None:
-        """The one that needs least, if that is less than `below_bytes`."""
+        """The form with the lowest peak, if that is below `below_bytes`."""
         best: Candidate | None = None
         if not self.may_fit(below_bytes - 1):
             return None
@@ -186,7 +187,7 @@ class Judged:
 
     @cached_property
     def _alone(self) -> Timing:
-        """What that takes."""
+        """The memory of `apart`."""
         if not self.draft.choice.paired:
             return self.draft.timing
         return self._planner.timing(self._one_by_one).no_less_than(self.seconds)
@@ -200,7 +201,7 @@ class Judged:
 
     @cached_property
     def _fewer_pairs(self) -> list[tuple[Choice, Timing]]:
-        """With ever fewer side by side of those that raise the peak; each takes no less time than the one before."""
+        """With ever fewer of the concurrent kernels that raise the peak; each form is no faster than the one before."""
         choice, least_s = self.draft.choice, self.seconds
         if not choice.paired:
             return []
@@ -216,12 +217,12 @@ class Judged:
 
     @cached_property
     def within(self) -> Candidate:
-        """With those side by side that don't raise the peak."""
+        """With those concurrent kernels that do not raise the peak."""
         return self._with_pairs(self.apart) or self.apart
 
     def _with_pairs(self, apart: Candidate, share: float | None = None) -> Candidate | None:
-        """The draft with those side by side that don't raise the peak of `apart`; in chunks as they come, or exact ones
-        (`share`).
+        """The draft with those concurrent kernels that do not raise the peak of `apart`, in the allocator's chunks or
+        in exact ones (`share`).
         """
         choice, count, most_bytes = self.draft.choice, 1, apart.memory.peak_bytes
         for _ in range(PAIR_TRIES):
@@ -235,7 +236,7 @@ class Judged:
                 return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)
             kept = kept_pairs(tried, memory, most_bytes)
             if len(kept) == len(choice.paired):
-                # None is at the peak, and earlier kernels left other chunks: without the last of them, then more.
+                # No pair is at the peak, but earlier pairs left other chunks: drop the last of them, then more.
                 kept = without_last(tried, memory.peak_step, count)
                 count *= 2
             choice = choice._replace(paired=kept)
@@ -246,7 +247,7 @@ class Judged:
         return self._fewer_pairs[-1][1].total_s if self._fewer_pairs else self.seconds
 
     def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
-        """What the draft is with what `choice` has besides; None where that is not within a limit."""
+        """The candidate of the draft with the rest of `choice`; None where it is not within a limit."""
         memory = self._memory(choice, simulated_within(limit_bytes))
         if memory is None:
             return None
@@ -254,9 +255,8 @@ class Judged:
         return Candidate(choice, memory, timing, peak_bytes) if peak_bytes <= limit_bytes else None
 
     def _split(self, choice: Choice, limit_bytes: float) -> Iterator[tuple[float, Choice]]:
-        """A choice with requests that get no larger chunks than they need, where that may get it within a limit.
-
-        With few, then with more, each with the share of the live peak from which on requests are taken.
+        """A choice with splits, where these may get it within a limit: with few, then with more of them, each with the
+        least size of split requests as a share of the live peak.
         """
         if not self._planner.target.own_ops or choice.exact_chunks or not self._is_live_within(choice, limit_bytes):
             return
@@ -265,8 +265,8 @@ class Judged:
                 yield share, self._in_exact_chunks(choice, share)
 
     def _at_ends(self, limit_bytes: float) -> Iterator[Candidate]:
-        """One kernel after another, with what stays at the ends of chunks, where the arena has no hole for a request
-        although it has as many bytes. Nearly all of the arena is in use on the way.
+        """The form without concurrent kernels and with long-lived tensors at the ends of chunks, for arenas that have
+        the bytes of a request but not in one hole. Nearly all of such an arena is in use.
         """
         planner, choice = self._planner, self._one_by_one
         most_bytes = planner.snapshot.limit_bytes
@@ -297,7 +297,7 @@ class Judged:
         return self._splits[choice.paired]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
-        """What the draft does to memory with what `choice` has besides; None where it peaks above `most_bytes`."""
+        """The memory of the draft with the rest of `choice`; None where it peaks above `most_bytes`."""
         made = choice.paired, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
@@ -310,7 +310,7 @@ class Judged:
         return None if found is None or found.peak_bytes > most_bytes else found
 
     def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
-        """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
+        """How cuDNN computes the draft's convolutions within a limit, with the concurrent kernels of `choice`."""
         made = choice.paired, choice.splits
         planner, steps = self._planner, build_schedule(*choice)
         if made not in self._needs:

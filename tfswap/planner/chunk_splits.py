@@ -1,14 +1,13 @@
-"""Which requests of a schedule get a chunk of their own size where the allocator would give them a larger one.
+"""Chooses requests to be served from an exactly sized chunk, where the allocator would give them a larger one.
 
-The allocator gives a free chunk of less than twice the bytes asked for whole. What is too much of it counts for as long
-as the tensor lives, and a step's peak lies some per cent above its live bytes for that alone, how many being close to
-chance. Before the kernel makes its request, such a chunk can be parted (`SPLIT` in a schedule), so that it fits.
+The allocator gives a free chunk of less than twice the requested bytes whole. The excess counts for as long as the
+tensor lives, and for that alone a step's peak is some per cent above its live bytes; how many is close to chance.
+Before the kernel makes its request, such a chunk can be split (`SPLIT` in a schedule), so that it fits. The choice of
+requests depends on live bytes alone, so a plan with splits has about the same peak in any arena.
 
-Which requests these are depends on what is live alone: a plan with splits peaks much the same in any arena.
-
-Where the arena may grow no further than the limit, it counts too that what is free lies together. What stays long is
-then put at the end of the largest free chunk, and what comes and goes before it: else a map that waits for the backward
-pass lies where some smaller tensor happened to leave a hole, and parts what a larger one would need whole.
+Where the arena may grow no further than the limit, free bytes must also be contiguous. Long-lived tensors are then put
+at the end of the largest free chunk, and short-lived ones before it. Otherwise a map that waits for the backward pass
+lies in a hole that a smaller tensor left, and divides a chunk that a larger one would need whole.
 """
 
 from __future__ import annotations
@@ -25,20 +24,22 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot, Ledger, added_bytes, 
 from tfswap.simulator.replay import Replay
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
-"""Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""
+"""Least sizes of split requests, as shares of the live peak: smaller ones are not worth two more ops. Which is best is
+close to chance.
+"""
 MOST_REQUESTS = 64
-"""Of one step: what a loop holds together can be anything."""
+"""The most splits of one step: a loop can hold any number of tensors."""
 LEAST_STAYS = (4, 32)
-"""Steps of a schedule that a tensor is there for before it is put at a chunk's end."""
+"""The least lifetimes, in steps of a schedule, of tensors that are put at a chunk's end."""
 NEAR_PEAK = 0.8
-"""Of the live peak: where less is live, what chunks are too large by does not matter."""
+"""The share of the live peak below which the excess of chunks does not matter."""
 
 
 def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[int, tuple[Split, ...]]:
     """Splits for a schedule that has none: for the large requests of the steps near whose tensors the peak is, or would
     be if one of them were given more than it needs.
 
-    Of a step's requests those that are held together where it holds most of its own.
+    Of a step's requests, those that are live together at its own peak are taken.
 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
@@ -87,7 +88,7 @@ def choose_ends(
 
 
 def _replayed(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[_Lives, Replay, array[int]]:
-    """A schedule without chunks: what it asks for, and the most that is live in each step."""
+    """A schedule without chunks: its requests, and the peak of live bytes in each step."""
     ledger = _Lives()
     snapshot.enter(ledger)
     replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, snapshot), snapshot), snapshot)
@@ -138,7 +139,7 @@ class _Lives(Ledger):
             self.gone[address] = _End(self.step, len(self.nbytes))
 
     def held_together(self, numbers: Sequence[int]) -> list[int]:
-        """Of allocations of one step those that are there when they take most."""
+        """The allocations of one step that are live at their peak."""
         held: list[int] = []
         most, most_bytes = held, 0
         for number in numbers:

@@ -4,8 +4,8 @@ Belady's rule once more: going forward through the order, whenever the copies in
 that is needed furthest in the future goes to disk instead, from its beginning. A disk is slow, and waits longest for
 what comes back last.
 
-What loops swap inside of their bodies is taken to be in host memory all the time. What of that has no room goes to disk
-from the first element on: the backward loop needs these last (`Plan.saved_disk_bytes`).
+Tensors that loops swap inside of their bodies are assumed to be in host memory all the time. Those without room go to
+disk, the first elements first, since the backward loop needs these last (`Plan.saved_disk_bytes`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tiers:
     Attributes:
         host_bytes: of host memory; None for no limit.
         disk_bytes: of disk; None for no limit, 0 where nothing may go there.
-        inner_bytes: of what is swapped, what loops do inside of their bodies.
+        inner_bytes: bytes that loops swap inside of their bodies.
     """
 
     host_bytes: int | None = None
@@ -49,11 +49,11 @@ class Tiers:
         return self.host_bytes + self.disk_bytes - self.inner_bytes
 
     def chosen(self, gaps: Iterable[Gap]) -> frozenset[int]:
-        """Of the values with these gaps, those that go to disk."""
+        """Those of the values with these gaps that go to disk."""
         if self.host_bytes is None or self.disk_bytes == 0:
             return frozenset()
         begins: dict[int, int] = {}
-        needed: dict[int, int] = {}  # by value, where it is read first after it has gone
+        needed: dict[int, int] = {}  # by value: its first read after the copy out
         ends: dict[int, int] = {}
         sizes: dict[int, int] = {}
         for gap in gaps:
@@ -81,7 +81,7 @@ class Tiers:
         return frozenset(disk)
 
     def with_overflow(self, memory: Memory) -> Memory:
-        """`memory`, with what loops will find no room for in host memory on disk."""
+        """`memory`, with tensors of loops that find no room in host memory on disk."""
         if self.host_bytes is None or self.disk_bytes == 0:
             return memory
         over = min(self.inner_bytes, max(0, memory.host_peak_bytes - self.host_bytes))

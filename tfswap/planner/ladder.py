@@ -1,6 +1,6 @@
-"""Ladders: one solver on one order, asked for ever lower targets of live bytes. A rung is what it chooses for one.
+"""Ladders: one solver on one order, asked for ever lower targets of live bytes. A rung is its choice for one target.
 
-Not handled: which ladders are climbed, and which rung is taken. That is the planner's (planner.py).
+Not handled: the choice of ladders and of the rung, which is the planner's (planner.py).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BISECTIONS = 8
 
 
 class Climb(NamedTuple):
-    """How many ladders some solvers climb, of how many rungs, in the time that there is for them.
+    """How many ladders some solvers climb, and of how many rungs, in their share of the planning time.
 
     Attributes:
-        orders: each solver climbs a ladder for so many orders.
+        orders: the number of orders, on each of which each solver has a ladder.
         rungs: of each ladder.
-        spare: ladders that there is time left for.
+        spare: how many more ladders there is time for.
     """
 
     solvers: Sequence[Solver]
@@ -37,7 +37,7 @@ class Climb(NamedTuple):
 
     @classmethod
     def of(cls, solvers: Sequence[Solver], sweeps: int, most_rungs: int, most_orders: int) -> Climb:
-        """Of so many sweeps over the step."""
+        """For so many sweeps over the step."""
         asked = max(1, len(solvers))
         rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // asked))
         orders = min(most_orders, max(1, sweeps // (asked * rungs)))
@@ -45,7 +45,7 @@ class Climb(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """What a solver chooses, and the lowest target that it chooses it for: the peak of live bytes is not above it."""
+    """A solver's choice, and the lowest target that it is chosen for: the peak of live bytes is not above it."""
 
     judged: Judged
     target: int
@@ -57,7 +57,7 @@ class Ladder:
     Attributes:
         targets: bytes, from just below the live peak down to the lowest that the solver reaches. A rung may hold less
             than its own.
-        unmoved_s: the least that a step in this order takes.
+        unmoved_s: the seconds of the order without evictions, which are a lower bound.
     """
 
     def __init__(self, planner: Planner, problem: Problem, unmoved: Judged, solve: Solver, count: int):
@@ -84,13 +84,13 @@ class Ladder:
 
     @cached_property
     def rungs(self) -> list[Rung]:
-        """What the solver chooses for all targets, each once."""
+        """The solver's distinct choices for all targets."""
         judged = ((self.judged(number), target) for number, target in enumerate(self.targets))
         lowest = {made: target for made, target in judged if made is not None}
         return [Rung(made, target) for made, target in lowest.items()]
 
     def choice(self, nbytes: int) -> Choice | None:
-        """What the solver chooses for a target of so many bytes, solved where it may differ from what is known."""
+        """The solver's choice for a target of so many bytes, solved where no earlier choice holds for it."""
         for asked, choice in self._choices:
             if asked.least <= nbytes < asked.beyond:
                 return choice

@@ -1,8 +1,8 @@
-"""A target of live bytes, and for which other targets a solver decides the same.
+"""A target of live bytes, and the range of targets for which a solver's choice is the same.
 
-A planner asks a solver for choices at many targets. In a small step most of them give one choice: what a solver
-compares with the target lies far apart. So a target notes what it was compared with. The planner asks again only for
-targets for which one of these comparisons may end otherwise.
+A planner asks a solver for choices at many targets. In a small step most of them give the same choice, since the byte
+counts that a solver compares with the target are few. So a target records these comparisons, and the planner asks again
+only for targets for which one of them may end otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class LiveTarget:
     """The most bytes that may be live.
 
     Attributes:
-        nbytes: so many.
+        nbytes: the target in bytes.
         least, beyond: for a target from `least` up to but not including `beyond`, all comparisons so far end the same.
     """
 
@@ -28,7 +28,7 @@ class LiveTarget:
         self.beyond: float = math.inf
 
     def is_exceeded_by(self, live_bytes: int) -> bool:
-        """Whether so many live bytes are too many."""
+        """Whether so many live bytes exceed it."""
         if live_bytes > self.nbytes:
             if live_bytes < self.beyond:
                 self.beyond = live_bytes
@@ -58,6 +58,6 @@ class LiveTarget:
             self.is_exceeded_by(int(live_bytes[-1]) + more_bytes)
 
     def alone(self) -> int:
-        """Its bytes, for a solver that computes with them: other targets may give other choices."""
+        """Its bytes, for a solver that computes with them: its choice then holds for this target alone."""
         self.least, self.beyond = self.nbytes, self.nbytes + 1
         return self.nbytes

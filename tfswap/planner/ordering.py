@@ -1,9 +1,9 @@
 """Chooses the order of kernels: the cheapest tactic, since an order moves no bytes.
 
-Several orders are made and the simulator's live peak chooses: the traced order; the traced order with what
-only allocates moved to just before its first reader; and that with weight updates as soon as their gradient
-is there, so that gradients do not pile up, and with kernels that free at least what they allocate run
-immediately. These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
+Several orders are made and the simulator's live peak chooses: the traced order; the traced order with kernels that only
+allocate moved to just before their first reader; and that with weight updates as soon as their gradient is computed, so
+that gradients do not pile up, and with kernels that free at least what they allocate run immediately. These are
+SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ PEAK_TIE = 1.01
 
 MOST_POSTPONED = 64
 POSTPONED_KERNELS = 100_000
-"""Kernels that are postponed, one after the other, and kernels of the orders that are looked at for that, in all."""
+"""The most kernels that are postponed, one after the other, and the most kernels of all orders that are tried for
+that.
+"""
 
 NEXT_TO_NOTHING = 64
-"""What makes so many times the bytes that it reads may wait: those do no harm where they are."""
+"""A kernel that makes so many times the bytes that it reads may wait: its inputs are small."""
 
 
 def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     """Distinct orders of the kernels, the one with the lowest live peak first.
 
-    Orders within PEAK_TIE of the lowest count as equal, and the one that holds least over the whole step's
-    time wins: it leaves least to be moved when the limit is below all of them.
+    Orders within PEAK_TIE of the lowest count as equal, and the one with the fewest byte-seconds wins: it needs the
+    fewest evictions when the limit is below all of them.
 
     Args:
         cost_s: seconds per node.
@@ -67,7 +69,7 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
 def traced_order(flow: Dataflow) -> list[int]:
     """All nodes, each as soon as the trace's own numbering and the dependencies allow.
 
-    Kernels that read shapes only, or encode, run immediately: left for later they would hold the whole tensor.
+    Kernels that read shapes only, or encode, run immediately: later they would hold the whole tensor for longer.
     """
     return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: _lets_go(flow.nodes[i].op))
 
@@ -107,7 +109,7 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
             optimiser[i] = True
         elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i]):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
-    last = [-1] * len(flow.nodes)  # place in `base` of the last ancestor that is not the optimiser's
+    last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimiser
     due: dict[int, list[int]] = {}
     for i in base:
         last[i] = max((last[d] if optimiser[d] else rank[d] for d in flow.deps[i]), default=-1)
@@ -125,8 +127,8 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     """`base`, but a ready kernel that frees at least what it allocates runs immediately.
 
-    So does one that was ready before, such as a comparison that only the backward pass reads, as soon as it is the
-    last to read something that is larger than what it makes.
+    So does a kernel that was ready before, such as a comparison that only the backward pass reads, as soon as it is the
+    last reader of a tensor larger than its result.
     """
     unread: list[set[int]] = [set() for _ in flow.values]  # by value, those that have yet to read it
     for i, reads in enumerate(flow.reads):
@@ -152,16 +154,16 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 
 
 def postponed_order(flow: Dataflow, kernels: Sequence[int], memory: Memory) -> tuple[list[int], Memory]:
-    """`kernels`, but the one at the peak, and all that needs it, comes later where the peak is lower then.
+    """`kernels`, but the kernel at the peak and its successors come later where that lowers the peak.
 
     As the gradient of a large weight: it needs most of all kernels itself, and nothing but the weight's update waits
     for it, while what runs meanwhile releases feature maps. Of two such branches the one with the lower peak of its
     own goes first (Liu, An application of generalized tree pebbling, 1987, section 2), here found by trying.
 
     Args:
-        memory: what `kernels` do to live memory.
+        memory: the live memory of `kernels`.
 
-    Returns the order, and what it does.
+    Returns the order, and its memory.
     """
     best = list(kernels)
     for _ in range(max(1, min(MOST_POSTPONED, POSTPONED_KERNELS // len(best))) if best else 0):
@@ -172,7 +174,7 @@ def postponed_order(flow: Dataflow, kernels: Sequence[int], memory: Memory) -> t
         if not rest:
             break
         after = [*memory.before_bytes[1:], memory.before_bytes[-1]]
-        until = min(rest, key=after.__getitem__) + 1  # where least is held
+        until = min(rest, key=after.__getitem__) + 1  # where the fewest bytes are live
         moved = [i for i in best[peak:until] if i in behind]
         order = [*best[:peak], *(i for i in best[peak:until] if i not in behind), *moved, *best[until:]]
         found = _live(flow, order)
@@ -187,7 +189,7 @@ def _live(flow: Dataflow, kernels: Sequence[int]) -> Memory:
 
 
 def _lets_go(op: str) -> bool:
-    """Whether the op keeps what is small of a large tensor."""
+    """Whether the op makes a small result of a large tensor, which may then be freed."""
     return reads_metadata_only(op) or encodes(op)
 
 
@@ -226,7 +228,7 @@ def _list_schedule(
     """Repeatedly the ready node that comes first in `base`; urgent ones first.
 
     Args:
-        urgent: asked when a node gets ready.
+        urgent: called when a node becomes ready.
         ran: called with each node as it runs; gives those that are urgent from then on.
     """
     rank = _ranks(base)

@@ -1,9 +1,9 @@
-"""Which kernels run side by side: a kernel that one core is enough for leaves the others idle.
+"""Pairs of concurrent kernels: a kernel that uses one core leaves the others idle.
 
-A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
-where that order is kept (csrc/core/paired_kernels.cc says how): the first has asked for all its memory before the
-second starts, and what the two read, and their temporaries, are freed when both have ended. Meng et al. and the other
-papers order GPU kernels, which run one after another anyway: this is for CPUs.
+A planned order runs kernel after kernel, so that requests have one order. Two kernels may overlap without changing that
+order (csrc/core/paired_kernels.cc): the first has made all its requests before the second starts, and their inputs and
+temporaries are freed when both have ended. Meng et al. and the other papers order GPU kernels, which run one after
+another anyway: this is for CPUs.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from tfswap.planner.problem import Choice
 from tfswap.simulator.memory import Memory, simulate_memory
 
 LEAST_GAIN_S = 150e-6
-"""What two kernels side by side must save: three more nodes and a change of threads take a third of it."""
+"""The least seconds that a pair must save: three more nodes and a change of threads take a third of it."""
 GOOD_SHARES = (1.8, 0.6)
-"""And so much of the time for which either leaves cores idle alone: it may meet a better partner, and those that match
-are paired first."""
+"""The least share of a kernel's idle core time that a pair must use, in rounds: kernels that match well are paired
+first.
+"""
 LEAST_LOOPED_GAIN_S = 30e-6
-"""What two of these must save: the threads of a loop are awake."""
+"""Likewise in loops, where threads are awake."""
 MOST_AHEAD = 4
-"""So many kernels may come sooner for what a partner reads, each of which takes less than a pair must save."""
+"""The most kernels that may be moved ahead for a partner's inputs, each shorter than a pair must save."""
 WINDOW = 32
-"""So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
+"""How many kernels ahead a partner is searched: one from further away would hold its output for long."""
 ROOM_SHARES, ROOM_WINDOW = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0), 96
-"""Live bytes of orders with room, over those of kernels one by one, and how far ahead a partner is looked for."""
+"""For orders with room: the live bytes over those of kernels one by one, and how far ahead a partner is searched."""
 ORDERS_TRIED = 12
 """Of those whose pairs hold more some are taken apart in each."""
 
 
 def keep_apart(body: Graph, flow: Dataflow) -> None:
-    """Leave those of a body's kernels one after another, in place, that would raise its peak side by side.
+    """Unpair those of a body's kernels, in place, whose concurrent run would raise its peak.
 
     Args:
         flow: the facts of the body, which has an order.
@@ -57,7 +58,7 @@ def keep_apart(body: Graph, flow: Dataflow) -> None:
 
 
 def kept_pairs(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
-    """Those side by side that hold no more than `most_bytes` so.
+    """The pairs that hold at most `most_bytes`.
 
     Args:
         memory: of `choice`.
@@ -66,7 +67,7 @@ def kept_pairs(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, 
 
 
 def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -> list[tuple[int, ...]]:
-    """Those side by side without the ones that hold most, then without more, until all others hold `least_bytes`.
+    """The pairs without those that hold most, then without more, until all others hold `least_bytes`.
 
     Args:
         memory: of `choice`.
@@ -79,18 +80,18 @@ def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -
 
 
 def _held(choice: Choice, memory: Memory) -> list[int]:
-    """Bytes in use while each two run side by side."""
+    """Bytes in use while each pair runs."""
     return [int(max(memory.during_bytes[n : n + 2])) for n in _leads(choice)]
 
 
 def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
-    """Those side by side without the last so many that come before a step of the schedule."""
+    """The pairs without the last so many before a step of the schedule."""
     before = sum(n < step for n in _leads(choice))
     return (*choice.paired[: max(0, before - count)], *choice.paired[before:]) if before else ()
 
 
 def _leads(choice: Choice) -> list[int]:
-    """The steps of the schedule at which kernels side by side begin."""
+    """The steps of the schedule at which pairs begin."""
     return [n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD]
 
 
@@ -103,10 +104,10 @@ def brought_together(
     *,
     looped: bool = False,
 ) -> list[int]:
-    """`order`, with kernels next to each other that gain side by side, but for those by which it holds more.
+    """`order`, with kernels next to each other that gain as pairs, except pairs that raise its peak.
 
     Args:
-        whole: of the same nodes, what memory is simulated of; by default `flow`.
+        whole: facts of the same nodes that memory is simulated for; by default `flow`.
         looped: as of `gains`.
     """
 
@@ -117,9 +118,9 @@ def brought_together(
 
 
 def orders_with_room(flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates) -> list[list[int]]:
-    """Orders in which more kernels gain side by side, and which hold ever more while they do.
+    """Orders with more pairs, which hold ever more bytes.
 
-    Where two hold more than a limit allows, each of them has another partner in one of these orders.
+    Where a pair holds more than a limit allows, its kernels have other partners in one of these orders.
     """
 
     def live(made: list[int], at: Collection[int] = ()) -> Memory:
@@ -145,10 +146,10 @@ def _within(
     *,
     looped: bool = False,
 ) -> list[int]:
-    """`order`, with kernels next to each other that gain side by side, but for those by which too much is live.
+    """`order`, with kernels next to each other that gain as pairs, except pairs with too many live bytes.
 
     Args:
-        live: what an order holds, given the positions of those that have been brought together.
+        live: the live bytes of an order, given the positions of its pairs.
         looped: as of `gains`.
     """
     place = {i: position for position, i in enumerate(order)}
@@ -161,7 +162,8 @@ def _within(
         memory = live(made, [max(at[i] for i in pair) for pair in pairs])
         if memory.peak_bytes <= most_bytes:
             return made
-        # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
+        # A tensor that a pair's kernel holds longer, or earlier, is live while the kernels run that were between the
+        # two.
         high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
         spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
         parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
@@ -181,14 +183,14 @@ def bring_together(
     *,
     looped: bool = False,
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later.
+    """`order`, with kernels that gain as pairs next to each other: one is moved forward, or the other back.
 
     Args:
-        apart: those that stay where they are.
+        apart: pairs that are not made.
         looped: as of `gains`.
 
     Returns:
-        The order, and who is next to whom; the one that came first first.
+        The order, and the pairs; in each the kernel that came first is first.
     """
 
     made = list(order)
@@ -210,7 +212,7 @@ class _Pairing:
         order: the order that it starts from.
         paired: kernels of pairs, those from before included.
         made, ran: the new order so far, as a list and as a set.
-        waiting: kernels that were to have run, and wait for another one.
+        waiting: kernels whose position has passed, and that wait for a partner.
         later: by kernel, the one that waits to run with it, and those that wait for that one.
     """
 
@@ -324,7 +326,7 @@ def side_by_side(
     found: list[int] = []
     for position, (first, second) in enumerate(pairwise(choice.order), 1):
         if (
-            cost_s[first] > least_s < cost_s[second]  # what rules out most comes first
+            cost_s[first] > least_s < cost_s[second]  # the test that excludes most comes first
             and (not found or found[-1] < position - 1)
             and gain(first, second)
             and can_overlap(position)
@@ -334,9 +336,8 @@ def side_by_side(
 
 
 def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval | Eviction]) -> Callable[[int], bool]:
-    """Whether the kernel at a position may run concurrently with the one before it, in this order with these evictions.
-
-    Both run once, neither needs the other, and nothing is away for no longer than from the one to the other.
+    """Whether the kernel at a position may run concurrently with the one before it, in this order with these evictions:
+    both run once, neither needs the other, and no eviction lies between the two alone.
     """
     runs = Counter(order)
     back_at_once = {a.release for a in evictions if a.release in (a.back, a.use)}
@@ -350,7 +351,7 @@ def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval 
 
 
 def can_pair(flow: Dataflow, first: int, second: int) -> bool:
-    """Whether one op can run both, the second starting when the first has asked for all of its memory."""
+    """Whether one op can run both, the second starting when the first has made all its requests."""
     return (
         first != second
         and _stands_alone(flow, first)
@@ -361,10 +362,9 @@ def can_pair(flow: Dataflow, first: int, second: int) -> bool:
 
 
 def _stands_alone(flow: Dataflow, i: int) -> bool:
-    """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
-
-    What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded. It is not fetched,
-    which is done by name.
+    """Whether a kernel can be part of another node: it has no effects but its results and its requests. Its requests
+    are new buffers, since in a pair none is forwarded, and are held until it has ended. It is not fetched, which is done by
+    name.
     """
     return (
         is_pure(flow.nodes[i].op)
@@ -380,7 +380,7 @@ def _stands_alone(flow: Dataflow, i: int) -> bool:
 
 
 def has_one_result(flow: Dataflow, i: int) -> bool:
-    """Whether a kernel's bits are the same whoever else holds its inputs.
+    """Whether a kernel's bits do not depend on other holders of its inputs.
 
     TensorFlow's sums of three terms or more begin with one that they can write over, and tfswap's own do not
     (passes/prepare/ordered_sums.py).
@@ -396,7 +396,7 @@ def _share_device(flow: Dataflow, first: int, second: int) -> bool:
 def gains(
     flow: Dataflow, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1], *, looped: bool = False
 ) -> Callable[[int, int], float]:
-    """How many seconds two kernels save; 0 where a kernel on one core would be given away for little.
+    """The seconds that a pair saves; 0 where a better partner should be awaited.
 
     Args:
         looped: whether they are of a loop's body or a branch.
@@ -418,5 +418,5 @@ def gains(
 
 
 def least_gain_s(looped: bool) -> float:
-    """What two kernels must save, and each take, to be a pair. `looped` as of `gains`."""
+    """The seconds that a pair must save, and that each of its kernels must take. `looped` as of `gains`."""
     return LEAST_LOOPED_GAIN_S if looped else LEAST_GAIN_S

@@ -1,14 +1,13 @@
-"""From facts and a byte limit to a plan.
+"""Plans a step: from its facts and a byte limit to a plan.
 
 The ladder: a solver is asked for plans at a series of ever lower targets of live bytes, which do not depend on
 the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest.
 
-Invariant: which candidates there are does not depend on the limit, nor do their peaks, nor their order: by time, and
-of those that take as long by place. The plan is the first that fits. So a higher limit never gives a slower plan, a
-lower limit never a higher peak, and at the floor there is a plan. What is left out to save time can't change that: a
-candidate's time is no less than that of what it is made from, so that what comes after a plan that fits is known to be
-no faster; and what holds more live bytes than the limit is known to peak above it. On a GPU a candidate's time depends
-on the limit, and only the first of these holds.
+Invariant: the candidates, their peaks and their order (by time, then by place) do not depend on the limit, and the plan
+is the first that fits. So a higher limit never gives a slower plan, a lower limit never a higher peak, and at the floor
+there is a plan. Candidates are left out only where that can't change the plan: one derived from another is no faster,
+and one with more live bytes than the limit peaks above it. On a GPU a candidate's time depends on the limit, and only
+the candidates and their peaks do not.
 
 How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
 several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.
@@ -46,13 +45,15 @@ from tfswap.simulator.timing import Timing, simulate_time
 from tfswap.support import progress
 
 KERNELS_SWEPT = 200_000
-"""Kernels that all rungs of a group of solvers go past together, about: what bounds the time that planning takes on
-large graphs."""
+"""About how many kernels all rungs of a group of solvers visit in total. It bounds the planning time of large
+graphs.
+"""
 REQUESTS_OF_A_KERNEL = 3
-"""At most, outside of loops."""
+"""The most requests of a kernel outside of loops."""
 TWO_SOLVERS = 50_000
-"""Kernels, at most, of steps for which two solvers are asked and orders with room are searched. Of solvers that both
-swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing."""
+"""The most kernels of steps for which two solvers are asked and orders with room are searched. Of solvers that both
+swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing.
+"""
 
 
 def _climbs(solvers: Sequence[Solver], kernels: int, share: float, orders: int) -> list[Climb]:
@@ -71,16 +72,16 @@ class Planner:
 
     Args:
         flow: the step's facts.
-        target: what it is for.
-        snapshot: what is in the arena before the step: variables, arguments and whatever else.
-        tactics: what may be used besides an order, of TACTICS. What is encoded has been settled when there is a flow.
-        tiers: what there is for swapped tensors.
+        target: the device, and the ops that the graph may have.
+        snapshot: the arena before the step: variables, arguments and all else.
+        tactics: those that may be used besides an order, of TACTICS. Encodings are already in the flow.
+        tiers: the memory for swapped tensors.
         solver: one of SOLVERS.
-        costs: what kernels and copies take; by default what the analytic model says of this kind of device.
-        share: of the rungs that fit into the time for planning, how many this planner may have.
-        least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
-        orders: what `rank_orders` gives for these facts and costs, where that is known.
-        outside: the planner of the same step with nothing moved inside of its bodies: the orders are that one's.
+        costs: the cost model; by default the analytic one of this kind of device.
+        share: this planner's share of the rungs that fit into the planning time.
+        least_s, least_bytes: known lower bounds of any plan's seconds and bytes.
+        orders: the result of `rank_orders` for these facts and costs, where it is known.
+        outside: the planner of the same step without evictions in bodies, whose orders are used.
     """
 
     def __init__(
@@ -99,16 +100,16 @@ class Planner:
         orders: Sequence[list[int]] = (),
         outside: Planner | None = None,
     ):
-        self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
+        self._judged: dict[tuple[object, ...], Judged] = {}  # by the choice and its lower bound of seconds
         self._least_s, self.least_bytes = least_s, least_bytes
         self.flow = flow
         self.target = target
         device = target.device
         self.snapshot = snapshot
-        # Where cuDNN's workspace is limited, that counts as part of each convolution.
+        # Where cuDNN's workspace is limited, each convolution's request includes it.
         self.takes_workspaces = device.is_gpu and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
-        # Where the step decides what is asked for, chunks that are larger than that have no other bound.
+        # Where the step's values decide its requests, chunks larger than their requests have no other bound.
         self._exact_chunks = flow.is_undecided and target.own_ops
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
@@ -117,10 +118,10 @@ class Planner:
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = list(orders or rank_orders(flow, self.cost_s))
         if not snapshot.chunks:
-            # Which plan fragments least in an arena that is not known would be a guess: one order.
+            # In an unknown arena it can't be known which plan fragments least: one order is enough.
             del orders[1:]
         moves = frozenset(tactics) - {"encode"}
-        # A loop asks for as much as all kernels that it runs.
+        # A loop makes the requests of all kernels that it runs.
         kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
         climbs = _climbs(SOLVERS[solver][moves], kernels, share, len(orders))
         del orders[max(climb.orders for climb in climbs) :]
@@ -166,7 +167,7 @@ class Planner:
         return min(problem.live_peak_bytes for problem in self.problems)
 
     def candidate(self, limit_bytes: int | None, best: Candidate | None = None) -> Candidate | None:
-        """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits.
+        """The fastest of all rungs within the limit, the one without evictions for no limit; None if none fits.
 
         Args:
             best: another planner's; returned where nothing is faster.
@@ -174,7 +175,7 @@ class Planner:
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
         best = self.unmoved_candidate(limit_bytes, best)
-        # To move something takes time: where an order is no faster than the best, no rung on it is.
+        # Evictions take time: where an order is no faster than the best, no rung on it is.
         ladders = [ladder for ladder in self.ladders if best is None or ladder.unmoved_s < best.timing.total_s]
         rungs = [rung for ladder in progress.over("solving", ladders) for rung in ladder.rungs]
         for rung in sorted(rungs, key=lambda rung: rung.judged.seconds):
@@ -190,9 +191,9 @@ class Planner:
         return best
 
     def unmoved_candidate(self, limit_bytes: int, best: Candidate | None = None) -> Candidate | None:
-        """As `candidate`, of the orders alone, which no solver has to be asked for."""
+        """As `candidate`, among the orders without evictions, for which no solver is needed."""
         for problem, judged in zip(self.problems, self.unmoved, strict=True):
-            # An allocator never needs less than what is live.
+            # An allocator never needs fewer bytes than are live.
             if problem.live_peak_bytes > limit_bytes:
                 continue
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
@@ -225,13 +226,13 @@ class Planner:
         return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
 
     def lowest_unmoved(self, below_bytes: float = NEVER) -> Candidate | None:
-        """The order that needs least, if that is less than `below_bytes`."""
+        """The order without evictions that has the lowest peak, if that is below `below_bytes`."""
         return self._lowest(self.unmoved, below_bytes)
 
     def lowest(self, below_bytes: float = NEVER) -> Candidate | None:
-        """The rung that needs least, if that is less than `below_bytes`."""
+        """The rung with the lowest peak, if that is below `below_bytes`."""
         rungs = [rung for ladder in progress.over("solving", self.ladders) for rung in ladder.rungs]
-        # From the lowest target on: nearly all others then have more live bytes than what was found.
+        # The lowest target first: nearly all others then have more live bytes than the peak found.
         rungs.sort(key=lambda rung: rung.target)
         return self._lowest([*(rung.judged for rung in rungs), *self.unmoved], below_bytes)
 
@@ -244,17 +245,18 @@ class Planner:
         return best
 
     def draft(self, choice: Choice, least_s: float = 0.0) -> Draft:
-        """What is cheap to compute of any choice: its time, with kernels side by side wherever that saves some.
+        """The quickly computed part of a choice's judgement: its time, with concurrent kernels wherever these save
+        time.
 
         Args:
-            least_s: what it takes at least, as is known from what it is made from.
+            least_s: a known lower bound of its seconds.
         """
         if self.target.runs_concurrently:
             choice = choice._replace(paired=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 
     def judged(self, choice: Choice, least_s: float = 0.0) -> Judged:
-        """What is known of any choice, whoever made it: neighbouring rungs often are one choice.
+        """The judgement of a choice, shared by all rungs with the same choice, as neighbouring rungs often have.
 
         Args:
             least_s: as of `draft`.

@@ -1,4 +1,4 @@
-"""What a solver decides about: the gaps between a tensor's uses, and the memory that must shrink.
+"""The problem that a solver decides: the gaps between tensors' uses, and the live bytes to be reduced.
 
 Positions count kernels in the chosen order. Live bytes are the simulator's, without fragmentation: solvers
 aim at live bytes, and the planner then asks the allocator's simulation what the result really peaks at.
@@ -33,8 +33,8 @@ from tfswap.simulator.memory import simulate_memory
 class Gap(NamedTuple):
     """A stretch in which a value waits: read (or made, or recomputed) at `start`, next read at `end`.
 
-    `made` is the position of the kernel that made this buffer of it. Where the kernel that reads it last takes its
-    buffer over, the value is gone while that kernel runs: then `start` is the position before.
+    `made` is the position of the kernel that made this buffer of it. Where its buffer is forwarded to the kernel that
+    reads it last, the value is gone while that kernel runs: then `start` is the position before.
     """
 
     value: int
@@ -45,7 +45,7 @@ class Gap(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is decided: the kernels in order, those that run again named again, and what is swapped when.
+    """A decision: the kernels in order, recomputed ones named again, and the evictions.
 
     `paired` holds positions in the order whose kernels run concurrently with the one before them, `splits` requests
     that get no larger chunks than they need, and `exact_chunks` says whether each request gets a chunk of its own size.
@@ -59,7 +59,7 @@ class Choice(NamedTuple):
     exact_chunks: bool = False
 
     def named(self, flow: Dataflow) -> tuple[tuple[str, ...], tuple[Eviction, ...]]:
-        """The order and the intervals as a plan has them, by the names that nodes and tensors have in a step."""
+        """The order and the intervals as a plan has them, by names of nodes and tensors."""
         moved = ((flow.values[a.value], a) for a in self.intervals)
         return tuple(flow.nodes[i].name for i in self.order), tuple(
             Eviction(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk) for value, a in moved
@@ -72,8 +72,8 @@ class Problem:
 
     Attributes:
         order: kernels (node indices) in order; a kernel that is named again runs again.
-        before_bytes: per position, what is live when that kernel starts with nothing moved.
-        live_bytes: per position, the most live while that kernel runs with nothing moved.
+        before_bytes: per position, the live bytes when that kernel starts, without evictions.
+        live_bytes: per position, the peak of live bytes while that kernel runs, without evictions.
         starts_s: per position, when that kernel starts if nothing stalls; one more entry for the end.
         gaps: the waits of values that may leave, by start.
         refusals: values that can't leave, with the reason.
@@ -99,26 +99,26 @@ class Problem:
 
     @property
     def smallest_bytes(self) -> int:
-        """A tensor below this costs more in ops and edges than it frees."""
+        """Tensors below this are not worth the ops and edges of an eviction."""
         return smallest_bytes(self.live_peak_bytes)
 
     @cached_property
     def uses(self) -> Uses:
-        """When values are used in this order, and what it takes to make them again."""
+        """When values are used in this order, and the cost of recomputing them."""
         return Uses(self)
 
     @cached_property
     def there_bytes(self) -> int:
-        """Of what is live, bytes of others in the arena before the step."""
+        """The live bytes of others in the arena before the step."""
         own = simulate_memory(self.flow, build_schedule(self.order, ()), live=True)
         return self.live_peak_bytes - own.peak_bytes
 
     def live_peak_of(self, choice: Choice) -> int:
-        """The most live bytes with another choice, counted as those of this order are."""
+        """The peak of live bytes with another choice, counted in the same way."""
         return self.there_bytes + simulate_memory(self.flow, build_schedule(*choice), live=True).peak_bytes
 
     def extended(self, reruns: Sequence[tuple[int, int]], live_bytes: np.ndarray) -> Problem:
-        """The same step with kernels that run again.
+        """The same step with recomputed kernels.
 
         Args:
             reruns: (position of the kernel that it comes before, kernel), in the order in which they run.
@@ -136,21 +136,20 @@ class Problem:
 
 
 Solver = Callable[[Problem, LiveTarget], Choice | None]
-"""From a problem and a target of live bytes to what is done about it; None when the target is out of reach.
-
-It asks the target whether so many bytes exceed it, and nothing else: what is decided is the same for all targets that
-answer the same."""
+"""From a problem and a target of live bytes to a choice; None where the target is out of reach. A solver only asks the
+target whether so many bytes exceed it: its choice is the same for all targets that answer the same.
+"""
 
 NEVER = math.inf
 MAX_CHAIN = 64
 """A value that takes more kernels than this to recompute is swapped or stays."""
 MIN_SWAP_BYTES = 64 << 10
 MIN_SWAP_SHARE = 0.001
-"""A tensor below both, in bytes and as a share of the live peak, costs more in ops and edges than it frees."""
+"""A tensor below both, in bytes and as a share of the live peak, is not worth the ops and edges of an eviction."""
 
 
 def smallest_bytes(peak_bytes: int) -> int:
-    """What is smaller is not worth moving in a step with this peak."""
+    """The least bytes that are worth an eviction in a step with this peak."""
     return min(MIN_SWAP_BYTES, int(MIN_SWAP_SHARE * peak_bytes))
 
 
@@ -187,7 +186,7 @@ def make_problem(
 
 
 def _gaps(problem: Problem) -> list[Gap]:
-    """The waits of every value that may travel."""
+    """The waits of every value that may leave."""
     flow, smallest = problem.flow, problem.smallest_bytes
     made = [-1] * len(flow.values)
     used = [-1] * len(flow.values)
@@ -206,13 +205,13 @@ def _gaps(problem: Problem) -> list[Gap]:
 
 
 class Wait(NamedTuple):
-    """A value between two uses that follow each other, and what it takes to make it again at the second.
+    """A value between two successive uses, and the cost of recomputing it at the second.
 
     Attributes:
         slot: the value's number among the candidates.
         end: position of the second use; `end_s` when that kernel starts if nothing stalls.
-        rerun_s: seconds of the kernels that would run again, from what is in memory at `end` unless it was moved.
-        sources: of what they read, the values that may have been moved.
+        rerun_s: seconds of the kernels to recompute it, from values that are in memory at `end` unless evicted.
+        sources: those of the values that they read that may have been evicted.
     """
 
     slot: int
@@ -224,7 +223,7 @@ class Wait(NamedTuple):
 
 
 class Uses:
-    """When values are used, and what it takes to make them again: in one order, whatever the target.
+    """When values are used in one order, and the cost of recomputing them. It does not depend on the target.
 
     Attributes:
         nbytes: rounded bytes per value.
@@ -234,8 +233,8 @@ class Uses:
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
         stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.
         needs: per kernel that may be recomputed, the peak of what it allocates without buffer forwarding.
-        takeable: per kernel, for each buffer that it need not allocate if an input were not needed any more, the
-            inputs whose buffers may be forwarded to it instead.
+        takeable: per kernel, for each buffer that it would not allocate if an input were no longer needed, the inputs
+            whose buffers may then be forwarded.
         after, until: the waits of candidates, by (value, position of the first use) and (value, of the second).
         dependents: by value, the waits that it is a source of.
     """
@@ -336,7 +335,7 @@ class Uses:
         return tuple(group for group in saved if group)
 
     def takeovers(self, position: int) -> list[tuple[int, ...]]:
-        """Those of `takeable` of the kernel at `position` that nothing saves in this order as it is."""
+        """Those of `takeable` of the kernel at `position` that are not forwarded in this order."""
         groups = self.takeable[self.problem.order[position]]
         return [vs for vs in groups if all(self.positions[v][-1] > position for v in vs)]
 
@@ -371,7 +370,9 @@ class Uses:
         return sorted(gaps, key=lambda g: (g.start, g.end, g.value))
 
     def _chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds to recompute `v` at `end` from what is in memory then unless moved, and what of that may be moved."""
+        """Seconds to recompute `v` at `end` from values in memory then unless evicted, and those of these that may be
+        evicted.
+        """
         problem, flow = self.problem, self.problem.flow
         kernels: set[int] = set()
         sources: dict[int, None] = {}
@@ -395,7 +396,7 @@ class Uses:
 
 
 def _refusals(flow: Dataflow) -> dict[int, str]:
-    """Values that must not travel, with the reason that a report gives."""
+    """Values that must not leave, with the reason for reports."""
     reasons: dict[int, str] = {}
     for v, value in enumerate(flow.values):
         if value.producer == PERSISTENT:

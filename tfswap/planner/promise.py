@@ -8,8 +8,9 @@ from __future__ import annotations
 from tfswap.planner.problem import NEVER
 
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
-"""Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what
-they return is still held in the next step."""
+"""The share of the planned peak, and the least bytes, that are left free: later steps of a training loop find other
+layouts of the arena, and their results are still held in the next step.
+"""
 
 
 def promised(peak_bytes: int) -> int:

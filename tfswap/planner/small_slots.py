@@ -7,11 +7,9 @@ backward pass, long after that has gone. A few hundred bytes then part what the 
 
 A reserved slot is a free chunk of the size of a small tensor between two that are in use. There are as many of each
 size as a step holds tensors of it simultaneously; what parts them takes 256 bytes each. They come from the smallest
-free chunks, so that the largest stays as it is.
-
-Others' tensors have slots in the same way. A data pipeline allocates in the step's arena at any time. Where its tensor
-is cut off from a chunk that the step has just freed, a feature map finds no place of its size there any more, and is
-given some other chunk whole, of up to twice its size.
+free chunks, so that the largest stays as it is. Others' tensors have slots in the same way. A data pipeline allocates
+in the step's arena at any time. Where its tensor is split off a chunk that the step has just freed, a feature map no
+longer fits there, and gets another chunk whole, of up to twice its size.
 """
 
 from __future__ import annotations
@@ -30,13 +28,15 @@ from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.replay import Replay
 
 LARGEST_BYTES = 64 << 10
-"""Of a slot, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
+"""The largest slot, unless others' tensors are larger. Larger tensors of the step are few, and swapped where they
+fragment it.
+"""
 
 
 def choose_slots(
     flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, outside_bytes: Sequence[int] = ()
 ) -> list[int]:
-    """The bytes of each slot that a schedule has a use for.
+    """The bytes of each slot that a schedule can use.
 
     Constants that are made with the step take some of them, also those that only make other constants.
 
@@ -54,13 +54,12 @@ def choose_slots(
 
 
 def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
-    """The requests by which slots come about, in order: bytes, and whether what is given stays.
+    """The requests that make the slots, in order: bytes, and whether the tensor stays. Tensors between two slots stay.
+    The others are freed when all requests are served, and leave the slots and the other free chunks.
 
-    What parts two stays. The rest goes when all are met, and leaves slots, and what is free besides.
-
-    Args:
-        slots: bytes of each.
-        arena: in which they are met on the way.
+        Args:
+            slots: bytes of each.
+            arena: in which they are met on the way.
     """
     made: list[tuple[int, bool]] = []
 

@@ -33,8 +33,9 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     ),
     "exact": {frozenset({"swap", "recompute"}): (milp.solve,)},
 }
-"""By name and tactics. The default ones are climbed together: the fastest plan that fits wins. The exact one is for
-steps of some dozen kernels."""
+"""By name and tactics. The default ones are used together: the fastest plan that fits wins. The exact one is for steps
+of some dozen kernels.
+"""
 RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
     frozenset({"recompute"}): (
         cheapest_eviction.Prices(copy=NEVER, distance=1.0),
@@ -56,4 +57,4 @@ RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
         cheapest_eviction.Prices(copy=8.0, draw=8),
     ),
 }
-"""What the default solvers are joined by on steps so small that there is time left."""
+"""Additional solvers by default, for steps so small that there is time left."""

@@ -1,6 +1,6 @@
-"""Does a plan fit a graph? A plan can come from a file, and names kernels and tensors that must be there.
+"""Checks that a plan fits a graph. A plan can come from a file, and the kernels and tensors that it names must exist.
 
-A plan that fits can be carried out without changing a value; what it peaks at is for the simulator to say.
+A plan that fits can be carried out without changing a value. Its peak is computed by the simulator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ REMEDY = "Plan again for this graph."
 
 
 def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
-    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists, or prefetches what stays."""
+    """Raise InvalidModel when `plan` swaps lists inside of loops that are none of these, or prefetches unswapped
+    ones.
+    """
     for name in plan.prefetched:
         if name not in plan.accumulators:
             raise InvalidModel(f"this plan prefetches what loops save in {name!r}, and does not swap it. {REMEDY}")
@@ -34,7 +36,7 @@ def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
 
 
 def require_allowed(permit: Permit, tactic: str, does: str) -> None:
-    """Raise InvalidModel when a plan `does` what the user does not allow."""
+    """Raise InvalidModel when a plan `does` something that the user's permits do not allow."""
     if not permit.allows(tactic):
         raise InvalidModel(f"this plan {does}, which must not be ({permit.why}). {REMEDY}")
 
@@ -74,7 +76,7 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
 
 
 def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
-    """The plan's order as node indices: each kernel after what it depends on, and again only where it may."""
+    """The plan's order as node indices: each kernel after those it depends on, and recomputed only where it may be."""
     flow = problem.flow
     kernels = {flow.nodes[i].name for i in range(len(flow.nodes)) if flow.is_kernel[i]}
     unknown = next((name for name in plan.order if name not in kernels), None)
@@ -115,7 +117,7 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
 
 
 def _require_pairs(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
-    """Kernels run side by side where nothing comes between them, and neither needs the other; and none are oneDNN's."""
+    """Concurrent kernels are adjacent, neither needs the other, and neither is oneDNN's."""
     if plan.paired and problem.rates.onednn:
         raise InvalidModel(f"this plan runs kernels side by side, which oneDNN's can't. {REMEDY}")
     can_overlap = overlaps(problem.flow, order, plan.evictions)
@@ -128,7 +130,7 @@ def _require_pairs(plan: Plan | Inside, problem: Problem, order: list[int]) -> N
 
 
 def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
-    """A split is for one step, which makes a tensor, and for no more than kernels ask for."""
+    """A split is for one step, which makes a tensor, and for at most as many bytes as kernels request."""
     steps = planned_schedule(flow, dataclasses.replace(plan, splits=()))
     temporaries = (amount for events in flow.events for kind, amount in events if kind == "temp")
     most_bytes = max((*(value.nbytes for value in flow.values), *temporaries), default=0)
@@ -147,7 +149,7 @@ def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
 
 
 def _require_gaps(evictions: list[Eviction], buffers: list[list[int]]) -> None:
-    """Each stay lies between two uses of one buffer that follow each other, and the buffer's first copies it out."""
+    """Each gap is between two successive uses of one buffer, and the buffer's first gap copies it out."""
     gaps = {gap for uses in buffers for gap in pairwise(uses)}
     copied: set[int] = set()  # buffers, by where they are made
     for a in sorted(evictions, key=lambda a: a.use):

@@ -363,7 +363,7 @@ def can_pair(flow: Dataflow, first: int, second: int) -> bool:
 
 def _stands_alone(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be part of another node: it has no effects but its results and its requests. Its requests
-    are new buffers, since in a pair none is forwarded, and are held until it has ended. It is not fetched, which is done by
+    are new buffers, held until it has ended, since in a pair none is forwarded. It is not fetched, which is done by its
     name.
     """
     return (

@@ -1,7 +1,7 @@
 """Finds the pass after which a property of a graph no longer holds.
 
-Requires: the property holds before the first pass, and once it fails it keeps failing. Ensures: it is asked of about
-log2(n) graphs of n passes, each the graph as the pass left it. Not handled: properties that come back.
+Requires: the property holds before the first pass, and once it fails it keeps failing. Ensures: the property is tested
+on about log2(n) graphs of n passes, each the graph after its pass. Not handled: properties that come back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def first_failing(before: Graph, applied: Sequence[Applied], holds: Callable[[Gr
         raise ValueError("the property does not hold for the graph before the first pass")
     if not applied or holds(applied[-1].graph):
         return None
-    low, high = 0, len(applied) - 1  # the last is known to fail
+    low, high = 0, len(applied) - 1  # the last one fails
     while low < high:
         middle = (low + high) // 2
         if holds(applied[middle].graph):

@@ -1,9 +1,9 @@
-"""What a pass is: a named change of a graph in place, with what it requires and ensures, for one target.
+"""The contract of passes: a named change of a graph in place, with what it requires and ensures, for one target.
 
-Every pass is called with a graph and a target, those in `tactics` also with what a plan chose for them, and returns how
-many changes it made: 0 means that the graph is as it was. Passes stand in tables: `PREPARE` (compiler/prepare.py) for
-every step, `BODIES` and `FORM` (compiler/tactics.py) for what a plan asks for before the order, `LOWER`
-(compiler/lower.py) for the order and what follows it.
+Every pass is called with a graph and a target, those in `tactics` also with a plan's choices for them, and returns how
+many changes it made: 0 means that the graph is unchanged. Passes stand in tables: `PREPARE` (compiler/prepare.py) for
+every step, `BODIES` and `FORM` (compiler/tactics.py) for a plan's choices before the order, `LOWER` (compiler/lower.py)
+for the order and what follows it.
 
 `watching` takes a function that is called after each pass, with the pass, the graph after it, the number of changes and
 the seconds. `TFSWAP_PRINT_PASSES` prints graphs after passes.
@@ -24,7 +24,9 @@ from tfswap.ir.text import format_graph
 from tfswap.kernels.target import Target
 
 PRINT = "TFSWAP_PRINT_PASSES"
-"""Names of passes with commas between, or "all": the graph after each one that changes it goes to standard error."""
+"""Names of passes, separated by commas, or "all": the graph after each one that changes it is written to standard
+error.
+"""
 
 P = ParamSpec("P")
 Watcher = Callable[["Pass[...]", Graph, int, float], None]
@@ -41,7 +43,7 @@ class Pass(Generic[P]):
         name: as in `TFSWAP_PRINT_PASSES` and `tfswap opt --passes`.
         requires: what must be true of the graph before; "" for nothing.
         ensures: what is true of it afterwards.
-        apply: makes the change, and returns how many there were.
+        apply: makes the changes, and returns their number.
     """
 
     name: str
@@ -71,7 +73,7 @@ def graph_pass(
 
 
 class Row(NamedTuple):
-    """A pass, when it is applied, and why here."""
+    """A pass, the condition for it, and the reason for its place."""
 
     apply: Pass[...]
     when: Callable[[Target], bool]
@@ -83,11 +85,11 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class PlanRow(Generic[C]):
-    """A pass that a plan may ask for, what it asks of it, and why here.
+    """A pass that a plan may need, its arguments, and the reason for its place.
 
     Attributes:
-        asked: from the plan, in the form that its table takes, and the graph as it is to the arguments of the pass
-            after graph and target; None where the plan does not ask for it.
+        asked: from the plan, in the form of its table, and the graph to the pass's arguments after graph and target;
+            None where the plan does not need the pass.
     """
 
     apply: Pass[...]
@@ -100,19 +102,19 @@ def always(_: Target) -> bool:
 
 
 def own_ops(target: Target) -> bool:
-    """Where tfswap's own ops may be in the graph."""
+    """Whether tfswap's own ops may be in the graph."""
     return target.own_ops
 
 
 def apply_table(table: Iterable[Row], graph: Graph, target: Target) -> None:
-    """Apply the passes of `table` that `target` gets, in place."""
+    """Apply the passes of `table` whose conditions hold for `target`, in place."""
     for row in table:
         if row.when(target):
             row.apply(graph, target)
 
 
 def apply_plan_table(table: Iterable[PlanRow[C]], graph: Graph, target: Target, plan: C) -> None:
-    """Apply the passes of `table` that `plan` asks for, in place."""
+    """Apply the passes of `table` that `plan` needs, in place."""
     for row in table:
         arguments = row.asked(plan, graph)
         if arguments is not None:

@@ -1,12 +1,11 @@
-"""A step on several devices that share an arena: what one device's kernels read of another's is handed over whole.
+"""Passes tensors between devices that share an arena, in a step on several of them.
 
-TensorFlow sends a tensor from one device of a process to another as it is, its buffer included. The sender releases it
-later, which may be after the last reader has run; and a plan counts on the buffer then. So it
-travels in a carrier, which is outside of the arena and holds it no longer than until it is taken out
-(csrc/core/outside_ops.cc).
+TensorFlow sends a tensor from one device of a process to another with its buffer. The sender may release it after the
+last reader has run, when the plan counts it as free. So the tensor is sent in a carrier, which is outside of the arena
+and holds the tensor only until it is taken out (csrc/core/outside_ops.cc).
 
-Requires: nodes have devices. Ensures: no tensor of the arena goes from one device to another otherwise, but for what is
-there throughout the step: arguments and constants.
+Requires: nodes have devices. Ensures: no tensor of the arena is sent from one device to another otherwise, except
+persistent ones: arguments and constants.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT
 
 FIRST = "CPU:0"
-"""Where TensorFlow puts what is given no device, on a machine whose devices share an arena."""
+"""The device of nodes that name none, on a machine whose devices share an arena."""
 
 
 def unit(device: str) -> str:
@@ -28,7 +27,7 @@ def unit(device: str) -> str:
 
 
 def units(graph: Graph) -> dict[str, str]:
-    """The devices that nodes of a graph name, as `unit` calls them, and as a node does."""
+    """The devices that nodes of a graph name: by `unit`, the name as a node has it."""
     return {unit(node.device): node.device for node in sorted(graph, key=lambda n: n.device) if node.device}
 
 

@@ -1,8 +1,9 @@
-"""Writes into a rewritten graph whose step it is, and what memory it takes and may take, for the process that runs it.
+"""Writes the owner of a step, and its host memory and the limits of that, into a rewritten graph, for the process that
+runs it.
 
 Ensures: every SwapOut, of bodies too, names the owner, and so does the gate, where the owner's step begins; those whose
-copies loops save know how much of that goes to disk; the first SwapOut says what the step takes: the kernel that is
-made of it registers and reserves (csrc/core/swap_kernels.cc).
+copies loops save have the bytes of these that go to disk; the first SwapOut has the step's reservation: its kernel
+registers and reserves when it is constructed (csrc/core/swap_kernels.cc).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Reservation:
         spill_dir: the folder of what goes to disk; "" where nothing may.
         disk_bytes: disk that the plan takes.
         disk_limit_bytes: that it may take; None for no limit.
-        saved_disk_bytes: of what loops save, what goes to disk.
+        saved_disk_bytes: bytes of tensors saved by loops that go to disk.
     """
 
     owner: int

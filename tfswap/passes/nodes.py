@@ -1,8 +1,5 @@
-"""What more than one pass does to nodes: each kind that is added is spelled here, as `ir/custom_ops.py` describes its
-op.
-
-A node is called by a stem, which says what it is of, and its part in it. What follows from a copy to the host is on the
-device on which that is.
+"""Adds the nodes that more than one pass adds, one function for each kind of op of `ir/custom_ops.py`. A node's name is
+a stem, which names its tensor or node, and its role. Nodes that follow a copy to the host are on that copy's device.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ _TENSOR_PROTO_TYPES = {
 """Numbers of types in a TensorProto (types.proto)."""
 
 VARIANT = TensorType("variant", ())
-"""What handles and tickets are."""
+"""The type of handles and tickets."""
 
 
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:
@@ -45,7 +42,7 @@ def waits_for_others(graph: Graph) -> bool:
 
 
 def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False) -> Node:
-    """What starts the copy of `tensor` to the host, or to disk; its output is the handle of that copy."""
+    """A node that starts the copy of `tensor` to the host, or to disk; its output is the handle of that copy."""
     return graph.add(
         custom_ops.SWAP_OUT,
         graph.unique_name(f"{stem}/out"),
@@ -57,12 +54,12 @@ def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: boo
 
 
 def add_release(graph: Graph, stem: str, handle: Output) -> Node:
-    """What waits for the copy to the host and releases the tensor."""
+    """A node that waits for the copy to the host and releases the tensor."""
     return graph.add(custom_ops.RELEASE, graph.unique_name(f"{stem}/release"), (handle,), device=handle.node.device)
 
 
 def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> Node:
-    """What allocates the tensor behind `handle` again and starts the copy back."""
+    """A node that allocates the tensor of `handle` again and starts the copy back."""
     return graph.add(
         custom_ops.SWAP_IN,
         graph.unique_name(f"{stem}/in"),
@@ -91,7 +88,7 @@ def add_prefetch(graph: Graph, stem: str, handles: Output, kind: TensorType) -> 
 
 
 def add_shape(graph: Graph, name: str, tensor: Output, device: str) -> Node:
-    """What gives the shape of `tensor` as it is when the step runs."""
+    """A node that gives the shape of `tensor` when the step runs."""
     return graph.add(
         "Shape",
         graph.unique_name(name),
@@ -118,7 +115,7 @@ def add_scalar(graph: Graph, name: str, dtype: str, device: str, content: bytes 
 
 
 def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
-    """An Identity that TensorFlow's optimizers leave where it is."""
+    """An Identity that TensorFlow's optimizers do not remove."""
     return graph.add(
         "Identity",
         graph.unique_name(name),
@@ -130,24 +127,24 @@ def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
 
 
 def add_split(graph: Graph, node: Node, nbytes: tuple[int, ...]) -> Node:
-    """What takes the rest of the chunks that requests of `node`'s would be given."""
+    """A node that allocates the rest of the chunks that requests of `node` would get whole."""
     name = graph.unique_name(f"tfswap/{node.name}/split")
     return graph.add(custom_ops.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
 
 
 def add_exact_chunks(graph: Graph, device: str) -> Node:
-    """What has an arena give each request a chunk of its own size, until `add_free_rest`."""
+    """A node from which on the arena gives each request an exact chunk, until `add_free_rest`."""
     return graph.add(custom_ops.EXACT_CHUNKS, graph.unique_name("tfswap/exact"), outputs=(VARIANT,), device=device)
 
 
 def add_free_rest(graph: Graph, node: Node, split: Node) -> Node:
-    """What gives back after `node` what `split` has taken, or ends what it has begun."""
+    """A node after `node` that frees the allocations of `split`, or ends its effect."""
     name = graph.unique_name(f"tfswap/{node.name}/free_rest")
     return graph.add(custom_ops.FREE_REST, name, (split.out(),), device=node.device)
 
 
 def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
-    """What waits for the copy back that `loaded`, a SwapIn, has started; its output is the tensor."""
+    """A node that waits for the copy back started by `loaded`, a SwapIn; its output is the tensor."""
     kind, _ = loaded.outputs
     return graph.add(
         custom_ops.AWAIT,
@@ -160,7 +157,7 @@ def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
 
 
 def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], bool]) -> int:
-    """Let nodes of TensorFlow's ops, in bodies too, run as tfswap's own kernels, in place; returns how many.
+    """Have nodes of TensorFlow's ops, in bodies too, run tfswap's own kernels, in place; returns how many.
 
     On a CPU alone: on a GPU TensorFlow's own kernels run.
     """

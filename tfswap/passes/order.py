@@ -1,8 +1,8 @@
-"""Puts an order into the graph: control edges that leave the executor one way to run the chain.
+"""Puts an order into the graph: control edges after which the executor has one order of the chain.
 
 Requires: the chain agrees with the graph's own dependencies. Ensures: each node of the chain starts after the
-one before it has ended, and nothing that can be noticed runs before the gate. An edge is added only where no data or
-control edge says the same already, or where it keeps oneDNN from joining kernels with others between them: a cycle.
+one before it has ended, and no node with effects runs before the gate. An edge is added only where no data or control
+edge implies it, or where it keeps oneDNN from fusing kernels with others between them, which would make a cycle.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def chain_nodes(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     """Chain the nodes, in place, and make the last one a target; returns the number of edges added.
 
     Args:
-        gate: put this gate before the chain, and before whatever else acts.
+        gate: put this gate before the chain, and before all other nodes with effects.
     """
     added = 0
     if gate is not None:
         others = [node for node in graph if acts(node.op)]
         first, *further = sharing(graph) or ("",)
         chain = [add_gate(graph, gate, first), *chain]
-        # On each device one, that sees what this device's kernels are made from.
+        # One on each device, which sees the functions of that device's kernels.
         gates = [add_gate(graph, gate + i, device) for i, device in enumerate(further, 1)]
         for each in gates:
             graph.add_control(chain[0], each)

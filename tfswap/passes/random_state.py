@@ -1,9 +1,9 @@
-"""Lets the random ops of a step go on, when it is planned again, where those of the plan before have stopped.
+"""Keeps the state of a step's random ops when the step is planned again.
 
-Ensures: each op whose kernel keeps a generator's state asks for the kernel that shares it with all plans of the same
-trace (csrc/core/random_ops.cc). Its place identifies it among all others of that trace, of bodies too.
+Ensures: each op whose kernel keeps a generator's state runs the kernel that shares the state between all plans of the
+same trace (csrc/core/random_ops.cc). A number identifies the op among all others of that trace, of bodies too.
 
-Not handled: GPUs, where each plan's random numbers begin anew; and steps that run as they were traced.
+Not handled: GPUs, where each plan's random numbers begin again; and steps that run as they were traced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def share_random_state(graph: Graph, target: Target, owner: int, trace: str) -> 
 
     Args:
         owner: of the states, by number: as long as it is there, they are.
-        trace: which of the owner's.
+        trace: identifies the trace among the owner's.
     """
     marked = 0
     for node in graph:

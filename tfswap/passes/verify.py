@@ -1,7 +1,7 @@
-"""Judges a rewritten graph, whoever rewrote it: nothing may read a tensor that is not there.
+"""Checks a rewritten graph: nothing may read a tensor that is not in memory.
 
-Requires nothing. Raises `VerificationError` on the first thing that is wrong: a cycle, a copy that nobody
-waits for, a reload that can run before its offload, a swapped tensor whose buffer is never freed.
+Requires nothing. Raises `VerificationError` for the first fault found: a cycle, a copy that no node waits for, a reload
+that can run before its offload, a swapped tensor whose buffer is never freed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _verify(graph: Graph) -> int:
         if node.op == custom_ops.SWAP_OUT:
             releases = [n for n in readers if n.op == custom_ops.RELEASE]
             loads = [n for n in readers if n.op == custom_ops.SWAP_IN]
-            listed = len(readers) > len(releases) + len(loads)  # on a list, from which another body takes it
+            listed = len(readers) > len(releases) + len(loads)  # on a list, for another body
             if len(releases) != 1 or not (loads or listed):
                 raise VerificationError(
                     f"{node.name!r} has {len(releases)} releases and {len(loads)} reloads: one release and at "
@@ -71,7 +71,7 @@ def _releases_before(order: list[Node]) -> Callable[[Node, Node], bool]:
     """Whether a path of edges makes a reload (second) wait for a release (first)."""
     bit = {node: 1 << i for i, node in enumerate(n for n in order if n.op == custom_ops.RELEASE)}
     last_use = {source: node for node in order for source in _sources(node)}
-    before: dict[Node, int] = {}  # the releases that must have run when a node has, as bits
+    before: dict[Node, int] = {}  # bits of the releases that must run before each node
     loads: dict[Node, int] = {}
     for node in order:
         mask = bit.get(node, 0)

@@ -7,7 +7,7 @@ Invariant: the candidates, their peaks and their order (by time, then by place) 
 is the first that fits. So a higher limit never gives a slower plan, a lower limit never a higher peak, and at the floor
 there is a plan. Candidates are left out only where that can't change the plan: one derived from another is no faster,
 and one with more live bytes than the limit peaks above it. On a GPU a candidate's time depends on the limit, and only
-the candidates and their peaks do not.
+the first of these holds: a higher limit never gives a slower plan.
 
 How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
 several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.

@@ -1,1 +1,1 @@
-"""What every step gets before it is planned."""
+"""Passes that every step gets before it is planned."""

@@ -1,8 +1,8 @@
-"""Sums that add terms as they are ready (AccumulateNV2), as TensorFlow runs them, and as sums in an order.
+"""Converts sums that add terms as they are ready (AccumulateNV2) to TensorFlow's form, and to sums in an order.
 
-Before placement, and before its optimizers, TensorFlow makes of such a sum a temporary variable of zeros, and a kernel
-for each term that adds it when both are ready (tensorflow/core/common_runtime/accumulate_n_optimizer.cc,
-RewriteIntoTempVariable). The order in which these kernels run is that of the additions.
+Before placement, and before its optimizers, TensorFlow replaces such a sum by a temporary variable of zeros, and a
+kernel for each term that adds it when both are ready (tensorflow/core/common_runtime/accumulate_n_optimizer.cc,
+RewriteIntoTempVariable). These kernels' order is that of the additions.
 
 Not handled: such sums in the bodies of loops and conditionals, for which TensorFlow has no kernel.
 """
@@ -18,12 +18,12 @@ from tfswap.ir.types import TensorType, is_rounded
 from tfswap.passes.nodes import PRESERVE, add_scalar
 
 _EXACT = 2
-"""Zero and so many terms have one sum, whatever the order of the terms."""
+"""The sum of zero and so many terms does not depend on their order."""
 _VARIABLE, _ADD, _RESULT = "TemporaryVariable", "AssignAdd", "DestroyTemporaryVariable"
 
 
 def add_by_kernels(graph: Graph) -> None:
-    """Let kernels of their own add the terms of sums of `graph` whose bits depend on the order, in place.
+    """Replace sums of `graph` whose bits depend on the order by a kernel for each term, in place.
 
     Nodes are named and numbered as TensorFlow does both.
     """
@@ -58,7 +58,7 @@ def _by_kernels(graph: Graph, node: Node, numbers: itertools.count[int]) -> None
 
 
 def sums_by_kernels(graph: Graph) -> dict[Node, list[Node]]:
-    """What `add_by_kernels` has made: by the node of a sum the kernels that add its terms."""
+    """The result of `add_by_kernels`: by sum, the kernels that add its terms."""
     sums: dict[Output, Node] = {}
     for node in graph:
         if node.op == _RESULT and node.attrs["var_name"] == _variable_name(node):
@@ -71,7 +71,7 @@ def sums_by_kernels(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def add_in_order(graph: Graph, node: Node, kernels: Sequence[Node]) -> None:
-    """Let the sum `node` add in the order of `kernels`, which add its terms."""
+    """Have the sum `node` add in the order of `kernels`, which add its terms."""
     start = node.inputs[0].node
     waits = (*start.controls, *(control for kernel in kernels for control in kernel.controls), *node.controls)
     node.controls = tuple(dict.fromkeys(control for control in waits if control not in kernels))
@@ -79,7 +79,7 @@ def add_in_order(graph: Graph, node: Node, kernels: Sequence[Node]) -> None:
 
 
 def add_pairwise(graph: Graph, node: Node, terms: Sequence[Output]) -> None:
-    """Let `node` be zero and `terms`, added one after another: each is free as soon as it is added."""
+    """Have `node` add `terms` to zero one after another: each is freed as soon as it is added."""
     kind, attrs = node.outputs[0], {"T": Dtype(node.outputs[0].dtype), PRESERVE: True}
     place = {other: rank for rank, other in enumerate(graph)}
     followers: dict[Node, list[Node]] = {}

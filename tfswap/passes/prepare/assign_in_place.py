@@ -1,9 +1,8 @@
-"""Makes a step's memory repeat from step to step: assigned variables keep the buffers that they have.
+"""Keeps a step's memory the same from step to step: assigned variables keep their buffers.
 
 TensorFlow's AssignVariableOp adopts the buffer of the value assigned. A variable that is assigned in each step
-(momentum, a moving average) then wanders through the arena and fragments it differently each time: peaks of
-one and the same order were seen to vary by 8%. The copy that this pass puts in its place costs the variable's
-bytes once.
+(momentum, a moving average) then changes its address in each step and fragments the arena differently: peaks of the
+same order were seen to vary by 8%. The copy that replaces the assignment needs the variable's bytes once.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Collectives: in one order on every worker, and those of one group concurrently.
 
-A collective ends when all members of its group have begun it. A worker that begins another one first, since its arena
-is another one and with it its plan, waits for ever. The traced program is the same for all, and so is the order in it.
+A collective ends when all members of its group have begun it. A worker whose plan begins another one first, since its
+arena differs, would wait for ever. The traced program, and the order in it, is the same on all workers. So collectives
+run in their traced order: each waits for the one before it on its device, of any group.
 
-So they come in the order in which they were traced: each waits for the one before it on its device, of whatever
-group.
-
-Where several devices of one worker are in one order, no chain of kernels can run the members of a group one after the
-other. While the step is planned they are one kernel, `TOGETHER`, which takes and gives what they all do
-(`join_collectives`); in the graph that runs they are themselves again, each after and before what that kernel was after
-and before (`expand_collectives`). TensorFlow finds out which belong together by counting, per group and device,
-and so does this pass.
+Where several devices of one worker share an order, the members of a group can't run one after the other. While the step
+is planned they are one kernel, `TOGETHER`, with all of their inputs and outputs (`join_collectives`). The graph that
+runs has the members again, each at that kernel's place in the order (`expand_collectives`). TensorFlow matches members
+by counting, per group and device, and so does this pass.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from tfswap.passes.contract import graph_pass
     ensures="the collectives of each device run in the order in which they were traced",
 )
 def order_collectives(graph: Graph, _: Target) -> int:
-    """Add the control edges that this takes, in `graph` and its bodies, in place; returns how many."""
+    """Add the control edges, in `graph` and its bodies, in place; returns how many."""
     return sum(_in_order(part) for part in (graph, *graph.all_bodies()))
 
 
@@ -69,7 +66,7 @@ def traced_order(graph: Graph) -> list[Node]:
 def join_collectives(graph: Graph, _: Target) -> int:
     """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
 
-    Raises UnsupportedGraph where it is not known which belong together.
+    Raises UnsupportedGraph where it is not known which members match.
     """
     rounds: dict[tuple[int, int], list[Node]] = {}
     begun: dict[tuple[int, str], int] = {}
@@ -110,7 +107,7 @@ def _join(graph: Graph, members: Sequence[Node]) -> None:
     ensures="the members of each group are nodes again, each where their kernel was in the order",
 )
 def expand_collectives(graph: Graph, _: Target) -> int:
-    """Put the members back in the place of their kernel, in place; returns how many."""
+    """Replace each kernel by its members, in place; returns how many."""
     joined = [node for node in graph if node.op == TOGETHER]
     feeds = set(graph.feeds)
     count = 0
@@ -118,7 +115,7 @@ def expand_collectives(graph: Graph, _: Target) -> int:
         inputs, outputs = iter(made.inputs), iter(range(len(made.outputs)))
         stands_for: dict[Output, Output] = {}
         members: list[Node] = []
-        # All wait for what one of them reads: who begins earlier holds what it needs until the others begin.
+        # Each waits for all members' inputs: one that begins earlier holds its memory until the others begin.
         read = (t.node for t in made.inputs)
         before = dict.fromkeys((*made.controls, *(n for n in read if n not in feeds and not is_const(n.op))))
         for name, op, attrs, device, reads, gives in made.attrs["members"]:  # pyright: ignore[reportGeneralTypeIssues] written by _join

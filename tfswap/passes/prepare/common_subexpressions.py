@@ -1,13 +1,11 @@
-"""What exists twice, or computed twice from the same, is made once, as TensorFlow does when it makes a step.
+"""Merges equal nodes, as TensorFlow does when it makes a step.
 
-TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges distinguish them. A planned
-step's order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are
-axes and sizes that are the same. And which tensors are one decides who holds their buffers, and by that in which order
-TensorFlow adds up (passes/prepare/ordered_sums.py).
+TensorFlow does so (tensorflow/core/graph/optimizer_cse.cc) unless control edges distinguish nodes. A planned step's
+order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are equal
+axes and sizes. And merged tensors have other holders of their buffers, which decide in which order TensorFlow adds
+(passes/prepare/ordered_sums.py). Nodes with control inputs are merged where these are the same.
 
-Nodes that wait for others by control inputs are shared where they wait for the same.
-
-Not handled: loops, conditionals, and tensor lists, each of which stays one of its own.
+Not handled: loops, conditionals, and tensor lists, which are not merged.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def _may_be_shared(node: Node) -> bool:
 
 
 def _key(node: Node) -> object:
-    """What nodes that are equal have in common."""
+    """The key that equal nodes share."""
     inputs: object = frozenset(Counter(node.inputs).items()) if is_commutative(node.op) else node.inputs
     attrs = tuple(sorted(node.attrs.items(), key=_name))
     return node.op, node.device, inputs, frozenset(node.controls), attrs, node.outputs

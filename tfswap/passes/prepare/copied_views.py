@@ -1,9 +1,9 @@
 """Copies a part of a tensor where only values decide whether a kernel shares its input's buffer, in bodies too.
 
-TensorFlow's slices and repetitions hand on a part of their input's buffer where it begins at an aligned
-address and lies in one piece, and copy it otherwise. A view keeps all of that buffer: whether the step holds a megabyte
-more then depends on where a slice begins. Where shapes and constants leave that open, tfswap's own kernel copies what
-would be shared (csrc/core/copied_view_ops.cc). The bits are the same.
+TensorFlow's slices and repetitions share a part of their input's buffer where it begins at an aligned address and is
+contiguous, and copy it otherwise. A view keeps the whole buffer, so that the bytes that a step holds depend on where a
+slice begins. Where shapes and constants do not decide it, tfswap's own kernel always copies
+(csrc/core/copied_view_ops.cc). The bits are the same.
 
 Not handled: a transposition by a permutation that the step computes, of dimensions of one size (oneDNN's graph pass
 aborts at labelled ones); splits of a tensor whose size is a bound. On a GPU, and in portable models, all stay as they
@@ -28,7 +28,7 @@ from tfswap.passes.nodes import use_own_kernel
     ensures="no kernel shares its input's buffer where only values decide whether it would",
 )
 def copy_undecided_views(graph: Graph, target: Target) -> int:
-    """Let such nodes run as tfswap's own kernel, in place; returns how many."""
+    """Have such nodes run tfswap's own kernel, in place; returns how many."""
     found = set(_undecided(graph, target.device, follows=True))
     for body in graph.all_bodies():
         found.update(_undecided(body, target.device, follows=False))
@@ -36,10 +36,10 @@ def copy_undecided_views(graph: Graph, target: Target) -> int:
 
 
 def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[Node]:
-    """Nodes of which it is not known whether they share.
+    """Nodes of which it is not known whether they share their input's buffer.
 
     Args:
-        follows: whether integers that follow from others are known, as they are of a step and not of its bodies.
+        follows: whether integers computed from others are known, as in a step and not in its bodies.
     """
     known: dict[tuple[Node, int], Values] = {(n, 0): v for n, v in graph.small_constants.items()}
     for node in graph.topological():

@@ -1,16 +1,16 @@
 """Keeps variables that a step reads or updates both in part and as a whole out of TensorFlow's copy-on-read mode.
 
 An access to a part (ResourceGather, ResourceScatterAdd) turns that mode on, and from then on every read and every
-update of the whole variable copies it: a table of embeddings once in each step, into another place each time, so that
-peaks of one and the same order differ. Here what is gathered is gathered from a read of the variable, which shares its
-buffer; an update of a part turns the mode off again after it; and since other functions can have turned it on, so does
-the first node of the step that has to do with the variable.
+update of the whole variable copies it: a table of embeddings once in each step, at another address each time, so that
+peaks of the same order differ. This pass gathers from a read of the variable, which shares its buffer. It turns the
+mode off again after an update of a part, and, since other functions can have turned it on, at the step's first access
+to the variable.
 
 Ensures: where the graph turns a variable's mode off (ops.turns_off_copy_on_read), it is off at each access to the whole
 variable, in the bodies of loops and conditionals too.
 
-Not handled: a ResourceGather with batch dimensions, which no op of two inputs stands for: its variable is left alone,
-as are those that are accessed in part only, which are never copied. Another thread that updates a part of the variable
+Not handled: a ResourceGather with batch dimensions, which no op of two inputs can replace: its variable stays as it is,
+as do those that are accessed in part only, which are never copied. Another thread that updates a part of the variable
 while the step runs can turn the mode on between two nodes: that costs a copy.
 """
 
@@ -44,7 +44,7 @@ class _Use(NamedTuple):
 
 
 _Uses = dict[tuple[Graph, Output], list[_Use]]
-"""By where a handle comes from."""
+"""Uses by the origin of the handle."""
 
 
 @graph_pass(
@@ -79,7 +79,7 @@ def leave_copy_on_read(graph: Graph, _: Target) -> int:
 
 
 def _collect(graph: Graph, known: dict[Output, tuple[Graph, Output]], uses: _Uses) -> None:
-    """Note who takes which handle, of those whose origin is `known` and of those that come up in the graph."""
+    """Record the users of each handle, of those with a `known` origin and of those that the graph makes."""
     for node in graph.topological():
         origins = [known.setdefault(t, (graph, t)) if t.type.dtype == "resource" else None for t in node.inputs]
         if is_view(node.op):
@@ -95,7 +95,7 @@ def _collect(graph: Graph, known: dict[Output, tuple[Graph, Output]], uses: _Use
 
 
 def _whole(use: _Use) -> list[TensorType]:
-    """The types of what the node reads of the whole variable, or updates it with, where that copies in the mode."""
+    """The types of the node's reads or updates of the whole variable that copy in the mode."""
     op = use.node.op
     if op == READ_VARIABLE:
         return list(use.node.outputs)
@@ -105,13 +105,13 @@ def _whole(use: _Use) -> list[TensorType]:
 
 
 def _share(graph: Graph, handle: Output, device: str, after: tuple[Node, ...] = ()) -> Node:
-    """What turns the mode of the variable behind `handle` off."""
+    """A node that turns the mode of the variable of `handle` off."""
     name = graph.unique_name(f"tfswap/{handle.node.name}/shared_reads")
     return graph.add(SHARE_READS, name, (handle,), controls=after, device=device)
 
 
 def _gather_from_read(use: _Use, gather: str, whole: TensorType) -> None:
-    """Let the node gather from a read of the variable, which is where it was."""
+    """Have the node gather from a read of the variable at the same place."""
     graph, node, handle = use
     read = graph.add(
         READ_VARIABLE,
@@ -129,7 +129,7 @@ def _gather_from_read(use: _Use, gather: str, whole: TensorType) -> None:
 
 
 def _let_wait(graph: Graph, after: dict[Node, list[Node]]) -> None:
-    """Let what waits for one of these nodes wait also for what is to come after it."""
+    """Have nodes that wait for one of these nodes wait also for its successor."""
     added = {share for shares in after.values() for share in shares}
     for node in graph:
         if node not in added:

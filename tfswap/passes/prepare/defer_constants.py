@@ -1,17 +1,17 @@
-"""Keeps TensorFlow from computing beforehand what it then throws away, or keeps for nothing.
+"""Keeps TensorFlow from computing large constants when it makes the step.
 
-TensorFlow makes a step's executor by computing every node that follows from constants alone, all of them together and
-however large, and keeps what is not over 10 MiB (analysis/constants.py). A large constant gradient, as of a mean over
-examples, or a mask is computed so for nothing, each time that the step is made: its first call then peaks far above
-the plan, and where memory is short TensorFlow crashes. A `Defer` before such a node makes it one of the step, and all
-that is computed from it, as the plan has it. It passes a buffer on and costs nothing.
+When TensorFlow makes a step's executor, it computes all nodes that depend on constants alone, all of them together and
+of any size, and keeps results of up to 10 MiB (analysis/constants.py). A large constant gradient, as of a mean over
+examples, or a mask is so computed and thrown away each time that the step is made: the first call then peaks far above
+the plan, and where memory is short TensorFlow crashes. A `Defer` before such a node makes it, and all that is computed
+from it, part of the step, as in the plan. It passes its input's buffer on and costs nothing.
 
-A constant that spreads one value is smaller, and TensorFlow keeps it: it is there throughout, and takes whatever place
-is free when the step is made, with up to as much again in addition, so that one limit could be kept in one process and
-not in the next. It too becomes a part of the step, but not of what runs several times in one.
+TensorFlow keeps smaller constants that spread one value: they are persistent, in whatever chunk is free when the step
+is made, of up to twice their size, so that a limit could be kept in one process and not in the next. They too become
+part of the step, except in bodies that run several times in one.
 
-Requires a CPU: on other devices TensorFlow computes constants in host memory, with the CPU's kernels, whose bits the
-device's own need not have. There the graph is left alone.
+Requires a CPU: on other devices TensorFlow computes constants in host memory with the CPU's kernels, whose bits may
+differ from the device's. There the graph stays as it is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
 _TELLING = {
-    "int32": 1,  # shapes, which TensorFlow can't see through a Defer
+    "int32": 1,  # shapes: TensorFlow's shape inference does not see through a Defer
     "int64": 1,  # the same
-    "variant": 2,  # lists, whose elements are followed
+    "variant": 2,  # lists, whose elements analysis follows
 }
 
 
@@ -52,12 +52,12 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
 
 
 def _least_known(node: Node) -> Output:
-    """The input that says least about what the node makes."""
+    """The input that gives the least information about the node's result."""
     return min(node.inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
 
 
 def add_defer(graph: Graph, tensor: Output, device: str) -> Output:
-    """A node that passes `tensor` on, and hides from TensorFlow what made it."""
+    """A node that passes `tensor` on, and hides its producer from TensorFlow."""
     name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/defer")
     attrs = {"T": Dtype(tensor.type.dtype)}
     return graph.add(custom_ops.DEFER, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device).out()

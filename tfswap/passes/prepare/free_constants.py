@@ -1,11 +1,12 @@
-"""Lets nothing wait for constants, and for what is computed from them beforehand.
+"""Removes control edges from constants, and from nodes that TensorFlow computes from constants in advance.
 
-TensorFlow's gradients make constants, and kernels, that wait for the gradient that comes in. Where that follows from
-constants itself, as a mean's does, TensorFlow replaces it by its value (analysis/constants.py), and runs its nodes in
-every step all the same, for those that wait for them: no plan knows when.
+TensorFlow's gradients make constants, and kernels, that wait for the incoming gradient. Where that is computed from
+constants itself, as a mean's is, TensorFlow replaces it by its value (analysis/constants.py), and still runs its nodes
+in every step for those that wait for them, at times that no plan knows.
 
-Ensures: the same values, and the same order of all else: who waited for a constant waits for what that waited for.
-In TensorFlow 1's graphs that may be all that keeps an update in the step, or before what reads its variable.
+Ensures: the same values, and the same order of all other nodes: a node that waited for a constant waits for the
+constant's control inputs. In TensorFlow 1's graphs only these may keep an update in the step, or before readers of its
+variable.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from tfswap.passes.contract import graph_pass
     ensures="no node waits for a constant, nor for what follows from constants alone",
 )
 def free_constants(graph: Graph, _: Target) -> int:
-    """Take constants off what the nodes of `graph` and of its bodies wait for, in place; returns of how many."""
+    """Remove constants from the control inputs of nodes of `graph` and of its bodies, in place; returns of how many
+    nodes.
+    """
     count = 0
     for part in (graph, *graph.all_bodies()):
         order = part.topological()
         constants = constant_nodes(part, order)
-        waits: dict[Node, tuple[Node, ...]] = {}  # what else a constant waits for, directly or through constants
+        waits: dict[Node, tuple[Node, ...]] = {}  # the control inputs of a constant, directly or through constants
         for node in order:
             count += any(first in constants for first in node.controls)
             node.controls = tuple(dict.fromkeys(w for first in node.controls for w in waits.get(first, (first,))))

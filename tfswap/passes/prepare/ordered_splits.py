@@ -1,7 +1,7 @@
-"""Lets the outputs of a split lie in their order, in bodies too.
+"""Has splits request their outputs in order, in bodies too.
 
-TensorFlow's kernels for a CPU let threads request four outputs or more, as an LSTM's gates, in any order: the arena
-then has them, and the holes that they leave, elsewhere in each run. tfswap's own request them one after the other
+In TensorFlow's kernels for a CPU, threads request four outputs or more, as an LSTM's gates, in any order: their
+addresses, and the holes that they leave, then differ in each run. tfswap's own kernels request them one after the other
 (csrc/core/ordered_split_ops.cc). The bits are the same.
 
 Not handled: pieces that can't be copied byte by byte, which are small as a rule.
@@ -17,14 +17,14 @@ from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 OUT_OF_ORDER: Final = 4
-"""So many outputs are requested by several threads (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
+"""From so many outputs on, several threads request them (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
 
 
 @graph_pass(
     ensures="the outputs of a split are requested in their order",
 )
 def order_split_outputs(graph: Graph, target: Target) -> int:
-    """Let splits of so many outputs run as tfswap's own kernel, in place; returns how many."""
+    """Have splits of so many outputs run tfswap's own kernel, in place; returns how many."""
     return use_own_kernel(graph, target.device, _is_out_of_order)
 
 

@@ -1,20 +1,20 @@
-"""Sums have the bits of the unordered step: each adds in the order in which TensorFlow's executor lets it add.
+"""Gives sums the bits of the unordered step: each adds in the order of TensorFlow's executor.
 
-AddN begins with the first input whose buffer nobody else holds when it runs, and puts the first input in its place
+AddN begins with the first input whose buffer nobody else holds when it runs, and swaps it with the first input
 (tensorflow/core/kernels/aggregate_ops.h): AddN(m, m, s) is m + m + s while another kernel reads s, and s + m + m once
-that has ended. A plan's order, swaps and recomputation decide when others read, and must not decide what is added
+that has ended. A plan's order, swaps and recomputation change when others read, and must not change what is added
 first. So it is fixed here, before anything is planned:
 
 - The executor's runs of the step as it was given are replayed, with loops and conditionals lowered as TensorFlow lowers
-  them (simulator/sum_order.py). What a sum begins with in most runs becomes its first input. Where all other readers
-  must run before the sum, or after it, the runs agree. Where threads race, TensorFlow's own bits may differ from run to
-  run.
+  them (simulator/sum_order.py). The input that a sum begins with in most runs becomes its first input. Where all other
+  readers must run before the sum, or after it, the runs agree. Where threads race, TensorFlow's own bits may differ
+  from run to run.
 - A sum that adds terms as they are ready (AccumulateNV2) becomes one that adds them in the order of most runs
   (passes/prepare/accumulated_sums.py).
-- In loops that can differ from iteration to iteration: the first is given what is still held outside, the last
-  overlaps with none that follows. Such a sum has its order by iteration of all loops around it, as attributes.
-- The sum runs tfswap's own kernel, which adds inputs in their order whoever else holds them (csrc/core/sum_ops.cc).
-  A portable model has no such kernel and adds two tensors at a time, since a + b is b + a: as in most iterations.
+- In loops the order can differ from iteration to iteration: the first gets tensors that are still held outside, the last
+  overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
+- The sum runs tfswap's own kernel, which adds inputs in their order for any holders (csrc/core/sum_ops.cc). A portable
+  model has no such kernel and adds two tensors at a time, since a + b is b + a, in the order of most iterations.
 
 Invariant: a sum adds the same numbers in the same order in every plan of a graph for a device.
 
@@ -42,7 +42,7 @@ from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
 
 EXACT = 2
-"""A sum of so many inputs has one value, whatever their order."""
+"""The sum of so many inputs does not depend on their order."""
 
 
 @graph_pass(
@@ -74,7 +74,7 @@ def order_sums(graph: Graph, target: Target) -> int:
 
 
 def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
-    """Let sums of `graph` add their inputs in the order that they have, whoever else holds them, in place."""
+    """Have sums of `graph` add their inputs in their order, for any holders, in place."""
     if target.portable:
         split_into_pairs(graph, sums)
     else:
@@ -83,7 +83,7 @@ def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
 
 
 def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int, inside: int = 0) -> None:
-    """Let sums among `nodes` of `graph`, and in their bodies, add as in this iteration of the loop around, in place.
+    """Have sums among `nodes` of `graph`, and in their bodies, add as in this iteration of the loop around, in place.
 
     Args:
         inside: how many loops of that loop's body `graph` is in.
@@ -116,12 +116,12 @@ def _begin_with(node: Node, k: int) -> None:
 
 
 def _sums(graph: Graph) -> list[Node]:
-    """Those whose bits depend on who else holds their inputs."""
+    """The sums whose bits depend on other holders of their inputs."""
     return [n for n in graph if depends_on_owners(n.op) and len(n.inputs) > EXACT and is_rounded(n.outputs[0].dtype)]
 
 
 def _orders(graph: Graph, device: DeviceModel, held: Sequence[str]) -> SumOrders:
-    """In what order sums add in the unordered step."""
+    """The orders in which sums add in the unordered step."""
     step = graph.copy()
     if step.executed:
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})

@@ -1,9 +1,9 @@
-"""Gives outer products their operands in the order in which the result needs no transposition.
+"""Swaps operands of outer products whose result is then not transposed.
 
 The gradient of `einsum("bt,bth->bh", weights, keys)` with respect to the keys is `einsum("bh,bt->bth", ...)`:
 TensorFlow multiplies to [b, h, t] and transposes that to [b, t, h] (linalg/einsum_op_impl.h), mostly on one core. With
 its operands swapped the product is [b, t, h]: of 64 x 100 x 256 it took 0.4 ms in place of 2, without a temporary of
-the result's size. In a decoder's backward loop, where all that uses these gradients waits for it, it was a quarter of
+the result's size. In a decoder's backward loop, where all readers of these gradients wait for it, it was a quarter of
 the time.
 
 Invariant: the bits are the same. Each element of an outer product is one product, and x * y is y * x.
@@ -21,7 +21,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
 TYPES = frozenset({"float16", "float32", "float64"})
-"""Of which the bits were compared, also of zeros with signs, denormal numbers, infinity and NaN."""
+"""Types whose bits were compared, also for zeros with signs, denormal numbers, infinity and NaN."""
 
 
 @graph_pass(

@@ -1,14 +1,15 @@
-"""Where the maxima of a pooling lie is kept for its gradient, where oneDNN would keep that.
+"""Keeps the positions of a pooling's maxima for its gradient, where oneDNN would keep them.
 
 oneDNN's graph pass has MaxPool and MaxPool3D give a second output, a byte for each value that they make, to the
-gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in
-the arena from the one kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so
-itself can be planned: the places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits,
-where what it reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run
+gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). It stays in the
+arena from the one kernel to the other, and the gradient's kernel need not pool again. In a graph with that output the
+positions are a tensor like others and can be planned, and the gradient's kernel stays oneDNN's, with its bits, where
+its inputs were swapped in between. In the bodies of loops and branches TensorFlow's own kernels run
 (`DeviceModel.in_bodies`).
 
-A gradient that is not of the pool's own graph (taken outside, or of another gradient) has no places: its kernel looks
-for the maxima again, and of equal ones may take another. Where the pool runs again right before it, it has to stay so.
+A gradient that is not of the pool's own graph (taken outside, or of another gradient) has no positions: its kernel
+searches the maxima again, and of equal ones may find another. Where the pool is recomputed right before it, that has to
+stay so.
 """
 
 from __future__ import annotations

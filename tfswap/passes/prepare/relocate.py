@@ -1,9 +1,9 @@
-"""Lets what loops and conditionals return lie where it would whichever way the step takes.
+"""Gives results of loops and conditionals the same addresses in all courses of the step.
 
-How often a loop runs, or which branch, may be for the step to decide. Its results then lie now here and now there, and
-what comes after them finds other chunks: there are as many peaks as ways. The kernels of such nodes relocate their
-results (csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) is that of any number of
-iterations and of every sequence of branches.
+How often a loop runs, or which branch, may depend on the step's values. The addresses of its results then differ, and
+later requests find other chunks: there are as many peaks as courses. The kernels of such nodes relocate their results
+(csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) is that of any number of iterations
+and of every sequence of branches.
 
 Requires: known sizes. Ensures: nodes with results that their bodies make themselves say which of these are relocated.
 Not handled: nodes that return lists or optionals, whose elements lie where they were made.
@@ -20,7 +20,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
 OUTSIDE_ARENA = frozenset(("resource", "string"))
-"""Types whose elements are not copied: there is a handle's, or a text's, own memory behind them."""
+"""Types whose elements are not copied: handles and strings, which refer to memory of their own."""
 
 
 @graph_pass(
@@ -28,8 +28,9 @@ OUTSIDE_ARENA = frozenset(("resource", "string"))
     ensures="results of loops and conditionals lie at places that do not depend on how they ran",
 )
 def relocate_results(graph: Graph, target: Target) -> int:
-    """Have results of loops and conditionals relocated, in place, where the step decides how they run; returns of how
-    many."""
+    """Have results of loops and conditionals relocated, in place, where the step's values decide how they run; returns
+    of how many.
+    """
     if not graph.bodies:
         return 0
     count = 0

@@ -1,22 +1,22 @@
-"""A convolution and its bias are one kernel where oneDNN would have it so, and their gradients are.
+"""Fuses convolutions with their biases, and their gradients, where oneDNN's graph pass would.
 
 oneDNN's graph pass joins nodes that wait for the same control inputs (mkl_layout_pass.cc, CheckForNodeMerge): a
 convolution with the Pad that it alone reads, or else with the BiasAdd that alone reads it; and a BiasAddGrad with the
-Conv2DBackpropFilter that reads the same gradient. The joint kernels save a pass over a feature map, and round or add in
-another order. An order's control edges would keep the two apart, so they are joined before there are any: the bits stay
+Conv2DBackpropFilter that reads the same gradient. The fused kernels save a pass over a feature map, and round or add in
+another order. An order's control edges would keep oneDNN from fusing them, so they are fused before: the bits stay
 those of the step as TensorFlow runs it.
 
-What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
-shape inference takes that output for as long as the image has channels. What a convolution with a Pad makes is passed
-on as well (`hide_padded_shapes`), since its shape is inferred as if there were no Pad.
+The BiasAddGrad becomes an identity of the fused kernel's second output, with its name and shape: TensorFlow's shape
+inference would give that output the image's number of channels. The result of a convolution with a Pad gets an identity
+as well (`hide_padded_shapes`), since its shape is inferred as if there were no Pad.
 
 Where an order happens to give two nodes the same control inputs that were planned as two, `keep_unfused` puts a node
 between them.
 
-Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN joins the one that
+Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN fuses the one that
 Grappler has put first (compiler/grappler.py keeps these in its order).
 
-Not handled: several BiasAddGrads of one gradient, which stay apart. Grappler makes one of them where it is on.
+Not handled: several BiasAddGrads of one gradient, which are not fused. Grappler merges them where it is on.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ADDED = "BiasAdd"
 BIASED = "_MklNativeConv2DWithBias"
 PAD = "Pad"
 PADDED = {CONVOLUTION: "_MklNativePadWithConv2D", "_FusedConv2D": "_MklNativePadWithFusedConv2D"}
-"""By convolution, what it and a Pad are together."""
+"""By convolution, the op of it and a Pad."""
 FUSED_3D = "_FusedConv3D"
 FILTER = "Conv2DBackpropFilter"
 BIAS = "BiasAddGrad"
 JOINT = "_MklNativeConv2DBackpropFilterWithBias"
 KERNEL_LABEL = b"MklNameChangeOp"
-"""Which of an op's kernels is meant: oneDNN's for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
+"""The label of oneDNN's kernels for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
 
 
 @graph_pass(
@@ -51,7 +51,7 @@ KERNEL_LABEL = b"MklNameChangeOp"
     ensures="what oneDNN's graph pass would fuse is one kernel",
 )
 def fuse_onednn(graph: Graph, target: Target) -> int:
-    """Join such pairs of `graph`, in place; returns how many."""
+    """Fuse such pairs of `graph`, in place; returns how many."""
     if not target.onednn:
         return 0
     pairs = _Pairs(graph, target.device, graph.read_in_vain)
@@ -65,9 +65,8 @@ def fuse_onednn(graph: Graph, target: Target) -> int:
     ensures="oneDNN's graph pass fuses no nodes that the graph has as two",
 )
 def keep_unfused(graph: Graph, target: Target) -> int:
-    """Keep oneDNN's pass from joining what `graph`, which has its order, has as two.
-
-    In place; returns how many pairs that were.
+    """Keep oneDNN's pass from fusing nodes that `graph`, which has its order, has as two. In place; returns how many
+    pairs.
     """
     if not target.onednn:
         return 0
@@ -82,9 +81,8 @@ def keep_unfused(graph: Graph, target: Target) -> int:
     ensures="readers of a convolution with a Pad in it see its rank, not the shape that TensorFlow infers wrongly",
 )
 def hide_padded_shapes(graph: Graph, _: Target) -> int:
-    """Have what reads a convolution with a Pad in it read it through a node of whose shape the rank alone is known.
-
-    In place; returns how many such convolutions there are.
+    """Have readers of a convolution with a Pad read an identity of which only the rank is known. In place; returns how
+    many such convolutions there are.
     """
     kernels = [node for node in graph if node.op in PADDED.values() or _is_padded_inside(node)]
     if not kernels:
@@ -101,7 +99,7 @@ def hide_padded_shapes(graph: Graph, _: Target) -> int:
 
 
 def any_size(kernel: Node) -> Dims:
-    """The shape of what it makes, of any size: planned ones may be of one batch among many."""
+    """The shape of its result without sizes: planned sizes may be of one batch among many."""
     return Dims([None] * (5 if kernel.op == FUSED_3D else 4))
 
 
@@ -115,7 +113,7 @@ class _Pairs:
     """The pairs of a graph's nodes that oneDNN's pass would join.
 
     Args:
-        in_vain: names of tensors that others read as well, which are not in the graph any more.
+        in_vain: names of tensors with further readers that are no longer in the graph.
     """
 
     def __init__(self, graph: Graph, device: DeviceModel, in_vain: Collection[str] = ()):
@@ -160,7 +158,7 @@ class _Pairs:
         )
 
     def join(self, second: Node, joined: Callable[[Node, Node], None]) -> Node:
-        """Make one node, the second, of it and of what it reads first."""
+        """Fuse the second node with its first input."""
         first = second.inputs[0].node
         joined(first, second)
         for node in self._waiting.pop(first, ()):

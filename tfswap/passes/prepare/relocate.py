@@ -2,11 +2,11 @@
 
 How often a loop runs, or which branch, may depend on the step's values. The addresses of its results then differ, and
 later requests find other chunks: there are as many peaks as courses. The kernels of such nodes relocate their results
-(csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) is that of any number of iterations
-and of every sequence of branches.
+(csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) holds for any number of iterations
+and every sequence of branches.
 
-Requires: known sizes. Ensures: nodes with results that their bodies make themselves say which of these are relocated.
-Not handled: nodes that return lists or optionals, whose elements lie where they were made.
+Requires: known sizes. Ensures: nodes whose bodies make results list those that are relocated. Not handled: nodes that
+return lists or optionals, whose elements keep their addresses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def relocate_results(graph: Graph, target: Target) -> int:
 
 
 def _places(node: Node, bodies: tuple[Graph, ...], *, is_loop: bool) -> tuple[int, ...]:
-    """Results of which some are made by the bodies: all others are what the node was given, in the same place."""
+    """Results of which some are made by the bodies: all others are the node's arguments at the same positions."""
     found: list[int] = []
     for place, kind in enumerate(node.outputs):
         given = {_argument(body, body.fetches[place]) for body in bodies}

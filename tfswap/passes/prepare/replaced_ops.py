@@ -1,12 +1,12 @@
-"""Ops that TensorFlow replaces when it makes a step, by several in no order, become ops that run as they are.
+"""Replaces ops that TensorFlow would replace, when it makes a step, by several ops without an order.
 
-Its passes before placement make of AccumulateNV2 a temporary variable to which each term is added when it is there
-(accumulate_n_optimizer.cc), and of ParallelConcat, as `tf.parallel_stack` has it, a buffer into which each part is
-written (parallel_concat_optimizer.cc). What was planned would not be what runs.
+Its passes before placement replace AccumulateNV2 by a temporary variable to which each term is added when it is ready
+(accumulate_n_optimizer.cc), and ParallelConcat, of `tf.parallel_stack`, by a buffer into which each part is written
+(parallel_concat_optimizer.cc). Then the planned graph would not be the one that runs.
 
-A sum begins with zero there and adds terms as they are ready. Of those whose bits depend on that nothing is left here
+Such a sum begins with zero and adds terms as they are ready. Sums whose bits depend on that have been replaced before
 (passes/prepare/ordered_sums.py); the others add zero and their inputs. A concatenation holds all parts until the last
-is there.
+is computed.
 
 Not handled: the same tensor several times over, of which TensorFlow's optimizers make a product, as they do of AddN.
 """

@@ -1,10 +1,8 @@
-"""Lets callers keep small results without a chunk in the midst of the arena, where the next step would find it.
+"""Keeps small results, which callers may hold, out of the arena's free chunks.
 
-A training loop that holds a loss while the next step runs changes that step's arena, and a plan near the floor may
-not fit into what is left. So small results are copied into memory that their kernel has held since it was made:
-then they count among the step's constants, and the arena is the same in each step.
-
-Larger results stay where they are: planning leaves room for them.
+A training loop that holds a loss while the next step runs changes that step's arena, and a plan near the floor may not
+fit then. So small results are copied into memory that their kernel has held since it was made. They count as constants
+of the step, and the arena is the same in each step. Larger results stay where they are: plans leave room for them.
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
 MOST_BYTES = 4096
-"""A result of up to so many bytes is handed over."""
+"""The largest result, in bytes, that gets a slot."""
 
 SLOTS = 8
-"""Results that a caller may keep at no cost; who keeps more gets more room."""
+"""How many results a caller may hold without further memory; for more, further slots are allocated."""
 
 
 @graph_pass(
     ensures="small results lie in memory that their kernel keeps, outside the free space of the arena",
 )
 def use_result_slots(graph: Graph, _: Target) -> int:
-    """Hand over the results of `graph`, in place, unless that has been done; returns how many."""
+    """Give the small results of `graph` slots, in place, unless they have them; returns how many."""
     handed: dict[Output, Output] = {}
     for fetch in graph.fetches:
         own = fetch.node not in graph.feeds and fetch.node.op not in (custom_ops.HAND_OVER, custom_ops.OUTSIDE)

@@ -1,13 +1,13 @@
-"""Sums of many tensors take up what they add as it comes: a sum holds all its inputs until the last of them is there.
+"""Splits sums of many tensors: a sum holds all its inputs until the last of them is computed.
 
 The gradient of a weight that each step of an unrolled net uses is one AddN of as many tensors as there are steps, and
-what it holds can be more than all the rest of the step. Its kernel (tensorflow/core/kernels/aggregate_ops.h) adds from
-the left: the first two to nine inputs, so that the rest is a multiple of eight, and to these the sum of each further
-eight. The pass puts in nodes for exactly these sums, so that the additions, their order and every bit stay the same.
+these can be larger than all the rest of the step. Its kernel (tensorflow/core/kernels/aggregate_ops.h) adds from the
+left: the first two to nine inputs, so that the rest is a multiple of eight, and to these the sum of each further eight.
+The pass puts in nodes for exactly these sums, so that the additions, their order and every bit stay the same.
 
 Requires the order of a sum's inputs to be that in which it adds (passes/prepare/ordered_sums.py).
 
-A sum is split where that frees something: where the first tensors of it and of each part are made in the step, and
+A sum is split where that frees memory: where its first tensors and those of each part are computed in the step, and
 nothing else holds them.
 
 Not handled: sums in the bodies of loops and conditionals.
@@ -27,8 +27,9 @@ from tfswap.passes.nodes import PRESERVE
 WIDTH = 8
 """Inputs that the kernel adds at a time."""
 SMALLEST_BYTES = 64 * 1024
-"""Of an input. To start one more kernel takes about as long as adding this much, and what is smaller piles up to
-little."""
+"""The least bytes of an input: starting one more kernel takes about as long as adding this much, and smaller inputs
+need little memory.
+"""
 
 
 @graph_pass(
@@ -79,7 +80,7 @@ class _Parts:
     """The nodes that sums of a graph are split into.
 
     Args:
-        attrs: of each node, besides those of the sum.
+        attrs: additional attributes of each node.
     """
 
     def __init__(self, graph: Graph, attrs: dict[str, object] | None = None):
@@ -99,11 +100,11 @@ class _Parts:
         return made.out()
 
     def finish(self, node: Node, inputs: tuple[Output, ...]) -> None:
-        """Let the sum `node` add these."""
+        """Have the sum `node` add these."""
         node.inputs, node.attrs = inputs, self._attributes(node, inputs)
 
     def arrange(self) -> None:
-        """Put the parts in their places, once all have been added."""
+        """Put the parts in their order, once all have been added."""
         self._graph.move_behind(self._followers)
 
     def _attributes(self, node: Node, inputs: tuple[Output, ...]) -> dict[str, object]:
@@ -117,13 +118,13 @@ def _gains(node: Node) -> bool:
 
 
 def _groups(node: Node) -> list[tuple[Output, ...]]:
-    """What the kernel adds at a time: the first inputs, and each further eight."""
+    """The groups of inputs that the kernel adds together: the first ones, and each further eight."""
     starts = _starts(node)
     first = starts[0] if starts else len(node.inputs)
     return [node.inputs[:first], *(node.inputs[start : start + WIDTH] for start in starts)]
 
 
 def _starts(node: Node) -> range:
-    """Where the further eights begin."""
+    """The positions where the further groups of eight begin."""
     count = len(node.inputs)
     return range((count - 2) % WIDTH + 2, count, WIDTH)

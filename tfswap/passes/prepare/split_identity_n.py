@@ -1,10 +1,10 @@
-"""Lets tensors go one by one: an IdentityN holds all its inputs until the last of them is there.
+"""Bypasses IdentityN nodes, which hold all their inputs until the last of them is computed.
 
-Optimizers put one around all gradients, which then pile up until the backward pass has ended. Its readers are
-pointed at what it passes on. Values are not touched; an IdentityN that waits for control inputs is kept.
+Optimizers put one around all gradients, which then pile up until the backward pass has ended. Its readers read its
+inputs instead. Values stay the same; an IdentityN with control inputs is kept.
 
-`tf.custom_gradient` puts one around all that a function takes and gives. It says what the gradient is, so its readers
-are not left without: each gets a view that refuses to be differentiated.
+`tf.custom_gradient` puts one around all arguments and results of a function, which defines the gradient. Its readers
+get a view that refuses to be differentiated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _splits(node: Node) -> bool:
 
 
 def _view(graph: Graph, tensor: Output, source: Output) -> Output:
-    """What stands for `tensor`, of a node with a gradient of its own."""
+    """The replacement of `tensor`, of a node with a gradient of its own."""
     node = tensor.node
     attrs = {"T": Dtype(tensor.type.dtype), "message": REFUSAL.format(node.name).encode()}
     name = graph.unique_name(f"tfswap/{node.name}_{tensor.index}/passed_on")

@@ -1,17 +1,17 @@
-"""Unrolls loops of few iterations, so that each iteration's kernels are planned as those of the step are.
+"""Unrolls loops of few iterations, so that each iteration's kernels are planned as kernels of the step.
 
 TensorFlow lowers a loop, and kernels of several iterations run concurrently. A planned loop is one kernel, whose
 iterations run one after the other, and oneDNN's graph pass does not see into its body. Gradients accumulated over a few
-micro-batches are most of a step: unrolled, they have the step's order, swaps, encodings, pairs and kernels.
+micro-batches are most of a step: unrolled, their kernels take part in the step's order, swaps, encodings and pairs.
 
 Ensures: the nodes of an iteration are named "loop/iteration_k/node", where k counts from 0. Effects come in the loop's
 order: where a body writes, or acts otherwise, no node that reads or writes a state runs before all such nodes of the
 iteration before, but for reads of variables that nothing in the body writes. Values are the loop's.
 
-A loop is unrolled where constants decide how many iterations there are, where these are few, and where several nodes do
-what one of the body does several times (`is_one_node` in ir/op_traits.py): the kernel of a random op keeps its
-generator's state from one iteration to the next. A loop of small kernels stays one: its own kernel runs them in less
-time than the executor, which takes a few microseconds for each kernel of an order.
+A loop is unrolled where constants decide how many iterations there are, where these are few, and where copies of a
+body's node have the same values as repeated runs of one (`is_one_node` in ir/op_traits.py): the kernel of a random op
+keeps its generator's state from one iteration to the next. A loop of small kernels stays one: its own kernel runs them
+in less time than the executor, which takes a few microseconds for each kernel of an order.
 
 Not handled: loops with tensor lists among their variables, whose backward loops pop what they push; and loops inside of
 bodies that stay bodies.
@@ -46,12 +46,13 @@ from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
 MOST_KERNELS = 20_000
-"""Kernels that all unrolled loops of a step have together: a transformer of 8,480 took 6 s of CPU time to plan."""
+"""The most kernels of all unrolled loops of a step: a transformer of 8,480 took 6 s of CPU time to plan."""
 LEAST_MEAN_S = 50e-6
-"""Of the kernels of a body, on average. Bodies of 5 to 36 us took more CPU time unrolled than as loops, by 1.2 to 2.2
-times, one of 50 us as much, and those of 240 and 590 us less time."""
+"""The least average seconds of a body's kernels. Bodies of 5 to 36 us took more CPU time unrolled than as loops, by 1.2
+to 2.2 times, one of 50 us as much, and those of 240 and 590 us less time.
+"""
 COLOCATED = "_class"
-"""Names nodes of a body on whose devices a node is to be: there are none of these names in the step."""
+"""The attribute of colocation, with names of nodes of a body, which the step does not have."""
 
 
 @graph_pass(
@@ -76,10 +77,10 @@ def unroll_loops(graph: Graph, target: Target, *, lowered: bool = False) -> int:
 
 @dataclass
 class _Unrolling:
-    """Loops of one graph on their way.
+    """The unrolling of the loops of one graph.
 
     Attributes:
-        named: by the name of each node that was added its name in the body.
+        named: by the name of each added node, its name in the body.
     """
 
     graph: Graph
@@ -87,8 +88,10 @@ class _Unrolling:
     lowered: bool
     named: dict[str, str] = field(default_factory=dict)
     _room: int = field(default_factory=lambda: MOST_KERNELS)
-    _results: dict[Output, Output] = field(default_factory=dict)  # of unrolled loops, by what the loop gave
-    _ends: dict[Node, Node | None] = field(default_factory=dict)  # what who waited for a loop waits for instead
+    _results: dict[Output, Output] = field(
+        default_factory=dict
+    )  # by result of an unrolled loop, the tensor that replaces it
+    _ends: dict[Node, Node | None] = field(default_factory=dict)  # by unrolled loop, the node to wait for in its place
     _nodes: dict[Node, list[Node]] = field(default_factory=dict)  # by loop, in order
 
     def run(self) -> None:
@@ -140,7 +143,7 @@ class _Unrolling:
         return found
 
     def _seconds(self, body: Graph) -> float:
-        """What the kernels of an iteration take one after the other."""
+        """The total seconds of an iteration's kernels."""
         flow = analyse_body(body.copy(), self.device)
         cost_s = Costs.of(self.device).of_step(flow)
         return sum(s for s, is_kernel in zip(cost_s, flow.is_kernel, strict=True) if is_kernel)
@@ -154,7 +157,7 @@ class _Unrolling:
         in_order = any(_acts(body, node) for node in stateful)
         anytime = _reads_of_unwritten(body, stateful)
         noticed = [node for node in nodes if node in stateful or node in body.targets]
-        # Lowered, what goes on to the next iteration waits for what the body must run.
+        # In a lowered loop, values for the next iteration wait for the body's effects.
         in_turn = self.lowered and any(node in body.targets for node in nodes)
         change = Integers(body, nodes)
         made = self._nodes[loop] = []
@@ -197,7 +200,7 @@ class _Unrolling:
 
         Args:
             nodes: of the body, those that run, in order.
-            given: what the body's feeds stand for.
+            given: the tensors of the body's feeds.
             shared: constants, which all iterations share.
         """
         graph, body = self.graph, self.graph.bodies[loop][1]
@@ -206,7 +209,7 @@ class _Unrolling:
         for node in nodes:
             if node in shared:
                 continue
-            # What passes a result on waits for the iteration's effects, which have their order anyway.
+            # Nodes that pass results on wait for the iteration's effects, which have an order anyway.
             waits = () if is_view(node.op) and node.inputs and node not in awaited else node.controls
             is_shared = is_const(node.op) and not node.controls
             scope = loop.name if is_shared else f"{loop.name}/iteration_{k}"
@@ -235,7 +238,7 @@ class _Unrolling:
         return copies
 
     def _barrier(self, loop: Node, name: str, waits: Collection[Node]) -> Node | None:
-        """What waits for all of `waits`, if there are any."""
+        """A node that waits for all of `waits`, if there are any."""
         if not waits:
             return None
         controls = tuple(dict.fromkeys(waits))
@@ -247,13 +250,13 @@ class _Unrolling:
         return node
 
     def _now(self, tensor: Output) -> Output:
-        """The tensor that is in the place of `tensor`, once all loops so far are unrolled."""
+        """The tensor that replaces `tensor`, after the unrolling of all loops so far."""
         while tensor in self._results:
             tensor = self._results[tensor]
         return tensor
 
     def _waits(self, nodes: Iterable[Node]) -> Iterable[Node]:
-        """`nodes`, with what ends unrolled loops in the place of these."""
+        """`nodes`, with unrolled loops replaced by their last nodes."""
         ends = (self._ends.get(node, node) for node in nodes)
         return dict.fromkeys(node for node in ends if node is not None)
 
@@ -271,14 +274,14 @@ def _anywhere(attrs: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _acts(graph: Graph, node: Node) -> bool:
-    """Whether anybody can notice that a node of `graph` has run."""
+    """Whether a node of `graph` has effects."""
     if node in graph.bodies:
         return any(map(_has_effects, graph.bodies[node]))
     return acts(node.op) and bool(node.inputs or node.outputs)
 
 
 def _has_effects(body: Graph) -> bool:
-    """Whether anybody can notice that `body` has run."""
+    """Whether `body` has effects."""
     return any(_acts(body, node) for node in body.live_nodes().difference(body.feeds))
 
 
@@ -294,7 +297,7 @@ def _reads_of_unwritten(body: Graph, stateful: Set[Node]) -> set[Node]:
 
 
 def _may_be_copied(body: Graph) -> bool:
-    """Whether several nodes in the place of each of a body's do what this one does several times."""
+    """Whether copies of each of a body's nodes have the same values as repeated runs of one."""
     for node in body.live_nodes().difference(body.feeds):
         if is_one_node(node.op) or (calls_functions(node.op) and node not in body.bodies):
             return False

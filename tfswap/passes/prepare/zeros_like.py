@@ -1,16 +1,14 @@
-"""Lets zeros, and ones, of a tensor's shape hold no more of it than the shape.
+"""Replaces zeros, and ones, like a tensor by ops that hold its shape alone.
 
 A ZerosLike or OnesLike holds the whole tensor until it runs, since its kernel may write over it. Gradients make them of
-feature maps: for an output of which nothing is asked (a split's), for the branch that was not taken (a Select's). Each
-becomes a Fill, which may run when it is needed, of a Shape, which runs immediately (planner/ordering.py). The bits are
-the same.
+feature maps: for an unused output (of a split), for the branch that was not taken (of a Select). Each becomes a Fill,
+which may run when it is needed, of a Shape, which runs immediately (planner/ordering.py). The bits are the same.
 
 Zeros like a list are one tensor for all elements of a size, where TensorFlow makes one for each: the gradient of each
 loop begins with such zeros, for each list that the loop was given.
 
-Not handled: lists on a GPU; of the others the bodies of loops and conditionals, whose shapes need not be known; what is
-there all along, a variable or what the caller gives; anything but numbers of floating point, which are what gradients
-are made of.
+Not handled: lists on a GPU; tensors in the bodies of loops and conditionals, whose shapes need not be known; persistent
+tensors, such as variables and arguments; types other than floating point, which gradients have.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _FILLED_WITH_ONES = {"OnesLike": True, "ZerosLike": False}
     ensures="zeros and ones like a tensor hold its shape, not the tensor",
 )
 def fill_zeros_like(graph: Graph, _: Target) -> int:
-    """Replace what is like a tensor that the step makes, in place; returns how many."""
+    """Replace zeros and ones like a tensor that the step makes, in place; returns how many."""
     count = 0
     for node in list(graph):
         ones = _FILLED_WITH_ONES.get(node.op)
@@ -50,7 +48,7 @@ def fill_zeros_like(graph: Graph, _: Target) -> int:
     ensures="zeros like a list are one tensor for all elements of a size",
 )
 def share_list_zeros(graph: Graph, target: Target) -> int:
-    """Let zeros like lists, in bodies too, be made by tfswap's own kernel, in place; returns how many."""
+    """Have tfswap's own kernel make zeros like lists, in bodies too, in place; returns how many."""
     return use_own_kernel(graph, target.device, lambda n: n.op == "ZerosLike" and n.outputs[0].dtype == "variant")
 
 

@@ -1,1 +1,1 @@
-"""What a plan asks for: swaps, encodings, recomputation, concurrent kernels, orders of bodies."""
+"""Passes that carry out a plan: swaps, encodings, recomputation, concurrent kernels, orders of bodies."""

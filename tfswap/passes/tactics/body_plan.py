@@ -1,7 +1,7 @@
-"""Carries out what is planned inside of bodies: copies to host memory and back, and recomputed kernels.
+"""Carries out the plans of bodies: copies to host memory and back, and recomputed kernels.
 
-Requires: bodies that have an order (passes/tactics/order_bodies.py). Ensures: they have one still, the planned one,
-with every allocation and release of the copies in it. Decides nothing.
+Requires: bodies that have an order (passes/tactics/order_bodies.py). Ensures: they have the planned order, with every
+allocation and release of the copies in it. Decides nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from tfswap.plan.plan import Inside
 def carry_out_in_bodies(
     graph: Graph, target: Target, planned: Sequence[Inside], facts: Callable[[Graph, Inside], Dataflow]
 ) -> int:
-    """Carry out what is planned inside of bodies of `graph`, in place; returns how many bodies.
+    """Carry out the plans of bodies of `graph`, in place; returns how many bodies.
 
     Args:
         planned: for each body, those of a body after those of the bodies in it.
-        facts: gives the facts of a body as it is now, for what is planned there; raises InvalidModel for a plan that
-            is not the body's.
+        facts: gives the present facts of a body, for its plan; raises InvalidModel for a plan that is not the body's.
 
     Raises InvalidModel for a body that `graph` does not have.
     """
@@ -54,13 +53,13 @@ def carry_out_in_body(body: Graph, target: Target, flow: Dataflow, inside: Insid
     """Carry out `inside` in `body`, in place.
 
     Args:
-        flow: the facts of a copy of the body, as it is before.
+        flow: the facts of a copy of the body before.
     """
     chain = insert_schedule(body, target, flow, inside)
     chained = set(chain)
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in chained)
     body.paired = {first: second for first, second in pairwise(chain) if body.paired.get(first) is second}
-    # The gate that makes what the body's own loops run stays the first.
+    # The gate that makes the functions of the body's own loops stays the first.
     chain_nodes(body, [*(node for node in body if node.op == custom_ops.GATE), *chain])
     body.prune()

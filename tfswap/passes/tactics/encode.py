@@ -1,8 +1,8 @@
-"""Gives kernels an encoding in place of a tensor that they need only a part of.
+"""Gives kernels an encoding in place of a tensor of which they need only a part.
 
-Each keeps its name and its readers and becomes the op that takes the encoding; what encodes is a new node that reads
-the tensor, one for all kernels that take the same. The encoding is then a value like any other: the order says that
-it is made immediately (planner/ordering.py) and taken late, and it may be swapped.
+Each keeps its name and its readers and becomes the op that reads the encoding. A new node encodes the tensor, one for
+all kernels with the same encoding. The encoding is then a value like any other: the order says that it is computed
+immediately (planner/ordering.py) and read late, and it may be swapped.
 
 Requires: kernels that `find_encodings` lists for this graph. Ensures: they read nothing of the tensor but its
 encoding, whose bits give the same results; nothing else is changed.
@@ -21,9 +21,8 @@ from tfswap.passes.nodes import add_shape
 
 
 def shape_of(graph: Graph, tensor: Output, device: str) -> Output:
-    """The shape of what was encoded, for what decodes on `device`: one for all.
-
-    As it is when the step runs: a file's batch may be of another size than was planned for.
+    """The shape of the encoded tensor, for nodes that decode on `device`, one for all. It is computed when the step
+    runs: a file's batch may have another size than the planned one.
     """
     name = f"{custom_ops.ENCODED}{tensor.node.name}_{tensor.index}/Shape"
     there = name in graph and graph[name].device == device
@@ -37,7 +36,7 @@ def shape_of(graph: Graph, tensor: Output, device: str) -> Output:
 def encode_tensors(graph: Graph, _: Target, encodings: Iterable[Encoding]) -> int:
     """Carry out `encodings` in `graph`, in place; returns how many nodes were added."""
     before = len(graph)
-    made: dict[tuple[object, ...], Output] = {}  # for all kernels on one device that take the same
+    made: dict[tuple[object, ...], Output] = {}  # for all kernels on one device with the same encoding
     for encoding in encodings:
         tensor, codec, device = encoding.tensor, encoding.codec, encoding.kernel.device
         attrs = encoding_attrs(encoding)
@@ -49,7 +48,7 @@ def encode_tensors(graph: Graph, _: Target, encodings: Iterable[Encoding]) -> in
 
 
 def encoding_attrs(encoding: Encoding) -> dict[str, object]:
-    """The attributes of what encodes."""
+    """The attributes of the encoding node."""
     attrs = {"T": Dtype(encoding.tensor.type.dtype), **_copied(encoding.kernel, encoding.codec.encode_copied)}
     if encoding.codec.predicate:
         attrs["predicate"] = encoding.codec.predicate.encode()
@@ -57,7 +56,7 @@ def encoding_attrs(encoding: Encoding) -> dict[str, object]:
 
 
 def add_encoding(graph: Graph, tensor: Output, encoding: Encoding, device: str) -> Output:
-    """`tensor` of `graph`, encoded as `encoding` says."""
+    """`tensor` of `graph`, encoded by `encoding`."""
     op = encoding.codec.encode
     name = graph.unique_name(f"{custom_ops.ENCODED}{tensor.node.name}_{tensor.index}/{op.rpartition('>')[2]}")
     attrs, outputs = encoding_attrs(encoding), (encoding.encoded,)
@@ -65,10 +64,10 @@ def add_encoding(graph: Graph, tensor: Output, encoding: Encoding, device: str) 
 
 
 def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Output) -> None:
-    """Let the kernel read `encoded`.
+    """Have the kernel read `encoded`.
 
     Args:
-        like: a tensor of the shape of what was encoded.
+        like: a tensor of the encoded tensor's shape.
     """
     node, codec = encoding.kernel, encoding.codec
     kept = tuple(node.inputs[position] for position in codec.kept)

@@ -1,7 +1,7 @@
-"""Gives kernels in bodies an encoding in place of a tensor that they need only a part of.
+"""Gives kernels in bodies an encoding in place of a tensor of which they need only a part.
 
-In a body that has all of it the pass is that of a step (passes/tactics/encode.py). What another body has saved is
-encoded there, before it is pushed; the list keeps encodings, and the kernels read what is popped.
+Within one body the pass is that of a step (passes/tactics/encode.py). A tensor that another body saves is encoded
+there, before it is pushed; the list keeps encodings, and the kernels read popped ones.
 
 Requires: bodies without an order, and kernels that `find_inner_encodings` lists for this graph, all those of a list
 with each. Ensures: the same elements are pushed and popped in the same order; the same values. Decides nothing.
@@ -22,7 +22,7 @@ from tfswap.passes.tactics.encode import add_encoding, encode_tensors, take_enco
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead
 
 BYTES = Dims((None,))
-"""The shape of every encoding, whatever the batch."""
+"""The shape of every encoding, for any batch."""
 
 
 @graph_pass(

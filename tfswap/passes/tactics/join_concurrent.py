@@ -1,7 +1,7 @@
-"""Puts the kernels of a step's group into one node, which runs each as soon as it can (csrc/core/group_ops.cc).
+"""Puts the kernels of a step's group into one node, which runs each as soon as it is ready (csrc/core/group_ops.cc).
 
-Requires: kernels between which nothing else is but views. Ensures: whatever read or awaited one of them reads the
-node's outputs, or awaits all. What only the group's kernels read is an empty output. Decides nothing.
+Requires: kernels with only views between them. Ensures: nodes that read or awaited one of them read the node's outputs,
+or await all. A tensor that only the group's kernels read is an empty output. Decides nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
     inputs = list(dict.fromkeys(t for node in members for t in node.inputs if t not in place))
     place.update({tensor: n for n, tensor in enumerate(inputs)})
     read = {*(t for node in graph if node not in inside for t in node.inputs), *graph.fetches}
-    # The chunks of what others read, in the order of the outputs.
+    # The chunks of tensors that others read, in the order of the outputs.
     chunk_of = {_in(graph, flow.values[v].tensor): n for n, v in enumerate(group.kept, 1)}
     kept = [output for output in outputs if output in chunk_of]
     chunk = {0: 0, **{chunk_of[output]: n for n, output in enumerate(kept, 1)}}
@@ -88,7 +88,9 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
 
 
 def _awaited(members: Sequence[Node]) -> list[Node]:
-    """What the group waits for by control edges: nodes that only wait stand for what those await."""
+    """The nodes that the group waits for by control edges, with nodes that only wait replaced by those that they
+    await.
+    """
     found = dict.fromkeys(members)
     pending = [c for node in reversed(members) for c in reversed(node.controls)]
     while pending:
@@ -104,7 +106,9 @@ def _in(graph: Graph, tensor: Output) -> Output:
 
 
 def _free_constants(graph: Graph, flow: Dataflow) -> None:
-    """Let no constant wait, in place: its tensor exists before the step, and what it waits for may wait for a group."""
+    """Remove control inputs of constants, in place: their tensors exist before the step, and these inputs may wait for
+    a group.
+    """
     constants = {constant.name for constant in flow.constants}
     for node in graph:
         if node.name in constants:
@@ -112,12 +116,12 @@ def _free_constants(graph: Graph, flow: Dataflow) -> None:
 
 
 def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:
-    """The kernels, each after the views that it reads of what others make."""
+    """The kernels, each after the views of others' results that it reads."""
     group = set(kernels)
     known: dict[Node, bool] = {}
 
     def is_between(node: Node) -> bool:
-        """Whether a node that a kernel reads is a view of what another one makes."""
+        """Whether a node that a kernel reads is a view of another kernel's result."""
         if node in group:
             return True
         if node not in views:
@@ -140,7 +144,7 @@ def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:
 
 
 def _repeat_views(graph: Graph, members: Collection[Node], views: Collection[Node]) -> None:
-    """Let what is outside of the group read no view in it, but a view of its own, in place."""
+    """Give readers outside of the group views of their own in place of views in it, in place."""
     twins: dict[Node, Node] = {}
 
     def outside(tensor: Output) -> Output:

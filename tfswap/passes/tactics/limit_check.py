@@ -1,10 +1,10 @@
-"""Writes into a saved step's gate what shows, where the step is loaded, whether it keeps its limit there.
+"""Writes a saved step's requests and limit into its gate, which checks the limit where the step is loaded.
 
-Requires: the graph has a gate. Ensures: the gate has the limit, what the step asks of the allocator, and the arguments
-whose sizes that depends on. Before each step it replays the requests in the arena that it finds
-(csrc/core/limit_check.h). A step asks for the same in every arena; only where the chunks lie differs.
+Requires: the graph has a gate. Ensures: the gate has the limit, the step's requests, and the arguments whose sizes
+these depend on. Before each step it replays the requests in the present arena (csrc/core/limit_check.h). A step makes
+the same requests in every arena; only addresses differ.
 
-Not handled: steps of more requests than MOST_EVENTS. Their gate only knows what is in use before they begin.
+Not handled: steps of more requests than MOST_EVENTS. Their gate only checks the bytes in use before they begin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_
 MOST_EVENTS = 1 << 22
 """kMostEvents in csrc/core/arena_replay.h is more."""
 COMPARED = 16
-"""Events that are compared to find where a loop's iteration repeats the one before."""
+"""How many events are compared to find where a loop's iteration repeats the one before."""
 
 # The lowest two bits of a varint, and what stands above them: RecordedRequests in csrc/core/arena_replay.h.
 _REQUEST, _RELEASE, _CONTROL, _SPLIT = range(4)
@@ -31,8 +31,8 @@ _FREE_REST, _END_OF_SPLIT, _REPEAT, _SPLIT_ALL = range(4)
 HOST_DTYPES = frozenset(("int32", "string"))
 """Arguments of a step on a GPU that are in host memory."""
 HOST_INPUTS = "_input_hostmem"
-"""The attribute that says which inputs of a node, by position, are in host memory (`MemoryTypesForNode`): a gate reads
-shapes, and takes each argument where it is.
+"""The attribute with the positions of a node's inputs that are in host memory (`MemoryTypesForNode`): a gate reads
+shapes only, and takes each argument in its own memory.
 """
 HANDLE_DTYPES = frozenset(("resource", "variant"))
 
@@ -45,7 +45,7 @@ def write_limit(graph: Graph, target: Target, limit_bytes: int, extremes: Sequen
     """Write the limit into the gate of `graph`, in place; returns 1.
 
     Args:
-        extremes: the step's requests, as of Requests, of one step alone.
+        extremes: the requests of one step, as of `Requests`.
     """
     gate = next(node for node in graph if node.op == GATE)
     read = [feed for feed in graph.feeds if _has_size(feed)]
@@ -70,7 +70,7 @@ def _has_size(feed: Node) -> bool:
 
 
 def encode(events: Sequence[int]) -> bytes:
-    """A step's requests as varints. What an iteration of a loop repeats of the one before is written once."""
+    """A step's requests as varints. Events that an iteration of a loop repeats from the one before are written once."""
     return b"".join(map(_varint, _repeated(list(_relative(events)))))
 
 

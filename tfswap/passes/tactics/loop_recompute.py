@@ -1,11 +1,11 @@
-"""Recomputes what a loop saves in its backward loop, instead of saving it.
+"""Recomputes tensors in a backward loop in place of saving them in the forward loop.
 
-Where the loop pushed a tensor on an accumulator, it does so no more, and the kernels that made the tensor run in the
-backward loop, from what that is given all the same (analysis/loop_recompute.py). What is the same in all
-iterations becomes one more argument of it.
+The loop no longer pushes the tensor on an accumulator, and the tensor's kernels run in the backward loop, from tensors
+that it has anyway (analysis/loop_recompute.py). A tensor that is the same in all iterations becomes one more argument
+of it.
 
-Requires: bodies without an order. Ensures: constants of the backward loop wait for nothing; lists between
-the two loops that are not named keep the same elements in the same order; the same values. Decides nothing.
+Requires: bodies without an order. Ensures: constants of the backward loop have no control inputs; other lists between
+the two loops keep the same elements in the same order; the same values. Decides nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ FEED = "Placeholder"
     ensures="the backward loop recomputes their elements, and nothing is saved",
 )
 def recompute_in_loops(graph: Graph, _: Target, names: Collection[str]) -> int:
-    """Make what the accumulators of these names save again, in place; returns how many kernels run again for it.
-
-    Raises InvalidModel where one of them can't be done without.
+    """Recompute the elements of these accumulators, in place; returns how many kernels are recomputed. Raises
+    InvalidModel where one of the accumulators is needed.
     """
     missing = set(names)
     count = 0
@@ -54,7 +53,7 @@ def _impossible(name: str) -> InvalidModel:
 
 
 class _Rewrite:
-    """One pair of loops on its way.
+    """The rewriting of one pair of loops.
 
     Attributes:
         kernels: how many nodes have been copied.
@@ -62,7 +61,7 @@ class _Rewrite:
 
     def __init__(self, passage: Passage, names: Collection[str]):
         self._passage = passage
-        self._there: dict[Output, Output] = {}  # by tensor of the forward body, what it is in the backward one
+        self._there: dict[Output, Output] = {}  # by tensor of the forward body, its counterpart in the backward one
         self._copied: set[Node] = set()
         self.kernels = 0
         for node in passage.backward:
@@ -110,20 +109,20 @@ class _Rewrite:
         return self._there[tensor]
 
     def _given(self, feed: Node) -> Output:
-        """What the loop is given that is the same in all iterations."""
+        """The loop's arguments that are the same in all iterations."""
         position = self._passage.invariant(feed)
         assert position is not None, "what is not the same in all iterations is not recomputed"
         return passed_on(self._passage.loop.inputs[position])
 
     def _read(self, node: Node) -> Output:
-        """What `node` reads in all iterations, read before the loop."""
+        """The value that `node` reads in all iterations, read before the loop."""
         graph, loop = self._passage.graph, self._passage.loop
         name = graph.unique_name(f"tfswap/{loop.name}/{node.name}")
         handle = self._given(passed_on(node.inputs[0]).node)
         read = graph.add(
             node.op, name, (handle,), controls=loop.controls, attrs=node.attrs, outputs=node.outputs, device=node.device
         )
-        graph.add_control(loop, read)  # so that what is ordered after the loop comes after it
+        graph.add_control(loop, read)  # so that nodes ordered after the loop come after the read
         return read.out()
 
     def _argument(self, given: Output) -> Output:
@@ -151,6 +150,6 @@ def _items(value: object) -> tuple[object, ...]:
 
 
 def _bypass(graph: Graph, old: Output, new: Output) -> None:
-    """Let all that read `old`, the caller too, read `new`."""
+    """Have all readers of `old`, the caller too, read `new`."""
     graph.replace_uses(old, new)
     graph.fetches = [new if fetch == old else fetch for fetch in graph.fetches]

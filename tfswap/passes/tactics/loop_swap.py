@@ -1,16 +1,17 @@
-"""Swaps what loops save for their backward loops, element by element, inside the bodies.
+"""Swaps tensors that loops save for their backward loops, element by element, inside of the bodies.
 
 Where a body pushes a tensor on an accumulator (analysis/accumulators.py), the copy to the host starts as soon as the
-tensor is there, what is pushed is the handle, and the iteration ends with the copy's release. Where a body pops, the
-iteration starts with the pops and with the copies back, and each is awaited just before its element is first read. So
-the list keeps handles, which are outside of the arena, and elements are in the arena for one iteration on either side.
-What is prefetched is there one iteration longer: each starts the copies back of what the next one pops, behind its own.
+tensor is computed, its handle is pushed, and the iteration ends with the copy's release. Where a body pops, the
+iteration starts with the pops and the copies back, and each copy is awaited just before its element is first read. So
+the list keeps handles, which are outside of the arena, and elements are in the arena for one iteration in either loop.
+Prefetched elements are there for one iteration longer: each iteration starts the copies for the next one's pops, after
+its own.
 
-Requires: bodies that have an order (passes/tactics/order_bodies.py). Ensures: they have one still, with every
-allocation and release of the copies in it; the same elements are pushed and popped in the same order. Decides nothing.
+Requires: bodies that have an order (passes/tactics/order_bodies.py). Ensures: they have an order, with every allocation
+and release of the copies in it; the same elements are pushed and popped in the same order. Decides nothing.
 
-Not handled: prefetching what is popped in a branch, or more than once in an iteration, and what the first iteration
-pops.
+Not handled: prefetching elements that are popped in a branch, or more than once in an iteration, and those of the first
+iteration.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_in
 from tfswap.support.reach import reach
 
 HANDLE = Dims(())
-"""The shape of what stands for a tensor on the host."""
+"""The shape of the handle of a tensor on the host."""
 
 
 @dataclass
 class _Edits:
-    """What changes in one graph."""
+    """The changes of one graph."""
 
     makers: list[Node] = field(default_factory=list[Node])
     pushes: list[Place] = field(default_factory=list[Place])
@@ -61,7 +62,7 @@ def swap_in_loops(graph: Graph, _: Target, swapped: Collection[str], prefetched:
     """Swap the accumulators of these names, in place; returns how many kernels push to or pop from them.
 
     Args:
-        prefetched: names of those whose copies back start in the iteration before.
+        prefetched: names of the accumulators whose copies back start in the iteration before.
     """
     if not swapped:
         return 0
@@ -84,9 +85,8 @@ def swap_in_loops(graph: Graph, _: Target, swapped: Collection[str], prefetched:
 
 
 def looped_pops(graph: Graph, accumulators: Iterable[Accumulator]) -> dict[str, list[Place]]:
-    """By name of an accumulator, the pops that each iteration does once, of the list that the one before has left.
-
-    None of accumulators that have no such pops.
+    """By name of an accumulator: the pops that each iteration does once, of the list that the iteration before has
+    left. Accumulators without such pops are left out.
     """
     loops = [
         bodies[1]
@@ -134,7 +134,7 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
         is_read = pop.popped in readers or pop.popped in body.fetches
         pop_instead(pop, VARIANT, HANDLE)  # the handle of a copy
         if not is_read:
-            continue  # the list alone is wanted
+            continue  # only the list is read
         loaded, awaited = _bring_back(pop, kinds[pop])
         ahead = [_fetch_next(pop, kinds[pop])] if pop in edit.ahead else []
         if _needs(pop.node, place):
@@ -155,7 +155,7 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
 
 
 def _push_handle(place: Place) -> Node:
-    """Push the handle of a copy instead of the tensor; returns what releases the tensor."""
+    """Push the handle of a copy in place of the tensor; returns the node that releases the tensor."""
     body, push = place.graph, place.node
     stem = f"tfswap/{push.name}"
     handle = add_swap_out(body, stem, place.pushed, push.device).out()
@@ -164,7 +164,9 @@ def _push_handle(place: Place) -> Node:
 
 
 def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:
-    """Bring the tensor of a popped handle back; returns what allocates it, and what waits for its copy."""
+    """Copy the tensor of a popped handle back; returns the node that allocates it and the one that waits for the
+    copy.
+    """
     body, handle = place.graph, place.popped
     stem = f"tfswap/{place.node.name}"
     loaded = add_swap_in(body, stem, handle, kind)
@@ -175,7 +177,7 @@ def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:
 
 
 def _fetch_next(place: Place, kind: TensorType) -> Node:
-    """Bring the tensor of the handle that is popped next back; returns what does."""
+    """Copy the tensor of the handle that is popped next back; returns the node that does."""
     body, left = place.graph, place.node.out(0)
     ahead = add_prefetch(body, f"tfswap/{place.node.name}", left, kind)
     body.replace_uses(left, ahead.out(), lambda node: node is not ahead)

@@ -1,7 +1,7 @@
-"""Gives every body of a loop or a conditional an order of its own, so that what it asks of the allocator is known.
+"""Gives every body of a loop or a conditional an order, so that its requests are known.
 
 Ensures: the kernels of each body form one chain, as those of the step do (passes/order.py); variables that a body
-assigns keep their buffers. Kernels that would leave cores idle alone are next to each other, and the body says which
+assigns keep their buffers. Kernels that would leave cores idle are adjacent pairs, which the body lists
 (`Graph.paired`).
 """
 
@@ -44,7 +44,7 @@ def order_bodies(graph: Graph, target: Target, choose: Callable[[Dataflow], Chos
             defer_constants(body, target, body=True)
         merge_equal_nodes(body, target)
         body.prune()
-        # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
+        # An inner loop's number of iterations can depend on the outer one: only its order is needed here, not a bound.
         flow = analyse_body(body, target.device)
         order, groups = choose(flow)
         pairs = (pair for group in groups for pair in pairwise(group))

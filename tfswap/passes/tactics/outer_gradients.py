@@ -1,13 +1,12 @@
 """A step whose gradients are taken outside: one graph to plan, and two to run.
 
-`fix_sides` fixes what lies on which side of the call in between (`Tfswap>Outside`) whatever the plan says: all that
-the forward pass does besides computing is done before it, all that the backward pass does after it. Where the rest
-goes, what is computed from the forward pass's tensors alone, is the plan's own choice.
-
-`cut` makes two graphs of the one that carries a plan out. Requires: the order is one chain, which the call is a part
-of. Ensures: each kernel is in one of the two, after the same kernels as before; a tensor that the second half reads is
-taken from the first in a carrier (csrc/core/outside_ops.cc), so that it goes when its last reader there has run.
-What costs nothing is in both: constants, arguments, views.
+`fix_sides` fixes, for any plan, which nodes are before and after the caller's part (`Tfswap>Outside`): all effects of
+the forward pass are before it, all effects of the backward pass after it. The plan chooses the side of the other
+kernels, which compute from the forward pass's tensors alone. `cut` makes two graphs of the one that carries out a plan.
+Requires: the order is one chain, with the caller's part in it. Ensures: each kernel is in one of the two, after the
+same kernels as before; a tensor that the second half reads is taken from the first in a carrier
+(csrc/core/outside_ops.cc), so that it is freed when its last reader there has run. Nodes without cost are in both:
+constants, arguments, views.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tfswap.passes.nodes import VARIANT, add_gate
 
 
 def outside_of(graph: Graph) -> Node:
-    """The node that stands for what the caller does in between."""
+    """The node of the caller's part."""
     return next(node for node in graph if node.op == OUTSIDE)
 
 
@@ -34,12 +33,12 @@ def outside_of(graph: Graph) -> Node:
     ensures="all effects of the forward pass are before the caller's part, those of the backward pass after it",
 )
 def fix_sides(graph: Graph, _: Target, results: int, is_backward: Callable[[Node], bool]) -> int:
-    """Fix what comes before the caller's part, and what after it, in place; returns how many nodes have a side.
+    """Fix the nodes before and after the caller's part, in place; returns how many nodes have a side.
 
     Variables are read before it, unless the backward pass itself reads them: the caller may write them.
 
     Args:
-        results: so many of the fetches, the first, are the forward pass's.
+        results: how many of the fetches, the first ones, are the forward pass's.
         is_backward: whether a node is of the backward pass.
     """
     outside = outside_of(graph)
@@ -60,7 +59,7 @@ def fix_sides(graph: Graph, _: Target, results: int, is_backward: Callable[[Node
 
 
 def _behind(graph: Graph, first: Node) -> set[Node]:
-    """What reads or waits for `first`, directly or not."""
+    """The nodes that read or wait for `first`, directly or not."""
     found = {first}
     for node in graph.topological():
         if not found.isdisjoint((*(t.node for t in node.inputs), *node.controls)):
@@ -73,7 +72,7 @@ def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tupl
 
     The first is fed what the step is fed; its fetches are the first `results` of the step's, and then the carriers. The
     second is fed the carriers, the gradients that the caller gives, and those of the step's feeds that it needs, in
-    this order; its fetches are the rest of the step's, without what the caller himself gave.
+    this order; its fetches are the rest of the step's, without the gradients that the caller gave.
 
     Args:
         kernels: names of the kernels that have a place in the order.
@@ -112,7 +111,7 @@ def _add_feed(graph: Graph, stem: str, kind: TensorType) -> Node:
 
 
 class _SecondHalf:
-    """The half after the caller's part, made of a copy of the whole, in place."""
+    """The half after the caller's part, made in place from a copy of the whole graph."""
 
     def __init__(self, graph: Graph, before: Collection[str], kernels: Collection[str], gate: Node):
         self.graph = graph
@@ -148,7 +147,7 @@ class _SecondHalf:
         return list(self.carriers)
 
     def here(self, tensor: Output) -> Output:
-        """`tensor`, as this half has it."""
+        """`tensor` in this half."""
         node = tensor.node
         if node is self.outside:
             return self.gradients[tensor.index].out()

@@ -1,11 +1,11 @@
-"""Lets tensors wait in a smaller form between two uses that lie far apart.
+"""Keeps tensors in a smaller form between two uses that are far apart.
 
-What encodes runs when the tensor has been read for the last time before it waits, and what decodes when all else that
-its first reader waits for is there: control edges say so, whatever order is chosen.
+The encoding node runs after the last read before the wait, and the decoding node when all other inputs of the first
+reader after it are computed: control edges ensure it in any order.
 
 Requires: packings of tensors by a form that they have in this graph, for kernels that read them. Ensures: these read
-what is decoded, views between are made anew on it, and nothing else is changed. Raises InvalidModel where the graph has
-no such tensor or reader.
+the decoded tensor, views in between are repeated on it, and nothing else is changed. Raises InvalidModel where the
+graph has no such tensor or reader.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> i
 
 
 def _forms(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> list[tuple[Output, Form]]:
-    """What is packed, and how. Raises InvalidModel where the graph's tensors have no such form."""
+    """The packed tensors and their forms. Raises InvalidModel where the graph's tensors have no such form."""
     tensors = {t.name: t for node in graph for t in (node.out(i) for i in range(len(node.outputs)))}
     ranges = Ranges(graph)
     found: list[tuple[Output, Form]] = []
@@ -107,7 +107,7 @@ def encode_after(
     readers: Iterable[Node],
     device: DeviceModel,
 ) -> Node:
-    """A node that encodes `tensor` once these have read it, but before one of them that could then write over it."""
+    """A node that encodes `tensor` after these have read it, but before one of them that could write over it."""
     return graph.add(
         op,
         graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
@@ -130,10 +130,11 @@ def decode_for(
     wants_shape: bool,
     awaits: Callable[[Node], bool],
 ) -> None:
-    """Let `readers` read what a new node decodes, when what the first of them reads besides is there.
+    """Have `readers` read the result of a new decoding node, which runs when the first reader's other inputs are
+    computed.
 
     Args:
-        kept: what it decodes.
+        kept: the encoded tensor.
         wants_shape: whether it reads the tensor's shape as well.
         awaits: of what makes that, what it waits for.
     """
@@ -157,12 +158,14 @@ def _stem(tensor: Output) -> str:
 
 
 def _runs(node: Node) -> bool:
-    """Whether the node has to run first, and is not there from before."""
+    """Whether the node runs in the step, and is not persistent."""
     return not (is_const(node.op) or is_feed(node.op) or reads_variable(node.op))
 
 
 def _may_take_over(node: Node, tensor: Output, device: DeviceModel) -> bool:
-    """Whether `node` may write over the tensor where it reads it last: then what encodes must not come after it."""
+    """Whether `node` may write over the tensor where it reads it last: then the encoding node must not come after
+    it.
+    """
     types = [t.type for t in node.inputs]
     forward = kernel_memory(node.op, node.attrs, types, node.outputs, device).forward
     return any(origin(node.inputs[position]) == tensor for _, candidates in forward for position in candidates)

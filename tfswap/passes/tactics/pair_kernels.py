@@ -1,8 +1,7 @@
-"""Puts kernels that run side by side into one node, which runs them (csrc/core/paired_kernels.cc, group_ops.cc).
+"""Puts concurrent kernels into one node, which runs them (csrc/core/paired_kernels.cc, group_ops.cc).
 
-Requires: of a step, two kernels that need nothing of each other; of a body, kernels between which there are views at
-most; on one device. Ensures: whatever read or awaited one of them reads the node's outputs, or awaits all. Decides
-nothing.
+Requires: on one device, in a step two kernels that do not depend on each other, in a body kernels with only views
+between them. Ensures: nodes that read or awaited one of them read the node's outputs, or await all. Decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tfswap.passes.contract import graph_pass
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
-    """Join each kernel of `leads` with the next one of the chain, in place; returns the chain as it is then.
+    """Join each kernel of `leads` with the next one of the chain, in place; returns the new chain.
 
     Args:
         leads: kernels, and how many allocations each makes.
@@ -59,7 +58,7 @@ def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs
     inputs = list(dict.fromkeys(t for node in group for t in node.inputs if t not in number))
     number.update({tensor: n for n, tensor in enumerate(inputs)})
     requests: list[int] = []
-    left_s: dict[Node, float] = {}  # from the start of each to the end of what waits for it
+    left_s: dict[Node, float] = {}  # from the start of each to the end of all that wait for it
     for node in reversed(group):
         own_s = 0.0 if is_view(node.op) else costs.seconds(node)
         left_s[node] = own_s + left_s.get(node, 0.0)
@@ -112,8 +111,6 @@ def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
 
 
 def alone(node: Node) -> Node:
-    """The node as part of another: what it reads it is given in order, whatever that is called, and nothing is
-    colocated with it.
-    """
+    """The node as part of another: its inputs are given in order, without names, and it has no colocation."""
     attrs = {key: value for key, value in node.attrs.items() if key != "_class"}
     return Node(node.name, node.op, node.inputs, (), attrs, node.outputs, node.device)

@@ -1,12 +1,11 @@
-"""Lets tensors wait for the backward pass in fewer bits.
+"""Keeps tensors for the backward pass in fewer bits.
 
-What encodes runs when the forward pass has read the tensor for the last time, and what decodes when all else that its
-first reader waits for is there: control edges say so, whatever order is chosen. Only the copy that the backward pass
-reads is rounded.
+The encoding node runs after the forward pass's last read, and the decoding node when all other inputs of its first
+reader are computed: control edges ensure it in any order. Only the copy that the backward pass reads is rounded.
 
 Requires: reductions of tensors that `saved_tensors` lists, by readers that it lists for them. Ensures: these readers
-read what is decoded, views between are made anew on it, and nothing else is changed. Raises InvalidModel where
-the graph has no such tensor or reader.
+read the decoded tensor, views in between are repeated on it, and nothing else is changed. Raises InvalidModel where the
+graph has no such tensor or reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets a list, or an optional, keep something else than it was traced to keep."""
+"""Changes the type of the elements of a list or an optional."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tfswap.ir.op_traits import pops_list
 from tfswap.ir.types import TensorType
 
 ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
-"""-1, an int32 scalar: what list ops take for a shape that is not known."""
+"""-1, an int32 scalar: an unknown shape in list ops."""
 
 
 def _any_shape(graph: Graph) -> Output:
-    """The shape that is not known, as a constant of the graph."""
+    """An unknown shape, as a constant of the graph."""
     name = "tfswap/any_shape"
     if name in graph:
         return graph[name].out()
@@ -27,7 +27,7 @@ def _any_shape(graph: Graph) -> Output:
 
 
 def make_keep(graph: Graph, maker: Node, dtype: str, dims: Dims) -> None:
-    """Let an empty list be one of elements of such a type."""
+    """Give an empty list elements of this type."""
     if maker.inputs:  # an optional without value has no type
         graph.replace_input(maker, 0, _any_shape(graph))
         _retype(maker, dtype, dims)
@@ -49,7 +49,7 @@ def pop_instead(pop: Place, kind: TensorType, dims: Dims) -> None:
 
 
 def _retype(node: Node, dtype: str, dims: Dims) -> None:
-    """What the node's list or optional keeps is of this type.
+    """Give the elements of the node's list or optional this type.
 
     Args:
         dims: its shape in every step, of a smaller batch too.

@@ -1,10 +1,10 @@
-"""Carries a plan out: copies to host memory and back, and recomputed kernels.
+"""Carries out a plan: copies to host memory and back, and recomputed kernels.
 
 SwapOut and Release come after the forward use, SwapIn and Await before the late one; a recomputed kernel is a twin of
 the first, reading what exists by then.
 
 Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor
-reads the buffer that came last, views between the two are made anew on it, and nothing else is changed.
+reads the latest buffer, views between the two are repeated on it, and nothing else is changed.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ from tfswap.plan.schedule import (
 )
 
 HOST = "/device:CPU:0"
-"""Where the copies of portable models lie."""
+"""The device of the copies of portable models."""
 
 
 @dataclass
 class _Travel:
-    """One tensor that was swapped or recomputed: what stands for it now.
+    """A tensor that was swapped or recomputed: its present replacement.
 
     Attributes:
         original: the tensor as the graph had it.
         source: the tensor that holds it now.
         disk: whether its copies go to disk.
-        handle: of its copy in host memory.
+        handle: the handle of its copy in host memory.
         coming: the SwapIn whose copy has not been awaited.
-        views: what stands for the original, and for each of its views that was needed; empty while it stands itself.
+        views: replacements of the original, and of each of its views that was needed; empty while the original is
+            present.
     """
 
     original: Output
@@ -70,13 +71,13 @@ class _Travel:
     views: dict[Output, Output] = field(default_factory=dict)
 
     def renew(self, tensor: Output) -> None:
-        """From now on `tensor` is what late readers see."""
+        """From now on late readers read `tensor`."""
         self.source = tensor
         self.views = {self.original: tensor}
 
 
 class _Writer:
-    """Writes a plan's schedule into a graph, one entry after the other.
+    """Writes a plan's schedule into a graph, entry by entry.
 
     Args:
         flow: the facts of the graph as it is before.
@@ -89,7 +90,7 @@ class _Writer:
         self._flow = flow
         self._disk = disk
         self._travels: dict[int, _Travel] = {}
-        self._parted: list[int] = []  # the next entry's requests that are to get no larger chunks
+        self._parted: list[int] = []  # the next entry's requests that get exact chunks
         self.chain: list[Node] = []
         self.leads: dict[Node, int] = {}  # kernels that run concurrently with the next one, and their allocations
 
@@ -109,7 +110,7 @@ class _Writer:
             self.chain.append(node)
 
     def _node(self, kind: str, subject: int) -> Node | None:
-        """The node that an entry becomes; None where TensorFlow does it by itself."""
+        """The node of an entry; None where TensorFlow does it itself."""
         if kind == EXACT:
             return add_exact_chunks(self._graph, self._device())
         if kind in (RUN, LEAD):
@@ -117,7 +118,7 @@ class _Writer:
         if kind == RERUN:
             return self._run_again(subject)
         if self._target.portable and kind == OUT:
-            return None  # TensorFlow starts the copy when the tensor is there
+            return None  # TensorFlow starts the copy when the tensor is computed
         insert = _insert_identity if self._target.portable else _insert
         return insert(self._graph, kind, self._travel(subject))
 
@@ -145,7 +146,7 @@ class _Writer:
         return node
 
     def _device(self) -> str:
-        """Of most kernels, whose arena the plan is for."""
+        """The device of most kernels, whose arena the plan is for."""
         kernels = zip(self._flow.nodes, self._flow.is_kernel, strict=True)
         return Counter(node.device for node, is_kernel in kernels if is_kernel).most_common(1)[0][0]
 
@@ -157,7 +158,7 @@ class _Writer:
         return self._travels[value]
 
     def _current(self, kernel: int) -> Iterator[Output]:
-        """What a kernel that runs now reads: the buffers that came last of what was swapped or recomputed."""
+        """The inputs of a kernel that runs now: the latest buffers of swapped and recomputed tensors."""
         for read in self._flow.nodes[kernel].inputs:
             value = self._flow.value_of.get((read.node, read.index))
             travel = self._travels.get(value) if value is not None else None
@@ -223,8 +224,9 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
 
 
 def _insert_identity(graph: Graph, kind: str, travel: _Travel) -> Node:
-    """As `_insert`: an Identity on the host for what has arrived there, one for what is to come back, and one on the
-    device for what has. TensorFlow puts the copies between them, and makes the one back once the second has run.
+    """As `_insert`: an Identity on the host for the arrived copy, one for the copy that is to return, and one on the
+    device for the returned tensor. TensorFlow puts the copies between them, and starts the one back once the second has
+    run.
     """
     stem = f"tfswap/{travel.original.node.name}_{travel.original.index}"
     device = travel.source.node.device
@@ -244,15 +246,15 @@ def _insert_identity(graph: Graph, kind: str, travel: _Travel) -> Node:
 
 
 def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Travel) -> Output:
-    """`tensor`, a view of the swapped one, on the buffer that came back."""
+    """`tensor`, a view of the swapped one, on the returned buffer."""
     if tensor not in travel.views:
         view = tensor.node
-        # What it read in the step as it was: a view that runs late itself reads the buffer that came back by now.
+        # Its input in the original step: a view that runs late itself already reads the returned buffer.
         reads = flow.nodes[flow.place[view.name]].inputs
         viewed = [i for i, read in enumerate(reads) if flow.value_of.get((read.node, read.index)) == value]
         same = [i for i in viewed if reads[i].type == tensor.type]
         if same:
-            # An Identity by any name: read what it passes on. Another IdentityN would hold all its inputs.
+            # A form of Identity: read its input. Another IdentityN would hold all its inputs.
             position = tensor.index if tensor.index in same else same[0]
             travel.views[tensor] = _fresh(graph, flow, value, _in(graph, reads[position]), travel)
             return travel.views[tensor]

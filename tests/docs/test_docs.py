@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import pydoc
 import re
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
 from processes import ROOT, on_arena
+
+import tfswap
 
 DOCS = ROOT / "docs"
 README = "../README.md"
@@ -166,6 +171,22 @@ def test_the_reference_has_what_pages_call_of_the_ops() -> None:
         re.findall(r"^::: tfswap\.ops\.runtime\.(\w+)", (DOCS / "reference.md").read_text(), re.MULTILINE)
     )
     assert {"configure", "stats"} <= called <= in_reference
+
+
+def test_all_that_is_public_has_a_docstring() -> None:
+    public = {name: getattr(tfswap, name) for name in tfswap.__all__}
+    members = {
+        f"{name}.{member}": getattr(value, "__func__", value)
+        for name, kind in public.items()
+        if inspect.isclass(kind)
+        for member, value in vars(kind).items()
+        if not member.startswith("_") and isinstance(value, types.FunctionType | property | classmethod | staticmethod)
+    }
+    assert [name for name, value in {**public, **members}.items() if not value.__doc__] == []
+
+
+def test_the_help_of_optimize_is_one_screen() -> None:
+    assert pydoc.plain(pydoc.render_doc(tfswap.optimize)).count("\n") <= 40
 
 
 # --- words ----------------------------------------------------------------------------------------------------

@@ -46,7 +46,14 @@ Bind = Callable[[str, Mapping[str, tuple[Sequence[str], Shape]]], dict[str, Shap
 
 @dataclass(frozen=True)
 class OptimizedGraph:
-    """A rewritten graph: `graph_def` takes the same feeds and gives the same fetches."""
+    """A rewritten graph.
+
+    Attributes:
+        graph_def: the GraphDef, with the same feeds and fetches as before.
+        report: the report of its plan.
+        plan: the plan that it carries out.
+        meta_graph_def: the MetaGraphDef with that graph; None where none was given.
+    """
 
     graph_def: Any
     report: Report

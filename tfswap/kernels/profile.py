@@ -63,17 +63,17 @@ def types_of(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a step, on one machine.
+    """Measured times of a step's kernels, and the copy rates of the machine. Times are in seconds, rates per second.
 
     Attributes:
-        kind: of the device that it ran on, "cpu" or "gpu".
-        machine: that device, for people.
-        fingerprint: of the graph that ran, as in a Plan.
-        rates: the machine's; those of kernels fitted to the ones that were measured.
+        kind: the kind of the device that it ran on, "cpu" or "gpu".
+        machine: the name of that device.
+        fingerprint: the fingerprint of the graph that ran, as in a Plan.
+        rates: the machine's rates; those of kernels are fitted to the measured ones.
         unordered: the unoptimised step's time, over that of the same kernels in order, one after another; None where
             it was not run (it does not fit).
-        kernels: all that were measured.
-        densities: of tensors that wait for the backward pass.
+        kernels: all measured kernels.
+        densities: shares of nonzero values in tensors saved for the backward pass.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class Profile:
         return {key: statistics.median(seconds) for key, seconds in found.items()}
 
     def seconds(self, node: Node) -> float | None:
-        """What the kernel of `node` takes once it has started, or None where nothing like it was measured."""
+        """The seconds of the kernel of `node` once it has started; None where no such kernel was measured."""
         types = types_of(node)
         found = self._exact.get((node.name, node.op, types))
         return self._alike.get((node.op, types)) if found is None else found
@@ -106,7 +106,7 @@ class Profile:
         return {(d.tensor, d.types): d.share for d in self.densities}
 
     def density(self, tensor: Output) -> float | None:
-        """The share of the values of `tensor` that are not zero, or None where it was not measured."""
+        """The share of nonzero values of `tensor`; None where it was not measured."""
         return self._shares.get((tensor.name, types_of(tensor.node)))
 
     def coverage(self, nodes: Iterable[Node]) -> float:

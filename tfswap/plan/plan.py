@@ -37,9 +37,9 @@ class Eviction:
     Attributes:
         tensor: the tensor's name ("node:0").
         nbytes: its bytes.
-        out: kernel after which the copy out starts; None when the host copy is there already.
-        release: kernel before which the copy releases the device buffer: one after the last that reads it, or that
-            one itself, which then can take it over.
+        out: kernel after which the copy out starts; None when the host copy exists already.
+        release: kernel before which the device buffer is freed: one after the last reader, or the last reader itself,
+            to which the buffer is then forwarded.
         back: kernel before which a buffer is allocated again and the copy in starts.
         use: kernel before which that copy must have ended: the first that reads the tensor again.
         disk: whether the copy is on disk instead of in host memory.
@@ -105,28 +105,27 @@ class Inside:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do to a step so that it fits.
+    """A plan: all that is done to one step to keep a limit. Bytes are ints, times seconds.
 
     Attributes:
-        fingerprint: of the graph that the plan was made for.
+        fingerprint: the fingerprint of the graph that the plan is for.
         limit_bytes: the limit that it was made under; None when only measured, not limited.
-        order: names of the kernels in the order in which they run, those that run again named again; empty when
-            nothing is changed.
-        evictions: what is swapped, and when.
+        order: names of the kernels in order, recomputed ones named again; empty when nothing is changed.
+        evictions: the swapped tensors, and when each is copied and freed.
         paired: positions in the order whose kernels run concurrently with the one before them.
         planned_peak_bytes: predicted peak under this plan.
-        persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
+        persistent_bytes: bytes in the arena before the step: variables, arguments, constants, other tensors.
         host_bytes: the peak of host memory of swapped tensors.
         seconds: predicted time of a step.
-        solver: who made it.
-        accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
+        solver: the name of the solver that made it.
+        accumulators: names of the lists saved by loops whose elements are swapped inside of the loops.
         encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The
             order and the evictions are of the graph with these encodings in it, and with what is reduced.
-        reduced: tensors that wait for the backward pass in fewer bits.
-        packed: tensors that wait in a smaller form that gives back every bit.
+        reduced: tensors that are kept for the backward pass in fewer bits.
+        packed: tensors that are kept in a smaller form without loss.
         disk_bytes: the peak of swapped tensors on disk.
-        splits: requests that get no larger chunks than they need.
-        recomputed: lists that loops would save in whose elements are recomputed instead, by name.
+        splits: requests that are served from exactly sized chunks.
+        recomputed: names of the lists of loops whose elements are recomputed in place of being saved.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         concurrent: the bytes that kernels of the step which run in groups (planner/concurrent.py) hold while more than
@@ -168,17 +167,18 @@ class Plan:
 
     @property
     def changes_nothing(self) -> bool:
+        """Whether the step stays as it was traced."""
         return not self.order
 
     @property
     def moves(self) -> int:
-        """How much it moves and recomputes, in tensors and kernels."""
+        """The number of evictions and recomputed kernels, to compare plans by."""
         inner = len(self.accumulators) + len(self.recomputed) + sum(inside.moves for inside in self.inside)
         return len(self.evictions) + inner + len(self.order) - len(set(self.order))
 
     @property
     def actions(self) -> tuple[object, ...]:
-        """What it does: two plans with the same actions make the same function."""
+        """Its actions on the graph: plans with the same actions make the same function."""
         lists = self.accumulators, self.prefetched, self.recomputed
         smaller = self.encoded, self.reduced, self.packed
         return (
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def saved_disk_bytes(self) -> int:
-        """Of what loops save, the bytes that host memory has no room for: what is on disk besides evictions'."""
+        """The bytes of tensors saved by loops that are on disk, since host memory has no room for them."""
         if not self.accumulators:
             return 0
         stays: dict[str, tuple[int, int, int]] = {}  # by tensor: after which kernel, before which, and its bytes
@@ -215,6 +215,7 @@ class Plan:
 
     @property
     def keeps_limit(self) -> bool:
+        """Whether the planned peak is within the limit."""
         return self.limit_bytes is None or self.planned_peak_bytes <= self.limit_bytes
 
     def to_json(self) -> str:

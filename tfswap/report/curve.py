@@ -1,4 +1,4 @@
-"""Memory against time: what a step takes under every limit between its floor and its unoptimised peak."""
+"""Memory against time of a step, under limits from its floor to its unoptimised peak."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Curve:
-    """What a step takes under limits from its floor to its unoptimised peak, on one machine.
+    """The predicted time of a step under limits from its floor to its unoptimised peak, on one machine.
 
     Attributes:
         step: the function that trains.
-        machine: what it was simulated on.
-        costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
+        machine: the machine that it was simulated on.
+        costs: the source of the times: "analytic", "analytic, at measured rates" or "profiled".
         baseline_peak_bytes: predicted peak of the unoptimised step.
         baseline_s: predicted time of the unoptimised step.
-        floor_bytes: the smallest limit that can be kept, within the host's memory.
-        memory_bytes: what the machine's allocator can have; None for no bound.
-        host_bytes: host memory that swapped tensors may take; None for no bound.
-        points: by limit, the smallest first.
+        floor_bytes: the smallest limit with a plan, within the host's memory.
+        memory_bytes: the limit of the machine's allocator; None for none.
+        host_bytes: the limit of host memory for swapped tensors; None for none.
+        points: one for each limit, the smallest first.
     """
 
     step: str
@@ -74,7 +74,7 @@ class Curve:
 
     @property
     def feasible(self) -> bool:
-        """Whether the step can be run on the machine at all."""
+        """Whether the step fits the machine under any of the limits."""
         return self.memory_bytes is None or self.floor_bytes <= self.memory_bytes
 
     def fits(self, point: Point) -> bool:
@@ -83,7 +83,7 @@ class Curve:
 
     @property
     def has_workspaces(self) -> bool:
-        """Whether convolutions choose by what there is room for."""
+        """Whether convolutions' algorithms depend on the limit."""
         return any(point.algorithms for point in self.points)
 
     @cached_property

@@ -33,7 +33,7 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to know of one tensor under a plan. Positions count kernels in the plan's order.
+    """All facts of one tensor under a plan. Positions count kernels in the plan's order.
 
     Attributes:
         tensor: its name; of a view, the name of the tensor that it is a view of.
@@ -41,15 +41,15 @@ class Explanation:
         nbytes: its bytes.
         tactic, reason: as of its `TensorRow`.
         made_by: the kernel that makes it, and its op; None for what exists before the step.
-        made_at: where that kernel runs, again where it runs again.
-        read_by: (kernel, position) of all that read it.
-        wait: the longest stretch between two uses, as positions; None where there is none.
-        wait_s: predicted seconds of the kernels in between.
+        made_at: the positions of that kernel, recomputed runs included.
+        read_by: (kernel, position) of all readers.
+        wait: the positions of the longest gap between two uses; None where there is none.
+        wait_s: predicted seconds of the kernels in that gap.
         wait_share: the same, as a share of all kernels' time.
-        copy_s: predicted seconds that a copy to the host takes, and back.
-        rerun_s: predicted seconds of the kernels that would run again to make it at the end of that stretch; None where
-            they can't, or need not.
-        source: the user's own line that made it, where TensorFlow knows it.
+        copy_s: predicted seconds of a copy to the host and back.
+        rerun_s: predicted seconds of the kernels that recompute it at the end of that gap; None where they can't, or
+            need not.
+        source: the user's source line that made it, where TensorFlow knows it.
     """
 
     tensor: str

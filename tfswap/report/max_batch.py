@@ -16,13 +16,13 @@ class Fit:
 
     Attributes:
         step: the function that trains.
-        machine: what it was planned for.
-        limit_bytes: what it may take.
-        varied: what has the size, as (argument, axes).
+        machine: the machine that it was planned for.
+        limit_bytes: the step's limit.
+        varied: the axes that have the size, as (argument, axes).
         size: the largest that fits under a plan.
-        planned_size: the largest that has a plan; more than `size` where runs of larger ones passed the limit, with
-            what else is in the device's memory.
-        unoptimised_size: the largest that fits as it is; 0 where not even the smallest does.
+        planned_size: the largest that has a plan; more than `size` where runs of larger ones passed the limit, with the
+            other tensors in the device's memory.
+        unoptimised_size: the largest that fits without a plan; 0 where not even the smallest does.
         peak_bytes: planned peak at `size`.
         time_ratio: predicted step time at `size` over that of an unoptimised step of that size.
         host_bytes: host memory for swapped tensors at `size`.

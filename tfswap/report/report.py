@@ -79,17 +79,17 @@ class Report:
         persistent_bytes: allocated throughout the step: variables, slots, arguments, constants, tensors of others.
         seconds: predicted time of a step.
         host_bytes: peak of host memory.
-        disk_bytes: peak of disk space, for swapped tensors that host memory has no room for.
+        disk_bytes: peak of disk space for swapped tensors beyond the limit of host memory.
         kernels: number of kernel runs in the order, recomputed ones included.
         reruns: number of recomputed ones.
         rows: one for each tensor that was considered, the largest first.
         alive_at_peak: names and bytes of the tensors in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; in portable plans
-            of loops with too many courses to try each, and of kernels whose values decide sizes, what others than
-            those that were tried can take at most in addition to the planned peak; and calls of Python functions,
-            which say that what these allocate has no bound.
+            also loops with too many courses to try each, and kernels whose values decide sizes, with the most bytes
+            that untried courses add to the planned peak; and calls of Python functions, whose allocations have no
+            bound.
         trains: whether the step has a backward pass, or updates variables.
-        costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
+        costs: the source of the times: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
             process has peaked higher before (its statistics can be reset).
         step: the name of the function or graph that the figures are of.
@@ -190,18 +190,22 @@ class Report:
 
     @property
     def swapped(self) -> tuple[TensorRow, ...]:
+        """The rows of swapped tensors."""
         return tuple(row for row in self.rows if "swap" in row.tactic)
 
     @property
     def encoded(self) -> tuple[TensorRow, ...]:
+        """The rows of encoded tensors."""
         return tuple(row for row in self.rows if "encode" in row.tactic)
 
     @property
     def reduced(self) -> tuple[TensorRow, ...]:
+        """The rows of tensors that are rounded for the backward pass."""
         return tuple(row for row in self.rows if row.precision)
 
     @property
     def recomputed(self) -> tuple[TensorRow, ...]:
+        """The rows of recomputed tensors."""
         return tuple(row for row in self.rows if "recompute" in row.tactic)
 
     def to_json(self) -> str:
@@ -265,7 +269,7 @@ class Report:
         return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
 
     def headline(self) -> str:
-        """One line: the peak and what it takes."""
+        """One line: the peak, and the tactics and time that it needs."""
         return self._peak_text() if self.trains else f"{self._peak_text()} ({NO_BACKWARD})"
 
     def _peak_text(self) -> str:

@@ -1,7 +1,7 @@
-"""What a loop or a conditional does to the allocator: its bodies are replayed, and their requests recorded.
+"""Replays the bodies of a loop or a conditional, and records their requests.
 
 The bodies are replayed in their order, iteration by iteration. A loop or conditional that TensorFlow lowers to the
-executor's own control flow frees what it is given, and the kernels of its bodies run concurrently.
+executor's own control flow frees its inputs, and the kernels of its bodies run concurrently.
 
 Invariant: `Record.exact` is False where the record bounds from above what the step decides when it runs: which branch,
 how many of so many iterations.
@@ -30,13 +30,15 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 
 STEADY_TRIPS = 3
-"""Iterations that stand for all, where one leaves behind as much as the one before."""
+"""Iterations that stand for all, where each leaves as many bytes as the one before."""
 RELOCATED_TRIPS = 2
-"""The same where an iteration's results are relocated: one that is given what the loop is, and one its own results."""
+"""Likewise where an iteration's results are relocated: one with the loop's inputs, and one with an iteration's
+results.
+"""
 LOWERED_RUNS = 5
-"""Of a lowered loop or conditional so many runs are compared: an odd number, so that there is a middle one."""
+"""Runs of a lowered loop or conditional: an odd number, so that there is a median."""
 UNKNOWN_TRIPS = 8
-"""Iterations that a loop is taken to have, for its time, where how many there are is not known."""
+"""The assumed number of iterations, for a loop's time, where it is not known."""
 
 
 def record(
@@ -270,8 +272,8 @@ class BodyReplay:
     def _worst(
         self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
     ) -> tuple[Graph, list[Values | None]]:
-        """The branch that leaves most behind, and the integers that all branches give. Takes, and gives back, what
-        another one has more at its worst.
+        """The branch that leaves the most bytes, and the integers that all branches give. Allocates and frees the
+        additional bytes of another branch's higher peak.
         """
         known: list[list[Values | None]] = []
         found: list[tuple[int, int, Graph]] = []
@@ -307,7 +309,7 @@ class BodyReplay:
         arguments: Sequence[Buffer],
         integers: Sequence[Values | None],
     ) -> Results:
-        """Run a loop, or as many of its iterations as stand for all."""
+        """Run a loop, or those of its iterations that stand for all."""
         relocated = None if self.lowered else relocated_places(node)
         trips = self._iterations(node, condition, body, integers, relocated is not None)
         held = list(arguments) if self.lowered else [self.heap.hold(a) for a in arguments]

@@ -27,9 +27,9 @@ from tfswap.kernels.alignment import round_up
 from tfswap.support.reach import reach
 
 SMALL_BYTES = 1
-"""A tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk all the same."""
+"""The bytes of a tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk."""
 PERSISTENT = -1
-"""Producer of a value that is there before the step: a variable, an argument, a constant."""
+"""The producer of a persistent value: a variable, an argument, a constant."""
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
 
@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One of a kernel's dealings with the allocator, in full.
+    """One request or release of a kernel, in full.
 
     Attributes:
         kind: as of `kernels.Event`.
@@ -158,7 +158,7 @@ class Dataflow:
 
     @property
     def inner_host_bytes(self) -> int:
-        """The most host memory that copies inside of bodies take, where what stays is there all the time."""
+        """The most host memory of copies inside of bodies, with copies that stay counted all the time."""
         return self.inner_away_bytes + self.passing_bytes
 
     @cached_property
@@ -168,7 +168,7 @@ class Dataflow:
 
     @cached_property
     def has_outside(self) -> bool:
-        """Whether the caller has a part in the middle of the step, which leaves the arena otherwise each time."""
+        """Whether the caller has a part in the middle of the step, which changes the arena each time."""
         return any(node.op == OUTSIDE for node in self.nodes)
 
     @cached_property
@@ -182,7 +182,7 @@ class Dataflow:
         return [(*reads, *self.consumes.get(i, ())) for i, reads in enumerate(self.reads)]
 
     def may(self, v: int, tactic: str) -> bool:
-        """Whether the user lets this tactic be used on a value."""
+        """Whether the user's permits allow this tactic on a value."""
         return self.permits.get(v, ANYTHING).allows(tactic)
 
     def times_of(self, body: Graph) -> float:
@@ -267,7 +267,7 @@ class Dataflow:
 
     @property
     def covered(self) -> bool:
-        """Whether it is known of all courses what they hold at most."""
+        """Whether there is a bound for all courses."""
         return self.all_courses or self.covering is not None
 
     @property
@@ -339,5 +339,5 @@ def users_of(waits_for: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:
-    """The nodes that paths from `start` lead to."""
+    """The nodes reachable from `start`."""
     return set(reach(users[start], users.__getitem__))

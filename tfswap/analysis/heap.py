@@ -1,8 +1,8 @@
-"""The buffers of a replay of bodies: who holds each, and what is requested and released, in order.
+"""The buffers of a replay of bodies: their holders, and their requests and releases in order.
 
 Reference counts are those that the runtime keeps (functional_ops.cc): what a node is given is held until the node has
-ended; a body's arguments from the iteration before are its own, and can be written over. Tensor lists and optionals
-live on the heap, in a scalar of the arena, or of host memory where that is a GPU's; what they keep is in the arena.
+ended; a body's arguments from the iteration before are its own, and can be written over. Tensor lists and optionals are
+scalars of the arena, or of host memory on a GPU; their elements are in the arena.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Heap:
 
     Attributes:
         log: what was requested and released.
-        exact: whether that is what the allocator sees, or a bound.
+        exact: whether the log is exact, or a bound.
         live_bytes, peak_bytes: of the arena that the replay holds, now and at most.
         weight: how many iterations of a loop the one that runs stands for.
         out_bytes, in_bytes: copied to the host, and back, weighted so.
@@ -64,7 +64,7 @@ class Heap:
         return made
 
     def give_up(self, buffer: Buffer, value: int | None) -> None:
-        """Make an input the node's own, with all that it keeps."""
+        """Make an input the node's own, with all of its list's elements."""
         buffer.value, buffer.refs = value, 1
         seen: set[int | None] = {None}
         pending = list(buffer.parts)
@@ -78,7 +78,7 @@ class Heap:
                 seen.add(part.buffer.value)
 
     def allocate(self, nbytes: int, on_host: bool = False) -> Buffer:
-        """A buffer that its maker holds."""
+        """A new buffer, held by its maker."""
         made = Buffer(None, nbytes)
         made.refs, made.on_host = 1, on_host
         if nbytes > 0:
@@ -121,7 +121,7 @@ class Heap:
         self.live_bytes -= round_up(buffer.arena_bytes)
 
     def is_dying(self, buffer: Buffer) -> bool:
-        """Whether nobody but the running kernel holds it."""
+        """Whether only the running kernel holds it."""
         return buffer.refs == 1 and buffer.number is not None and self._kept is None
 
     def split(self, sizes: Iterable[int]) -> None:
@@ -130,7 +130,7 @@ class Heap:
         self.log.append(("part", 0, 0))
 
     def free_rest(self) -> None:
-        """Release what parts those chunks from the rest of theirs."""
+        """Release the separators of those chunks."""
         self.log.append(("rest", 0, 0))
 
     def copies_out(self, nbytes: int, handle: Buffer) -> None:

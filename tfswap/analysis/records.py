@@ -1,4 +1,4 @@
-"""What a loop, a conditional or an op of lists does to the allocator, as its replay has found it."""
+"""Records of the requests of loops, conditionals and ops of lists, found by replaying them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 
 class Keeps(NamedTuple):
-    """What a list keeps: outputs, numbered as in `Record.events`; values of the step; inputs, with what those keep."""
+    """The contents of a list: outputs, numbered as in `Record.events`; values of the step; inputs, with their
+    contents.
+    """
 
     outputs: tuple[int, ...]
     values: tuple[int, ...]
@@ -31,8 +33,8 @@ class Findings:
     """What depends on the step's values: how often loops run, and which branches are taken.
 
     Attributes:
-        undetermined: the loops and conditionals, of a record those in its bodies and the node itself, of which the step
-            decides how often they run, or which branch, so that where their results lie is not known.
+        undetermined: the loops and conditionals, of a record those in its bodies and the node itself, whose number of
+            iterations, or branch, the step's values decide, so that addresses of their results are not known.
         undecided: the most branches of a conditional where the step decides which is taken and they do not all request
             the same.
         repeated: whether such a conditional runs in a loop, now one branch and now another.
@@ -62,24 +64,24 @@ class Findings:
 
 @dataclass(frozen=True)
 class Record:
-    """A loop's or conditional's dealings with the allocator.
+    """The requests and releases of a loop, a conditional or an op of lists.
 
     Attributes:
-        events: as `KernelMemory.events`, and ("release", value) of one that was given up; ("split", bytes) of one of
-            the next requests, which is to get a chunk of its own size, ("part", 0) after the last of these, and
-            ("rest", 0) where what parts the latest is given back. Outputs from the node's own number of outputs on are
-            buffers that its lists keep.
+        events: as `KernelMemory.events`, and ("release", value) for a value that was given up; ("split", bytes) for one
+            of the next requests that gets an exact chunk, ("part", 0) after the last of these, and ("rest", 0) where
+            their separators are freed. Outputs from the node's own number of outputs on are buffers that its lists
+            keep.
         part_bytes: sizes of those buffers.
         alias: by output, the input whose buffer or list it is.
         twins: by output, the output before it whose buffer or list it is.
         keeps: by output, what its list keeps.
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
-        exact: whether `events` are what the allocator sees, or a bound.
+        exact: whether `events` are exact, or a bound.
         found: what depends on the step's values in the node and in its bodies.
-        out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
-        away_bytes: what of that is still in host memory when the node has ended.
-        passing_bytes: the most that is held in addition, while it runs.
+        out_bytes, in_bytes: bytes that copies in the bodies take to the host, and back.
+        away_bytes: bytes still in host memory when the node has ended.
+        passing_bytes: the most bytes in host memory in addition, while it runs.
     """
 
     events: tuple[Event, ...] = ()

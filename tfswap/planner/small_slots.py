@@ -57,9 +57,9 @@ def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
     """The requests that make the slots, in order: bytes, and whether the tensor stays. Tensors between two slots stay.
     The others are freed when all requests are served, and leave the slots and the other free chunks.
 
-        Args:
-            slots: bytes of each.
-            arena: in which they are met on the way.
+    Args:
+        slots: bytes of each.
+        arena: the arena in which they are made; it is changed.
     """
     made: list[tuple[int, bool]] = []
 

@@ -1,4 +1,4 @@
-"""What is in an arena before a step, and simulated arenas with that content.
+"""Snapshots of an arena before a step, and simulated arenas with that content.
 
 An arena gives addresses, as TensorFlow's allocator does (bfc_allocator.py). A ledger only counts bytes, where holes do
 not matter.
@@ -19,8 +19,9 @@ from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_u
 from tfswap.simulator.bfc_allocator import Arena, Chunk
 
 TAKEN_PART, MOST_TAKEN_BYTES = 64, 16 << 10
-"""Of each hole of an arena that nobody has seen, so much is taken: some dozens of the allocator's least chunks, but a
-small part of what a hole has room for."""
+"""The share of each hole that is assumed taken in an unseen arena: some dozens of the smallest chunks, but a small part
+of a hole.
+"""
 
 
 class Allocator(Protocol):
@@ -40,7 +41,7 @@ class Ledger:
     """Counts bytes as if memory never fragmented: the live bytes, rounded.
 
     Attributes:
-        widest: from now on, count for each request the largest chunk that the allocator hands out for it.
+        widest: whether each request counts as the largest chunk that the allocator may hand out for it.
     """
 
     def __init__(self) -> None:
@@ -86,10 +87,10 @@ class ArenaSnapshot:
         chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
             step's variables and arguments are among them.
         instantiated: whether the step's constants are among them too.
-        limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
-        collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
-        shared: feeds of the step that are handles of variables whose buffers tensors hold too: the first update of
-            each requests another buffer, and the first stays.
+        limit_bytes: the most bytes of the arena; None where unknown: then it is assumed to have no end.
+        collects: whether the arena frees unused regions, to make room for a larger one.
+        shared: feeds of the step that are handles of variables whose buffers other tensors share: the first update of
+            each requests another buffer, and the shared one stays.
     """
 
     total_bytes: int = 0
@@ -100,10 +101,8 @@ class ArenaSnapshot:
     shared: frozenset[str] = frozenset()
 
     def unseen(self) -> ArenaSnapshot:
-        """What may be there by the time that a step runs which is planned now.
-
-        Small tensors have come meanwhile. What hangs most on where chunks lie are holes that several tensors just fit
-        into: here something lies at the beginning of each.
+        """The arena that a step planned now may find when it runs. Small tensors may be allocated until then. The peak
+        depends most on holes that several tensors just fit into: here the beginning of each hole is in use.
         """
         if not self.chunks:
             return self
@@ -138,7 +137,7 @@ class ArenaSnapshot:
         return made
 
     def enter(self, ledger: Ledger) -> None:
-        """Count this content in an empty ledger, where `fill` does not add it piece by piece."""
+        """Count this content in an empty ledger, which `fill` does not add in parts."""
         if self.chunks:
             ledger.allocate(self.total_bytes)
 

@@ -11,7 +11,7 @@ from tfswap.simulator.lowered_graph import Scope
 
 
 class Numbers:
-    """Of one step."""
+    """The known integers of one step."""
 
     def __init__(self) -> None:
         self._order: dict[int, tuple[Integers, list[Node]]] = {}
@@ -19,7 +19,7 @@ class Numbers:
         self._trips: dict[tuple[str, str, tuple[int, ...]], list[list[Values | None]] | None] = {}
 
     def known(self, scope: Scope, iterations: Sequence[int]) -> Known:
-        """Of a scope, in these iterations of the loops around it; what its loops end with too."""
+        """The integers of a scope, in these iterations of the loops around it, with the final values of its loops."""
         key = scope.name, tuple(iterations)
         if key not in self._known:
             graph = scope.graph

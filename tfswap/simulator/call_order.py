@@ -1,8 +1,8 @@
-"""In what order TensorFlow numbers the nodes of a graph whose function calls were inlined at import.
+"""TensorFlow's numbering of the nodes of a graph whose function calls were inlined at import.
 
 TensorFlow's executor gets a step with each call in its graph, and replaces the calls one after another: an inlined
-function's nodes have higher numbers than all that was there before. Within a graph or a function the order is
-topological with each call as one node, the smallest number first (graph_constructor.cc).
+function's nodes have higher numbers than all earlier ones. Within a graph or a function the order is topological with
+each call as one node, the smallest number first (graph_constructor.cc).
 
 Not handled: nodes that were in no function, such as passes add. They count as the graph's own and come last.
 """
@@ -22,7 +22,7 @@ class Inlined(NamedTuple):
 
     Attributes:
         entries: its nodes, and the names of the calls in it, in TensorFlow's order.
-        inputs: those of the nodes that read what the call was given.
+        inputs: those of the nodes that read the call's inputs.
         waits: whether the call had control inputs.
     """
 
@@ -37,8 +37,8 @@ def in_call_order(graph: Graph, order: Sequence[Node]) -> Mapping[str, Inlined]:
         return {"": Inlined(order, frozenset(), False)}
     caller = {name: call for call, inside in graph.calls.items() for name in inside}
     rank = {name: i for inside in graph.calls.values() for i, name in enumerate(inside)}
-    around: dict[str, tuple[str, ...]] = {"": ()}  # by call: those that it is in, the outermost first, and itself
-    for call in graph.calls:  # callers come before what they call
+    around: dict[str, tuple[str, ...]] = {"": ()}  # by call: the calls around it, the outermost first, and itself
+    for call in graph.calls:  # callers come before their callees
         if call:
             around[call] = (*around[caller[call]], call)
     ranks: dict[str, dict[Node | str, int]] = {call: {} for call in graph.calls}

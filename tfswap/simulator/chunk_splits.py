@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfswap.simulator.bfc_allocator import Arena
 
 MOST_MISSED = 8
-"""The most free chunks that are allocated during a split because they would fit the separator better."""
+"""The most free chunks that are allocated during a split since they would fit the separator better."""
 MOST_BETWEEN = 64
 """Where the allocator would split the chunk itself, the separator is smaller than the request by this factor."""
 

@@ -36,7 +36,7 @@ _STRUCTURE = frozenset((ENTER, EXIT, LOOP_CONDITION, MERGE, NEXT, RESULT, SWITCH
 """Kinds of nodes that TensorFlow never prunes."""
 
 Source = tuple[int, int]
-"""A node's number, and which of its outputs."""
+"""A node's number, and the index of its output."""
 
 
 class Scope(NamedTuple):
@@ -44,7 +44,7 @@ class Scope(NamedTuple):
 
     Attributes:
         name: as in `Graph.named_bodies`; "" of the step.
-        node: what runs it, in `outer`; None of the step.
+        node: the node of `outer` that runs it; None for the step.
         number: which of its bodies it is.
         loop: the number of the innermost loop that it is in; -1 outside of loops.
     """
@@ -71,15 +71,15 @@ class Item:
 
     Attributes:
         node: of the graph, where the item is a kernel.
-        scope: where it comes from.
+        scope: the graph that it comes from.
         loop: in whose frame it runs; that it enters where it is an Enter.
         constant: of a kernel, whether TensorFlow has folded it, so that it reads nothing; of an Enter, whether all
-            iterations get what it enters with.
-        choice: of a Switch, the conditional that it is of; None of a loop's.
+            iterations get its value.
+        choice: of a conditional's Switch, the conditional; None for a loop's.
         callee: of a call, the body that it runs.
         inlined: of a call, the function that was inlined at import.
-        start: what a node waits for that waits for nothing else.
-        removed: whether other items are in its place.
+        start: the item that nodes without inputs wait for.
+        removed: whether other items replace it.
     """
 
     kind: str
@@ -110,7 +110,7 @@ class Lowered:
 
     Attributes:
         data: per item, (reader, which output, which input), in order.
-        control: per item, what waits for it.
+        control: per item, the items that wait for it.
         loops: by number.
         enters: per loop, how many values enter it.
         decides: whether there are conditionals.
@@ -135,8 +135,8 @@ class _Lowering:
     items: list[Item] = field(default_factory=list[Item])
     loops: list[LoweredLoop] = field(default_factory=list[LoweredLoop])
     _numbered: list[int] = field(default_factory=list[int])  # in TensorFlow's order
-    _instead: dict[Source, Source] = field(default_factory=dict[Source, Source])  # of items that were replaced
-    _waits: dict[int, int] = field(default_factory=dict[int, int])  # what is waited for in their place
+    _instead: dict[Source, Source] = field(default_factory=dict[Source, Source])  # by replaced item
+    _waits: dict[int, int] = field(default_factory=dict[int, int])  # by replaced item, the item to wait for
 
     def step(self, graph: Graph) -> list[int]:
         """Add all items; returns their numbers, in TensorFlow's order."""
@@ -191,7 +191,7 @@ class _Lowering:
         """Add a graph's nodes; returns its results, and the items that must run.
 
         Args:
-            start: what the nodes wait for that wait for nothing else.
+            start: the item that nodes without inputs wait for.
         """
         graph = scope.graph
         order = graph.topological()
@@ -220,7 +220,7 @@ class _Lowering:
         return results, [made[node] for node in graph.targets]
 
     def _hold_up(self, numbers: Iterable[int], start: int) -> None:
-        """Let those of a graph's nodes wait that wait for nothing else, as calls do that have no control inputs."""
+        """Have a graph's nodes without inputs wait, as calls without control inputs do."""
         for item in map(self.items.__getitem__, numbers):
             item.start = start
             waits = item.inputs or item.controls if item.inlined is None else item.inlined.waits
@@ -228,7 +228,7 @@ class _Lowering:
                 item.controls = [start]
 
     def _number(self, call: Item, inlined: InlinedCall) -> None:
-        """Put the nodes of a function that was inlined at import in the place of its call."""
+        """Replace a call by the nodes of its function, which was inlined at import."""
         if call.controls:
             start = self._add(CONTROL, call.scope, controls=call.controls)
             for number in inlined.inputs:
@@ -238,7 +238,7 @@ class _Lowering:
         call.removed = True
 
     def _call(self, number: int, call: Item, scope: Scope) -> None:
-        """Put a function's nodes in the place of its call."""
+        """Replace a call by its function's nodes."""
         start = self._add(CONTROL, scope, controls=call.controls) if call.controls else None
         waits = [] if start is None else [start]
         arguments = {
@@ -304,7 +304,7 @@ class _Lowering:
         decides, *given = item.inputs
         branches = len(scope.graph.bodies[node])
         switch = self._switch(item, decides, item.controls)
-        # Outputs count as `Graph.bodies` does; of an If, what is pivoted on comes the other way round.
+        # Outputs are counted as in `Graph.bodies`; an If's branches are in the opposite order.
         numbers = range(branches) if flow.functions == ("branches",) else reversed(range(branches))
         pivots = {branch: self._add(IDENTITY, scope, [(switch, branch)]) for branch in numbers}
         switches = [self._switch(item, source, ()) for source in given]
@@ -325,7 +325,7 @@ class _Lowering:
 
 
 def _built(items: Sequence[Item], numbered: Sequence[int], loops: list[LoweredLoop]) -> Lowered:
-    """What is left of `items` in topological order, with its edges."""
+    """The remaining `items` in topological order, with their edges."""
     live = _live(items)
     order = _ordered(items, [number for number in numbered if number in live])
     _fold(items, order)
@@ -351,7 +351,7 @@ def _built(items: Sequence[Item], numbered: Sequence[int], loops: list[LoweredLo
 
 
 def _fold(items: Sequence[Item], order: Iterable[int]) -> None:
-    """Let constants wait for what they are computed from would wait for, and read nothing."""
+    """Have constants wait for the control inputs of the nodes that they are computed from, and read nothing."""
     for item in map(items.__getitem__, order):
         if item.kind == KERNEL and item.constant:
             sources = (control for source, _ in item.inputs for control in items[source].controls)
@@ -362,7 +362,7 @@ def _fold(items: Sequence[Item], order: Iterable[int]) -> None:
 
 
 def _live(items: Sequence[Item]) -> set[int]:
-    """What TensorFlow does not prune."""
+    """The items that TensorFlow does not prune."""
     targets = {(item.scope.name, node) for item in items for node in item.scope.graph.targets}
     kept = [
         number
@@ -393,7 +393,7 @@ def _before(items: Sequence[Item], number: int) -> Iterator[int]:
 
 
 def _merged(items: Sequence[Item], order: Sequence[int]) -> list[int]:
-    """Without what is the same as another: Enters, Switches and Identities too."""
+    """Without items that are equal to others: Enters, Switches and Identities too."""
     first: dict[object, int] = {}
     instead: dict[int, int] = {}
     kept: list[int] = []
@@ -408,6 +408,6 @@ def _merged(items: Sequence[Item], order: Sequence[int]) -> list[int]:
                 instead[number] = same
                 continue
         kept.append(number)
-    for number in kept:  # a loop's Merge comes before what it reads
+    for number in kept:  # a loop's Merge comes before its inputs
         items[number].inputs = [(instead.get(source, source), output) for source, output in items[number].inputs]
     return kept

@@ -1,6 +1,6 @@
-"""Judges the memory of any schedule, whoever made it: its peak in the allocator's own terms, and host memory.
+"""Judges the memory of any schedule: its peak, as the allocator counts, and its host memory.
 
-Invariant: no solver has a say in it; the same schedule gives the same numbers.
+Invariant: it does not depend on the solver; the same schedule gives the same numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfswap.simulator.replay import MAX_REPEATS, Replay
 
 @dataclass
 class Memory:
-    """What a schedule does to device memory.
+    """A schedule's use of memory.
 
     Attributes:
         peak_bytes: the allocator's peak.
@@ -41,7 +41,7 @@ class Memory:
         before_bytes: per step, what is in use when it starts (first repeat).
         during_bytes: per step, the most in use while it runs (first repeat).
         host_peak_bytes: the peak of host memory.
-        out_bytes, in_bytes: that travel to the host, and back.
+        out_bytes, in_bytes: bytes copied to the host, and back.
         alive_at_peak: values in device memory at the peak, where detail was asked for.
         forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat; likewise.
         disk_peak_bytes: the peak of bytes on disk.
@@ -94,7 +94,7 @@ def memory_within(
     arena: Allocator | None = None,
     disk: Collection[int] = (),
 ) -> Memory | None:
-    """As `simulate_memory`; None where the peak is above `most_bytes`, which takes no longer than to get there."""
+    """As `simulate_memory`; None where the peak is above `most_bytes`: the replay ends there."""
     if arena is None:
         replay = Replay(flow, steps, *filled(flow, snapshot, live), snapshot)
     else:
@@ -105,7 +105,7 @@ def memory_within(
     peak_step = replay.repeat(before, during, most_bytes)
     replay.forwarded = None
     peak = replay.peak
-    # Where buffers are shared the first step leaves another arena, which is looked at before the next one.
+    # Where buffers are shared, the first step leaves another arena, which is checked before the next one.
     for _ in range(0 if snapshot.shared else MAX_REPEATS - 1):
         if not replay.changed or peak > most_bytes:
             break
@@ -120,11 +120,10 @@ def memory_within(
 
 
 def widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
-    """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie.
-
-    At each point some of the facts hold no less than the step can (`Dataflow.covered`). A chunk is smaller than twice
-    the request that it serves, or it would be split. While a request is given the end of a chunk, all of the arena may
-    be in use.
+    """An upper bound of the peak over all courses of the step, all sizes that its values decide and all arenas. At each
+    point some of the facts hold at least as much as the step (`Dataflow.covered`). A chunk is smaller than twice the
+    request that it serves, or it would be split. While a request is served from the end of a chunk, all of the arena
+    may be in use.
     """
     most = max(_widest_bytes(*extreme, snapshot) for extreme in at_extremes(flow, steps))
     if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
@@ -147,16 +146,15 @@ def _widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot
 def judge_memory(
     flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN, disk: Collection[int] = ()
 ) -> Memory:
-    """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
+    """The memory of `steps` in the worst case, over the extremes of bounds."""
     memory = Judge(flow, snapshot).memory(steps, disk)
     assert memory is not None, "any peak is within that"
     return memory
 
 
 class Judge:
-    """Judges schedules of one step in one arena, at the extremes of what is known only by a bound.
-
-    A schedule that is refused needs one extreme that refuses it: that which refused the last is tried first.
+    """Judges schedules of one step in one arena, at the extremes of bounds. One extreme is enough to refuse a schedule:
+    the one that refused the last schedule is tried first.
     """
 
     def __init__(self, flow: Dataflow, snapshot: ArenaSnapshot):
@@ -165,7 +163,7 @@ class Judge:
         self._strictest = 0
 
     def memory(self, steps: Sequence[Step], disk: Collection[int] = (), most_bytes: float = math.inf) -> Memory | None:
-        """What `steps` do to memory at worst; None where that peaks above `most_bytes`."""
+        """The memory of `steps` in the worst case; None where its peak is above `most_bytes`."""
         first = self._strictest
         if most_bytes < math.inf and first:
             extreme = next(itertools.islice(at_extremes(self._flow, steps), first, None))
@@ -179,7 +177,7 @@ class Judge:
                 return None
             memories.append(memory)
         worst = max(memories, key=lambda memory: memory.peak_bytes)
-        # What goes to disk is known by the numbers that values have in the facts themselves.
+        # Values on disk are numbered as in the facts themselves.
         host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(self._flow, steps, disk)
         return dataclasses.replace(
             worst, host_peak_bytes=host_peak, disk_peak_bytes=disk_peak, out_bytes=out_bytes, in_bytes=in_bytes
@@ -189,10 +187,10 @@ class Judge:
 def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
     """The peaks of host memory and of bytes on disk, and the bytes that travel out and in.
 
-    What loops swap inside of their bodies is taken to be there all the time, as far as it stays when they have ended.
+    Tensors swapped inside of loops' bodies that stay after the loops are assumed to be there all the time.
     """
     moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
-    last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
+    last: dict[tuple[int, int], int] = {}  # by value and copy out: its last copy in
     copies: dict[int, int] = {}
     for n, kind, v in moves:
         if kind == OUT:

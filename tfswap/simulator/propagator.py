@@ -1,7 +1,7 @@
 """TensorFlow's executor on a lowered step: frames and iterations, dead nodes, iterations that wait for others.
 
 Follows tensorflow/core/common_runtime/propagator_state.cc and executor.cc, on the thread pool of analysis/executor.py.
-The step's start is a task, and hands on all that waits for nothing else.
+The step's start is a task that makes all items without inputs ready.
 
 Invariant: a value is held once for each edge that it is on, until the edge's reader has ended.
 """
@@ -21,14 +21,14 @@ from tfswap.simulator.lowered_graph import ENTER, EXIT, KERNEL, MERGE, NEXT, Ite
 
 
 class Buffer:
-    """What one allocation, or one list, is.
+    """One allocation, or one list.
 
     Attributes:
         references: edges and lists that hold it.
-        pins: what holds it for good: the caller, a variable, the graph.
-        elements: what it keeps, of a list.
-        variable: what the variable holds, of a handle.
-        decision: of what decides, whether a loop goes on, or which branch is taken.
+        pins: permanent owners: the caller, a variable, the graph.
+        elements: the elements of a list.
+        variable: of a handle, the variable's buffer.
+        decision: of a predicate, whether a loop goes on, or which branch is taken.
     """
 
     __slots__ = ("decision", "elements", "pins", "references", "variable")
@@ -51,18 +51,18 @@ class Buffer:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one reader holds it, and nobody else."""
+        """Whether a single reader holds it."""
         return self.references == 1 and not self.pins
 
 
 @dataclass
 class Iteration:
-    """One of a frame; those of the step's own frame are one.
+    """One iteration of a frame; the step's own frame has one.
 
     Attributes:
-        pending: as `LoweredProgram.pending`, of items that something has come for.
-        dead: how much of that was dead.
-        entries: by item and input, what it is given.
+        pending: as `LoweredProgram.pending`, of items that have got an input.
+        dead: how many of these inputs were dead.
+        entries: by item and input, its value.
         running: items that are ready, or run.
         frames: loops that run in it.
     """
@@ -83,7 +83,7 @@ class Frame:
     outer: Frame | None
     within: Iteration | None  # of the outer frame
     parallel: int
-    entering: int  # values that have not come yet
+    entering: int  # values that have not entered yet
     count: int = 0
     running: int = 1
     iterations: dict[int, Iteration] = field(default_factory=dict[int, Iteration])
@@ -94,7 +94,7 @@ class Frame:
     trips: int = 0
 
     def numbers(self, iteration: Iteration) -> tuple[int, ...]:
-        """Of this iteration, and of those around it."""
+        """The numbers of this iteration, and of those around it."""
         if self.outer is None or self.within is None:
             return ()
         return (*self.outer.numbers(self.within), iteration.number)
@@ -104,12 +104,12 @@ Task = tuple[int, Frame, Iteration, bool]
 
 
 class LoweredProgram(Program):
-    """What all runs of a step share.
+    """Shared by all runs of a step.
 
     Attributes:
         pending: per item, how many edges it waits for; of a Merge twice its control edges, and one for the first input.
         wide: items with so many readers that their order is by chance.
-        roots: what waits for nothing.
+        roots: items without inputs.
     """
 
     def __init__(self, graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]):
@@ -142,7 +142,7 @@ class Propagator(Executor):
     """One run.
 
     Attributes:
-        ran: what ran, in order of its start: the executor's numbers are places here.
+        ran: the items that ran, in order of their start; the executor's numbers are positions in it.
     """
 
     def __init__(self, step: LoweredProgram, chance: random.Random):
@@ -283,7 +283,7 @@ class Propagator(Executor):
             self._activate(number, frame, made, value is None, {} if value is None else {0: value}, ready)
 
     def _one_less(self, frame: Frame, iteration: Iteration, ready: list[int]) -> bool:
-        """One item of an iteration has ended; whether the frame has."""
+        """One item of an iteration has ended; returns whether the frame has."""
         iteration.running -= 1
         return self._clean(frame, iteration, ready)
 

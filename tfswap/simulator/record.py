@@ -1,10 +1,10 @@
-"""Who holds which bytes of the arena, and from when to when: a simulated step, written down for people to look at.
+"""Records a simulated step for people: which tensors hold which bytes of the arena, and when.
 
 A planned step is replayed as `simulate_memory` does it, an unoptimised one as `simulate_baseline` does it, on an
-allocator that takes notes. States of the arena are numbered: state n is what it holds after n requests and releases.
+allocator that records. States of the arena are numbered: state n is what it holds after n requests and releases.
 
-Invariant: in every state what is held and `others_bytes` add up to the simulated allocator's bytes in use, chunks
-counted whole, and the most of all states is the peak that `judge_memory` finds.
+Invariant: in every state the held bytes and `others_bytes` add up to the simulated allocator's bytes in use, chunks
+counted whole, and the maximum of all states is the peak of `judge_memory`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Hold(NamedTuple):
     """One stay of something in the arena.
 
     Attributes:
-        value: whose buffer it is; NOBODY for what a kernel needs only while it runs.
-        kernel: which kernel needs it, for those; NOBODY for the rest of a chunk that a split keeps back.
-        nbytes: of the chunk; of what was there before the step, of the request.
+        value: the value in the buffer; NOBODY for a kernel's temporary.
+        kernel: the kernel of a temporary; NOBODY for the rest of a chunk that a split keeps back.
+        nbytes: of the chunk; for persistent tensors, of the request.
         first, last: the states in which it is there, the last one excluded.
     """
 
@@ -48,7 +48,7 @@ class Record:
 
     Attributes:
         flow: the facts that it was replayed with.
-        holds: what was in the arena, by the state in which it came.
+        holds: the stays in the arena, by their first state.
         in_use_bytes: by state, the allocator's bytes in use.
         began_s: by state, when it began, in seconds from the step's start. They never fall.
         total_s: when the last kernel ended.
@@ -85,14 +85,14 @@ class PlannedRecord(Record):
 
 
 class Recorder:
-    """An allocator that takes notes of what another one does.
+    """An allocator that records what another one does.
 
     Args:
-        there: what notes begin with: value, address (-1 where unknown) and bytes.
-        clock: what the time is.
+        there: the first entries: value, address (-1 where unknown) and bytes.
+        clock: gives the time.
 
     Attributes:
-        kernel: whose what comes next is, unless it is `give`n to a value.
+        kernel: the kernel of the next requests, unless these are `give`n to a value.
         used, began_s: as `Record` has them.
     """
 
@@ -138,7 +138,7 @@ class Recorder:
                 self._close(hold)
 
     def give(self, address: int, value: int) -> None:
-        """What is at `address` is `value`'s: from its beginning where it was a kernel's, else from now on."""
+        """The buffer at `address` belongs to `value`: from its beginning where it was a kernel's, else from now on."""
         hold = self._open.get(address)
         if hold is None or hold.value == value:
             return
@@ -157,7 +157,7 @@ class Recorder:
         )
 
     def stamp(self, since: int) -> None:
-        """What has happened since there were so many states happened now."""
+        """All states since so many have the present time."""
         for state in range(since, len(self.began_s)):
             self.began_s[state] = self._clock()
 
@@ -179,13 +179,13 @@ class Recorder:
 
 
 class Watched(Replay):
-    """A replay whose allocator knows whose each buffer is.
+    """A replay whose allocator knows each buffer's value.
 
     Args:
         spans: of its schedule, where it has one.
 
     Attributes:
-        notes: of the step that is replayed.
+        notes: the record of the step that is replayed.
         now_s: the time, where there is no schedule to give it.
     """
 
@@ -198,7 +198,7 @@ class Watched(Replay):
         self.take_notes()
 
     def take_notes(self) -> None:
-        """Of the step that starts now."""
+        """Record the step that starts now."""
         there = [(v, b.address, round_up(self.flow.values[v].nbytes)) for v, b in self.persistent.items()]
         self.arena = self.notes = Recorder(self._inner, there, self._now)
 
@@ -262,7 +262,7 @@ def record_planned(
 
 
 def _on_compute_lane(steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]:
-    """When each step is begun and done with by who goes through the schedule, which no copy holds up."""
+    """When each step of the schedule begins and ends on the compute lane, without waiting for copies."""
     now = 0.0
     found: list[Span] = []
     for (kind, _), span in zip(steps, spans, strict=True):

@@ -43,12 +43,12 @@ class Buffer:
 
 
 class Replay:
-    """One machine: buffers by value, an allocator, and what the step's repeats leave behind.
+    """The state of a replay: buffers by value, an allocator, and the variables that repeats of the step leave.
 
     Args:
         arena: with the contents before the step, as `fill` does it.
         addresses: of the persistent values, in order.
-        snapshot: what that is.
+        snapshot: that content.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Replay:
         for v in flow.first_versions(snapshot.shared):
             self.persistent[v].pins += 1
         self.forwarded: list[tuple[int, int]] | None = None  # a list to collect forwarded buffers in
-        self.step = -1  # number of the one that runs
+        self.step = -1  # the number of the running step
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
 
@@ -104,7 +104,7 @@ class Replay:
         """Run the schedule once; returns the index of the step with the highest use.
 
         Args:
-            before_bytes, during_bytes: both get, per step, what is in use before it, and the most while it runs.
+            before_bytes, during_bytes: get, per step, the bytes in use before it, and the most while it runs.
             most_bytes: end with the first step that uses more.
         """
         arena = self.arena
@@ -162,7 +162,7 @@ class Replay:
         return peak_step
 
     def _make_anew(self, i: int, buffers: dict[int, Buffer]) -> None:
-        """A kernel is to run a second time: its outputs get other buffers."""
+        """A kernel is recomputed: its outputs get other buffers."""
         for _, v in self.flow.makes[i]:
             self.renewed.setdefault(v, 0)
             del buffers[v]
@@ -175,14 +175,14 @@ class Replay:
         return [step.subject for step in self.steps[first : number + 1]]
 
     def start(self) -> dict[int, Buffer]:
-        """The buffers that are there when a step starts, by value."""
+        """The buffers that exist when a step starts, by value."""
         for v, buffer in self.persistent.items():
             buffer.refs = self.refs[v]
         return dict(self.persistent)
 
     def end(self, buffers: dict[int, Buffer]) -> None:
         """A step has ended: the caller releases what was fetched, and variables are what they were updated to."""
-        for v in sorted(self.flow.fetched):  # what a fetch shares with a variable stays
+        for v in sorted(self.flow.fetched):  # a buffer that a fetch shares with a variable stays
             buffer = buffers[v]
             buffer.refs -= 1
             if not buffer.refs and not buffer.pins:
@@ -251,7 +251,9 @@ class Replay:
                 parted = []
                 continue
             if kind == "rest":
-                for rest in rests.pop() if rests else ():  # in a body by itself splits are nodes: nothing was parted
+                for rest in (
+                    rests.pop() if rests else ()
+                ):  # in a body by itself splits are nodes: no chunk was split here
                     self.arena.free(rest)
                 continue
             for c in candidates if takes_over else ():
@@ -270,7 +272,7 @@ class Replay:
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
-        """A kernel ends: its temporaries go, variables change, and inputs that it read last are freed."""
+        """A kernel ends: its temporaries are freed, variables change, and inputs that it read last are freed."""
         flow, free = self.flow, self.arena.free
         for update in flow.updates[i]:
             self._commit(update, buffers, self.refs)

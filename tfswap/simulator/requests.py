@@ -1,7 +1,7 @@
-"""What a planned step asks of the allocator, in order: enough to compute its peak in any arena, without its graph.
+"""The requests of a planned step, in order: enough to compute its peak in any arena, without its graph.
 
-An order fixes the sequence of requests and releases; only where the chunks lie differs from one arena to the next.
-So the sequence is recorded once, and replayed for each layout that the arena is found in.
+An order fixes the sequence of requests and releases; only addresses differ between arenas. So the sequence is recorded
+once, and replayed in each layout of the arena.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tfswap.simulator.replay import Replay
 
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
-"""No request asks for as much: events above it are splits."""
+"""Events above this are splits: no request is as large."""
 END_ABOVE: Final = 1 << 53
-"""And those above this one are splits at the end of a chunk."""
+"""Events above this are splits at the end of a chunk."""
 EXACT_CHUNKS: Final = 1 << 54
-"""From this event on each request gets a chunk of its own size."""
+"""From this event on each request gets an exact chunk."""
 _REST: Final = -2
-"""Stands for the address of what a split takes."""
+"""Stands for the address of a split's separator."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _replay(events: Sequence[int], arena: Arena) -> int:
 
 
 class _Recorder:
-    """An allocator that only takes notes."""
+    """An allocator that only records."""
 
     def __init__(self, in_use_bytes: int):
         self.in_use_bytes = self.peak_bytes = in_use_bytes
@@ -105,7 +105,7 @@ class _Recorder:
 
 
 def record_requests(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Requests:
-    """What `steps` ask for, as often as `simulate_memory` repeats them, with `snapshot` there before."""
+    """The requests of `steps`, repeated as by `simulate_memory`, in the arena of `snapshot`."""
     there_bytes = snapshot.total_bytes if snapshot.chunks else 0
     recorded: list[_Recorder] = []
     for extreme, its in at_extremes(flow, steps):
@@ -116,11 +116,11 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapsh
 
 
 IN_PLACE: Final = ArenaSnapshot(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
-"""Stands for any arena that has all of a step's variables, arguments and constants in it."""
+"""Stands for any arena with all of a step's variables, arguments and constants."""
 
 
 def requests_of_one(flow: Dataflow, steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
-    """What `steps` ask for once, where all that is there before the step is in the arena; as `Requests.extremes`."""
+    """The requests of one run of `steps`, in an arena with all persistent values; as `Requests.extremes`."""
     recorded: list[_Recorder] = []
     for extreme, its in at_extremes(flow, steps):
         recorder = _Recorder(IN_PLACE.total_bytes)

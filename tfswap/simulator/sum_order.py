@@ -1,10 +1,9 @@
-"""In what order sums add where TensorFlow runs a step.
+"""The orders in which sums add where TensorFlow runs a step. For AddN it is the input that it begins with, which
+depends on the holders of its inputs when it runs, in each iteration. For sums that add terms as they are ready it is
+the order of the kernels that add one term each.
 
-Of AddN that is what it begins with: who holds which buffer when it runs, in each iteration. Of sums that add terms as
-they are ready it is the order in which the kernels run that add one each.
-
-The runs are those of simulator/propagator.py. A buffer is held by each edge that has it, by each list that keeps it,
-and by variables, arguments and results for good. What kernels share and write over is that of kernels/kernel_memory.py.
+The runs are those of simulator/propagator.py. A buffer is held by each edge with its value, by each list that keeps it,
+and permanently by variables, arguments and results. Views and buffer forwarding are those of kernels/kernel_memory.py.
 
 A loop whose number of iterations is not known, or large, runs a few; which branch is taken is by chance where integers
 do not decide it.
@@ -38,17 +37,19 @@ from tfswap.simulator.propagator import Buffer, Frame, Iteration, LoweredProgram
 
 MOST_RUNS = 25
 FEW_RUNS = 9
-"""Where one thread runs everything, and only the order of many readers of one node is by chance, or what is decided."""
+"""Runs for one thread, where only the order of many readers of one node, and decisions, are by chance."""
 MOST_ITEMS = 200_000
-"""Fewer runs of large steps: so many items are run in all, or each once."""
+"""Fewer runs of large steps: at most so many items in all, but each at least once."""
 EITHER = 2
-"""Inputs of which it makes no difference with which one a sum begins: a + b is b + a."""
+"""The first inputs, whose order makes no difference: a + b is b + a."""
 MOST_TRIPS = 24
 UNKNOWN_TRIPS = 12
 INNER_TRIPS = 6
-"""Iterations of a loop that are run: at most, where how many there are is not known, and inside of another loop."""
+"""Iterations of a loop that are run: the most, the number where it is not known, and the number inside of another
+loop.
+"""
 MOST_KNOWN_TRIPS = 4096
-"""Of a loop with more, the last iterations are taken to be as those before."""
+"""In a loop with more, the last iterations are assumed to be like those before."""
 
 
 class _SumCounts:
@@ -72,7 +73,7 @@ class _SumCounts:
 
         def of(around: tuple[int, ...]) -> IterationTable:
             if len(around) == depth:
-                each = self.counts.get(around)  # in a branch that is not taken it runs not at all
+                each = self.counts.get(around)  # in a branch that is not taken it does not run
                 return IterationTable.of(_most(each) if each else usual)
             ran, there_are = trips(around)
             begun = (numbers[len(around)] + 1 for numbers in self.counts if numbers[: len(around)] == around)
@@ -92,7 +93,7 @@ def _with_all(rows: list[IterationTable], trips: int | None) -> list[IterationTa
 
 
 class SumOrders(NamedTuple):
-    """In what order sums are most likely to add.
+    """The most likely orders in which sums add.
 
     Attributes:
         first: which input an AddN begins with, by its part's name and its own: by iteration of the loops that it is in.
@@ -110,7 +111,7 @@ def simulate_sums(
     seconds: Callable[[Node], float],
     additions: Mapping[str, str],
 ) -> SumOrders:
-    """In what order the sums of a step and of its bodies add.
+    """The orders in which the sums of a step and of its bodies add.
 
     Args:
         graph: in the order in which TensorFlow gets it, with equal nodes merged.
@@ -135,7 +136,7 @@ def simulate_sums(
 
 
 def _in_order(run: _Run, additions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """By sum the kernels that have added its terms, in the order of a run."""
+    """By sum, the kernels that added its terms, in the order of a run."""
     orders: dict[str, tuple[str, ...]] = {}
     for name in run.started:
         if name in additions:
@@ -148,7 +149,7 @@ def _most(counts: Counter[int]) -> int:
 
 
 class _Step(LoweredProgram):
-    """A step whose sums are asked for."""
+    """A step whose sums are simulated."""
 
     def __init__(self, graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]):
         super().__init__(graph, device, seconds)

@@ -47,7 +47,7 @@ class Timing:
     lost_s: float
 
     def no_less_than(self, seconds: float) -> Timing:
-        """This, where the whole is known to take no less."""
+        """This timing, with a total of at least so many seconds."""
         return self if self.total_s >= seconds else dataclasses.replace(self, total_s=seconds)
 
 
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
 
 SPLIT_S = 20e-6
-"""What parting chunks for a kernel takes the host, with giving the rest back: measured among some thousand chunks."""
+"""Host seconds to split chunks for a kernel and free the rest: measured among some thousand chunks."""
 
 
 def simulate_time(
@@ -72,13 +72,11 @@ def simulate_time(
 ) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
-    What goes to disk, the values `disk`, has a lane of its own in each direction.
-
-    Two kernels side by side share the cores. What kernels lose to concurrent copies (`Rates.copy_share`) comes on
-    top, as a whole.
+    The values `disk` go to disk, which has a lane of its own in each direction. Two concurrent kernels share the cores. The
+    time that kernels lose to concurrent copies (`Rates.copy_share`) is added as a whole.
 
     Args:
-        spans: gets one for each step, without what kernels lose.
+        spans: gets one for each step, without the time that kernels lose.
     """
     now = compute = rerun = lost = 0.0
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share

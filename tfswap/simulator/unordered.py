@@ -1,15 +1,12 @@
 """The unoptimised step's peak: TensorFlow's executor and its thread pool, replayed without an order.
 
-analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor's own: nobody
-holds what they are given but they themselves, as long as they need it, and the kernels of their bodies have no order
-either (analysis/control_flow.py).
+analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor: only these hold
+their inputs, as long as they need them, and the kernels of their bodies have no order either
+(analysis/control_flow.py). Threads race, so the real peak varies from run to run; and the model of kernels' times,
+which decides most races, is exact to a factor only. So a few runs are replayed, each with other kernel times, and the
+median of their peaks is the prediction.
 
-Which thread is first is a race, and the real peak varies from run to run; and the model of the kernels' times, which
-decides most races, is true to a factor only. So a few runs are replayed, each with other kernel times, and the
-median of their peaks is what is predicted.
-
-Not handled: iterations of one loop that run side by side (`parallel_iterations`), where one need not wait for all of
-another.
+Not handled: concurrent iterations of one loop (`parallel_iterations`), where one need not wait for all of another.
 """
 
 from __future__ import annotations
@@ -34,15 +31,17 @@ MOST_RUNS = 25
 MOST_KERNELS = 50_000
 """Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
 EVENTS = 8
-"""Of a loop so many of its dealings with the allocator count as a kernel."""
+"""So many events of a loop count as a kernel."""
 MOST_THREADS = 64
-"""Of a run in which a thread is free for each kernel: about as many as iterations and branches of one can use."""
+"""The threads of a run in which each ready kernel has a thread: about as many as iterations and branches can use."""
 STEPS = 4
-"""Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
+"""Steps per run: updates move variables, so that each step finds another arena. The peak is the highest of all
+steps.
+"""
 
 
 class Baseline(NamedTuple):
-    """What is predicted of the unoptimised step: its peak, and its time.
+    """The prediction of the unoptimised step: its peak, and its time.
 
     Attributes:
         overlapping_bytes: the most that concurrent iterations of loops hold in addition to the peak.
@@ -77,8 +76,8 @@ def simulate_concurrent(
 ) -> int:
     """Peak bytes of the highest of the runs, one of them with a thread free for each kernel that can run.
 
-    On a busy machine threads are held up, and iterations of a loop that need not wait for one another overlap more than
-    they would with as many threads as `device` has.
+    On a busy machine threads are delayed, and independent iterations of a loop overlap more than with the threads of
+    `device`.
     """
     most = sum(flow.is_kernel)
     program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
@@ -94,7 +93,7 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
 
 
 def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
-    """Of each run, by the seed of its chances."""
+    """The peak of each run, by its random seed."""
     seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
     return [_Run(program, snapshot, random.Random(seed)).peak_bytes() for seed in seeds]
 
@@ -149,7 +148,7 @@ class _Run(Executor):
 
 
 class _RecordedRun(_Run):
-    """A run of which notes are taken."""
+    """A run that is recorded."""
 
     def _replay(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Replay:
         self._watched = Watched(flow, steps, snapshot)
@@ -157,7 +156,7 @@ class _RecordedRun(_Run):
         return self._watched
 
     def record(self) -> Record:
-        """Of the step in which the most is in use."""
+        """The record of the step with the highest use."""
         best: Recorder | None = None
         for _ in range(STEPS):
             self._watched.take_notes()
@@ -180,9 +179,8 @@ class _RecordedRun(_Run):
 
 
 def _locate(replay: Replay, snapshot: ArenaSnapshot) -> None:
-    """Give the values that are there before the step a chunk each: one of their size, in order of address.
-
-    A variable whose buffer is replaced frees the old one. Which of several chunks of one size is whose matters little.
+    """Give each persistent value a chunk of its size, in order of address. A variable whose buffer is replaced frees
+    the old one. Which of several chunks of one size it is matters little.
     """
     used = sorted((size, address) for address, size, in_use in snapshot.chunks if in_use)
     sizes = {v: round_up(replay.flow.values[v].nbytes) for v in replay.persistent}

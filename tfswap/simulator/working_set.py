@@ -1,8 +1,8 @@
 """Layrub's two kinds of reuse (Jin et al. 2018), distinguished in a planned step.
 
-Within a layer the buffer of what a gradient replaces is forwarded to it: another gradient, or a map that nobody reads
-any more. Between layers the memory of what has been moved away is the next one's. What each is worth is how much more
-would be live at the step's worst moment without it, chunks aside.
+Within a layer, the buffer of a gradient, or of a map without further readers, is forwarded to the gradient that
+replaces it. Between layers, the memory of evicted tensors is used again. The value of each is the increase of the live
+peak without it, chunks aside.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfswap.simulator.memory import simulate_memory
 
 @dataclass(frozen=True)
 class Reuse:
-    """What reuse saves, in bytes of the live peak.
+    """The savings of reuse, in bytes of the live peak.
 
     Attributes:
         within_layers_bytes: by buffers that are forwarded.
-        taken_over_bytes: of all buffers that are, in a step.
-        between_layers_bytes: by tensors that are away.
+        taken_over_bytes: bytes of all forwarded buffers of a step.
+        between_layers_bytes: by evicted tensors.
     """
 
     within_layers_bytes: int
@@ -33,7 +33,7 @@ class Reuse:
 
 
 def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
-    """Of the schedule of a plan."""
+    """The reuse in a plan's schedule."""
     planned = simulate_memory(flow, steps, live=True, detail=True)
     apart = dataclasses.replace(flow)
     apart.requests = [tuple(r._replace(candidates=()) for r in requests) for requests in flow.requests]
@@ -48,7 +48,7 @@ def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
 
 def working_set_bytes(flow: Dataflow, kernel: int) -> int:
     """The least that a kernel needs, besides what is held throughout: what it reads and makes, and its
-    temporaries. Whatever it may write over is taken to be free for that.
+    temporaries. Inputs whose buffers may be forwarded are counted once.
     """
     own = (v for v in (*flow.reads[kernel], *flow.consumes.get(kernel, ())) if flow.values[v].producer != PERSISTENT)
     sizes = {v: round_up(flow.values[v].nbytes) for v in own}

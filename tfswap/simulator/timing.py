@@ -72,8 +72,8 @@ def simulate_time(
 ) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
-    The values `disk` go to disk, which has a lane of its own in each direction. Two concurrent kernels share the cores. The
-    time that kernels lose to concurrent copies (`Rates.copy_share`) is added as a whole.
+    The values `disk` go to disk, which has a lane of its own in each direction. Two concurrent kernels share the cores.
+    The time that kernels lose to concurrent copies (`Rates.copy_share`) is added as a whole.
 
     Args:
         spans: gets one for each step, without the time that kernels lose.

@@ -435,7 +435,8 @@ def under_limit(step: Any, limit_bytes: int, model: Model, reported: dict[str, A
             made(*model.arguments)
             break
         except tfswap.InfeasibleMemoryLimit as error:
-            limit_bytes = error.floor_bytes  # higher by a little again where XLA's memory is measured once more
+            # Where XLA's memory is measured again, the floor can be a little higher again.
+            limit_bytes = max(error.floor_bytes, int(1.02 * limit_bytes))
     report = made.report()
     reported |= {"limit_bytes": report.memory_limit_bytes, "predicted_ratio": report.time_ratio}
     reported |= {"swapped": len(report.swapped), "reruns": report.reruns, "host_bytes": report.host_bytes}

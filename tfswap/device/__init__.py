@@ -1,1 +1,1 @@
-"""The live TensorFlow device: what is in its arena, who owns that, where nodes are placed."""
+"""The live TensorFlow device: its arena, the owners of its memory, the placement of nodes."""

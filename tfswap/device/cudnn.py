@@ -1,6 +1,6 @@
-"""Settings of TensorFlow's that bound what cuDNN takes, for the whole process.
+"""TensorFlow's process-wide settings that bound cuDNN's memory.
 
-Workspaces are bounded when a user asks for it. Autotuning takes no buffers of its own once a step has a limit.
+Workspaces are bounded at the user's request. Once a step has a limit, autotuning allocates no buffers of its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ REDZONES_OFF = "TF_DISABLE_RZ_CHECK"
 
 
 def without_redzones() -> None:
-    """Have the first run of each convolution take no more memory than the others. A user's own setting stays."""
+    """Have the first run of each convolution use no more memory than later ones. A user's own setting stays."""
     os.environ.setdefault(REDZONES_OFF, "1")
 
 
 def workspace_limit_bytes() -> int | None:
-    """What each convolution may have as workspace; None where nobody has said."""
+    """The most bytes of each convolution's workspace; None where it is not set."""
     mib = os.environ.get(WORKSPACE_LIMIT, "")
     return int(mib) << 20 if mib.isascii() and mib.isdigit() else None
 

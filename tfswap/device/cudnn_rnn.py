@@ -1,8 +1,8 @@
-"""How much memory cuDNN takes for a recurrent net: asked of the library, which answers without a GPU's memory.
+"""The memory that cuDNN needs for a recurrent net, by the library's own query, which allocates no GPU memory.
 
-`cudnnGetRNNTempSpaceSizes` is what TensorFlow asks, too (cuda_dnn.cc, CudnnRnnDescriptor): its kernel's workspace, and
-its third output, which the gradient's kernel reads. On an H200 with cuDNN 9.19 the answers were the bytes that
-TensorFlow's kernels allocated.
+TensorFlow calls `cudnnGetRNNTempSpaceSizes` too (cuda_dnn.cc, CudnnRnnDescriptor): its kernel's workspace, and its
+third output, which the gradient's kernel reads. On an H200 with cuDNN 9.19 the answers were the bytes that TensorFlow's
+kernels allocated.
 
 Not handled: projections of LSTMs (Keras has none).
 """
@@ -22,14 +22,14 @@ _NAMES = ("libcudnn.so.9", "libcudnn.so.8")
 
 
 class RecurrentNet(NamedTuple):
-    """What the sizes depend on.
+    """The properties that the sizes depend on.
 
     Attributes:
         mode: one of MODES.
         dtype: one of DTYPES.
         steps, batch, inputs, units, layers: its sizes; `units` is of one direction.
         bidirectional: whether it reads both ways.
-        skips_input: whether the first layer takes the input as it is.
+        skips_input: whether the first layer uses the input without a product.
         training: whether a gradient follows.
         dropout: between layers.
     """
@@ -48,7 +48,7 @@ class RecurrentNet(NamedTuple):
 
 
 class Spaces(NamedTuple):
-    """Bytes of a kernel's workspace, and of what it keeps for its gradient."""
+    """Bytes of a kernel's workspace, and of its output for the gradient."""
 
     workspace_bytes: int
     reserve_bytes: int
@@ -56,7 +56,7 @@ class Spaces(NamedTuple):
 
 @functools.cache
 def spaces(net: RecurrentNet) -> Spaces | None:
-    """What cuDNN takes for this net on the current GPU; None where it can't be asked."""
+    """cuDNN's bytes for this net on the current GPU; None where it can't be queried."""
     library = _library()
     return None if library is None else ask(library, net)
 

@@ -1,4 +1,4 @@
-"""The device that this process runs its steps on, and its allocator, which each call of a step looks at twice."""
+"""The device that this process runs its steps on, and its allocator, which each call of a step reads twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LiveDevice:
 
     Attributes:
         name: "GPU:0".
-        model: what is planned for.
+        model: the model of the device that is planned for.
     """
 
     def __init__(self, name: str, model: DeviceModel):
@@ -29,12 +29,12 @@ class LiveDevice:
 
     @functools.cached_property
     def has_arena(self) -> bool:
-        """Whether it has an arena that can be looked at."""
+        """Whether it has an arena that can be read."""
         return machine.memory_info(self.name) is not None
 
     @functools.cached_property
     def _looked_at(self) -> tuple[Callable[[int, bool], CLook], int]:
-        """What looks at its allocator, and that."""
+        """The function that reads its allocator, and the allocator."""
         import tfswap.ops
 
         return tfswap.ops.looker(), machine.allocator(self.name) if self.has_arena else 0
@@ -49,7 +49,7 @@ class LiveDevice:
         return looker(allocator, before)
 
     def is_live(self, inputs: Sequence[Any]) -> bool:
-        """Whether a call with these inputs runs immediately, in an arena that can be looked at."""
+        """Whether a call with these inputs runs immediately, in an arena that can be read."""
         import tensorflow as tf
 
         return self.has_arena and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
@@ -61,17 +61,17 @@ def _live(on_cpu: bool) -> LiveDevice:
 
 
 def live_device() -> LiveDevice:
-    """What runs a step that is called here."""
+    """The device of a step that is called here."""
     return _live(machine.scope_is_cpu())
 
 
 def device_of(concrete: Any, captures: Sequence[Any]) -> LiveDevice:
-    """What runs a trace that is called here: a CPU where no part of it is on a GPU.
+    """The device of a trace that is called here: a CPU where no part of it is on a GPU.
 
     Nodes that name no device are where the call is; outside of a `tf.device`, where TensorFlow places them.
 
     Args:
-        captures: what it captures.
+        captures: the trace's captures.
     """
     import tensorflow as tf
 
@@ -85,7 +85,7 @@ def device_of(concrete: Any, captures: Sequence[Any]) -> LiveDevice:
 
 
 def runs_at_once() -> bool:
-    """Whether what is called now runs now: it is not traced into a function around it."""
+    """Whether a call runs now, and is not traced into another function."""
     import tensorflow as tf
 
     return tf.executing_eagerly()
@@ -93,7 +93,7 @@ def runs_at_once() -> bool:
 
 @contextlib.contextmanager
 def peak_kept(device: str) -> Iterator[None]:
-    """What happens here does not show in the arena's peak, the user's own statistics, which is as it was before."""
+    """Within this, the arena's peak, which is the user's statistic, does not change."""
     import tensorflow as tf
 
     before = machine.memory_info(device)
@@ -108,9 +108,8 @@ def peak_kept(device: str) -> Iterator[None]:
 
 
 def _raise_peak(peak_bytes: int, device: str) -> None:
-    """Bring the arena's peak back to what it has been.
-
-    Each request is for half of what is missing, since the chunk that it is given can be almost twice as large.
+    """Raise the arena's peak to its former value. Each request is for half of the missing bytes, since its chunk can be
+    almost twice as large.
     """
     import tensorflow as tf
 
@@ -125,5 +124,5 @@ def _raise_peak(peak_bytes: int, device: str) -> None:
 
 
 def free_functions() -> None:
-    """Release functions that nobody refers to: their captures and kernels hold constants in the arena."""
+    """Release unreferenced functions: their captures and kernels hold constants in the arena."""
     gc.collect()  # a function's graph is full of cycles

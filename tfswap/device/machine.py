@@ -1,4 +1,4 @@
-"""Facts about the machine that TensorFlow runs on: which device a step uses, its threads, its arena."""
+"""Facts about TensorFlow's machine: the device of a step, its threads, its arena."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def type_of(device: str) -> str:
 
 
 def scope_is_cpu() -> bool:
-    """Whether what is called here runs on a CPU, by the `tf.device` around it."""
+    """Whether calls here run on a CPU, by the `tf.device` around them."""
     from tensorflow.python.eager import context
 
     return type_of(context.context().device_name or "") == "CPU"
@@ -52,8 +52,8 @@ def current_device(live: bool = False, on_cpu: bool | None = None) -> tuple[str,
     """The device that TensorFlow places a step on, by name ("GPU:0") and as a model.
 
     Args:
-        live: a step will run on it, in an arena that is watched: ask also what takes the ops to find out.
-        on_cpu: whether it is a CPU even where there are GPUs; None for what the `tf.device` around the call says.
+        live: a step will run on it, in a watched arena: also find out facts that need the ops.
+        on_cpu: whether it is a CPU even where there are GPUs; None to follow the `tf.device` around the call.
     """
     import tensorflow as tf
 
@@ -99,7 +99,7 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
 
 
 def _default_threads(variable: str) -> int:
-    """How many threads a pool of TensorFlow's has that `variable` may say (process_util.cc)."""
+    """The number of threads of a pool of TensorFlow's, which `variable` may set (process_util.cc)."""
     given = os.environ.get(variable, "")
     if given.isascii() and given.isdigit() and int(given):
         return int(given)
@@ -107,9 +107,7 @@ def _default_threads(variable: str) -> int:
 
 
 def _onednn() -> bool:
-    """Whether oneDNN's kernels stand in for TensorFlow's own, as TensorFlow has it: what is its default depends on what
-    the CPU can do.
-    """
+    """Whether oneDNN's kernels replace TensorFlow's own. TensorFlow's default depends on the CPU."""
     from tensorflow.python.util import _pywrap_util_port
 
     return _pywrap_util_port.IsMklEnabled()
@@ -118,7 +116,7 @@ def _onednn() -> bool:
 def memory_info(device: str) -> MemoryInfo | None:
     """The allocator's figures; None where it keeps none (a CPU without TF_CPU_ALLOCATOR_USE_BFC=1)."""
     if device.startswith("CPU") and not cpu_uses_bfc():
-        return None  # what malloc hands out is counted from some moment on, and in part
+        return None  # malloc's bytes are counted in part only
     import tensorflow as tf
 
     try:
@@ -135,7 +133,7 @@ def cpu_uses_bfc() -> bool:
 
 
 def snapshot(device: str) -> ArenaSnapshot:
-    """What is in the device's arena now, chunk by chunk; bytes alone where its allocator is no BFC allocator."""
+    """The snapshot of the device's arena, chunk by chunk; only its bytes where its allocator is no BFC allocator."""
     info = memory_info(device)
     if info is None:
         return NOTHING_KNOWN
@@ -148,7 +146,7 @@ def snapshot(device: str) -> ArenaSnapshot:
 
 
 def allocator(device: str) -> int:
-    """The device's allocator, as `tfswap.ops.looker` takes it. It is there as long as the process."""
+    """The device's allocator, for `tfswap.ops.looker`. It lives as long as the process."""
     return int(_arena_map(device).allocator)
 
 
@@ -162,18 +160,18 @@ def _arena_map(device: str) -> Any:
 
 
 def _collects(device: str) -> bool:
-    """Whether the device's allocator gives up unused regions. Follows GPUBFCAllocator::GetGarbageCollectionValue."""
+    """Whether the device's allocator frees unused regions. Follows GPUBFCAllocator::GetGarbageCollectionValue."""
     return device.startswith("GPU") and os.environ.get("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true") != "false"
 
 
 def free_bytes(device: str) -> float:
-    """What the device's allocator may still hand out; without end where it has no limit."""
+    """The bytes that the device's allocator may still allocate; unbounded where it has no limit."""
     limit, info = device_limit_bytes(device), memory_info(device)
     return math.inf if limit is None or info is None else limit - info.current_bytes
 
 
 def device_limit_bytes(device: str) -> int | None:
-    """What the device's allocator may have in all; None where it has no limit."""
+    """The limit of the device's allocator; None where it has none."""
     if device.startswith("CPU"):
         mib = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
         return int(mib) * 2**20 if mib and memory_info(device) is not None else None

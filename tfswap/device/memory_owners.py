@@ -1,6 +1,6 @@
-"""Whose memory was allocated while a step ran: tensors and variables that Python knows, by their addresses.
+"""Owners of memory that was allocated during a step: Python's tensors and variables, by their addresses.
 
-Not handled: what Python does not know, such as a data pipeline's tensors and the constants of other functions.
+Not handled: memory without an owner in Python, such as a data pipeline's tensors and other functions' constants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 MAPS = 16
-"""Of so many layouts of the arena, the latest that were new, it is known what lay where."""
+"""How many layouts of the arena are remembered, the latest new ones."""
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.POINTER(ctypes.c_uint64)
@@ -29,7 +29,7 @@ class MemoryOwners:
         self._in_use: OrderedDict[int, frozenset[int]] = OrderedDict()
 
     def remember(self, layout: int, snapshot: ArenaSnapshot) -> None:
-        """`snapshot` is what lies in the arena in this layout."""
+        """Remember `snapshot`, the arena in this layout."""
         self._in_use[layout] = frozenset(address for address, _, in_use in snapshot.chunks if in_use)
         self._in_use.move_to_end(layout)
         if len(self._in_use) > MAPS:
@@ -61,11 +61,11 @@ class MemoryOwners:
 
 
 def _known() -> Iterator[tuple[Any, str]]:
-    """Every tensor that there is, and what to call it."""
+    """All tensors of the process, with names for messages."""
     import tensorflow as tf
 
     for each in gc.get_objects():
-        kind = type(each)  # to ask the object itself may run its own code
+        kind = type(each)  # methods of the object itself may run user code
         if issubclass(kind, tf.Variable) and not tf.is_symbolic_tensor(each.handle):
             with contextlib.suppress(tf.errors.OpError):  # it has no value yet
                 yield each.read_value(), f"the variable {each.name!r},"
@@ -74,7 +74,7 @@ def _known() -> Iterator[tuple[Any, str]]:
 
 
 def _address(tensor: Any) -> int:
-    """Where its bytes are; 0 where that is not known."""
+    """The address of its bytes; 0 where it is not known."""
     import tensorflow as tf
 
     if getattr(tensor, "dtype", tf.variant) in (tf.string, tf.resource, tf.variant):

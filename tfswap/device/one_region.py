@@ -1,7 +1,7 @@
 """One region for a step in an arena that may grow.
 
-Such an arena adds a region whenever a request finds no room, and no tensor fits across two. What several small regions
-hold is more than a plan takes as a rule, and in the end a tensor may find no room though enough is free.
+Such an arena adds a region whenever a request finds no room, and no tensor fits across two. Several small regions need
+more bytes than a plan has, as a rule, and a tensor may find no room though enough bytes are free.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from tfswap.kernels.alignment import ALIGNMENT_BYTES
 
 
 def make_one_region(device: str, limit_bytes: int) -> None:
-    """Let a device's arena have what a step of this limit may take in addition to its contents, in one piece.
-
-    Does nothing where the device has no arena, where that piece is there, and where the arena may not grow by so much.
+    """Add one region to a device's arena with the bytes of this limit that are not in use yet. Does nothing where the
+    device has no arena, where one free chunk is as large, and where the arena may not grow by so much.
     """
     import tensorflow as tf
 

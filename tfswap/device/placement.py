@@ -1,11 +1,11 @@
-"""Where a trace's nodes run: on one device, or on several that share an arena and are planned as one.
+"""Places a trace's nodes: on one device, or on several that share an arena and are planned as one.
 
-TensorFlow places what is given no device when it makes the step. Which device a tensor is on decides what travels, so
-for a step on several devices that is done here, as TensorFlow does it: what uses a variable is where that is, what has
-inputs from one device is there too, and all else is on the first.
+TensorFlow places nodes without a device when it makes the step. The devices of tensors decide what is copied, so for a
+step on several devices placement is done here, by TensorFlow's rules: nodes that use a variable are on its device,
+nodes with all inputs on one device are there too, and all others are on the first device.
 
-Refused is what can't be planned in this process: devices of other workers, several GPUs, each of which has an arena of
-its own, and TPUs.
+Steps that can't be planned in this process are refused: devices of other workers, several GPUs, each of which has an
+arena of its own, and TPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
         name: of the function, for messages.
         graph: as it was imported.
         given: the function's arguments, feed by feed, captures included: tensors or specs.
-        device: what the step is planned for.
+        device: the device that the step is planned for.
 
     Raises:
         UnsupportedGraph: it can't be planned here.
@@ -59,7 +59,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
 
 def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], device: DeviceModel) -> None:
     """Raise UnsupportedGraph where TensorFlow runs a part of a GPU's step on the CPU: an order and an arena are of one
-    device. What is left as it was traced may have such parts.
+    device. A step that runs as it was traced may have such parts.
 
     Args:
         graph: of the step, whose last feeds are these captures.
@@ -70,7 +70,7 @@ def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], device
 
 
 def _on_cpu(graph: Graph, captures: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Why nodes are on the CPU, and what to do, one after the other."""
+    """The reasons why nodes are on the CPU, each with its remedy."""
     feeds = graph.feeds[len(graph.feeds) - len(captures) :]
     hosted = {f for f, t in zip(feeds, captures, strict=True) if type_of(getattr(t, "device", "") or "") == "CPU"}
     for part in (graph, *graph.all_bodies()):

@@ -1,4 +1,4 @@
-"""Places for small tensors, made in the arena of this process; planner/small_slots.py chooses them."""
+"""Makes reserved slots for small tensors in the arena of this process; planner/small_slots.py chooses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfswap.device import machine
 from tfswap.planner.small_slots import cut
 
 ALIGNED_BYTES = 64
-"""TensorFlow's kernels count on it."""
+"""TensorFlow's kernels rely on this alignment."""
 
 
 def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> list[Any]:
@@ -19,9 +19,9 @@ def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> 
     Args:
         device: as in "CPU:0".
         slots: bytes of each.
-        limit_bytes: as much may be in use on the way, the present contents counted.
+        limit_bytes: the most bytes in use while they are made, present ones included.
 
-    Returns what parts them, to be kept for as long as they are to be there; nothing where there is no room.
+    Returns the tensors between the slots, which must live as long as these; none where there is no room.
     """
     import tensorflow as tf
 
@@ -37,8 +37,8 @@ def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> 
 
 
 def _outside_of_the_arena(elements: Sequence[int]) -> list[Any]:
-    """Shapes of one dimension. Eager code would make each in the arena, between a slot and what is to part it from the
-    next one.
+    """Shapes of one dimension, outside of the arena. Eager code would allocate each in the arena, between a slot and
+    the tensor after it.
     """
     import numpy as np
     import tensorflow as tf

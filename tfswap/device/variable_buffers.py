@@ -1,12 +1,12 @@
-"""What buffers the variables of a step have before it runs.
+"""The buffers of a step's variables before it runs.
 
-An update writes in place where nothing else holds the variable's buffer, and otherwise requests another one. A caller
-changes who holds it between steps: a tensor that was read of the variable or assigned to it shares the buffer, and of
-an aligned NumPy array TensorFlow adopts the memory. The plan counts what is shared (`ArenaSnapshot.shared`): to copy
-before the step would take the bytes for all of it. What is not in the arena gets a buffer there before the step, which
-is where the plan has it.
+An update writes in place where nothing else holds the variable's buffer, and otherwise requests another one. Callers
+change its holders between steps: a tensor that was read from the variable or assigned to it shares the buffer, and
+TensorFlow adopts the memory of an aligned NumPy array. The plan counts shared buffers (`ArenaSnapshot.shared`): copies
+before the step would need the bytes during all of it. A variable outside of the arena gets a buffer there before the
+step, as the plan has it.
 
-Not handled: variables that a step inside of another `tf.function` writes, since nobody looks before it runs.
+Not handled: variables that a step inside of another `tf.function` writes, which are not checked before it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfswap.native.load import load
 
 OWN: Final = 0
 SHARED: Final = 1
-"""As of BufferState in core/variable_ops.cc; any other buffer is no allocator's."""
+"""States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
 
 
 class WrittenVariables:
@@ -50,14 +50,16 @@ class WrittenVariables:
         weakref.finalize(self, load().c.tfswap_forget_variables, self._number)
 
     def own(self) -> None:
-        """Give each variable a buffer that nothing else holds."""
+        """Give each variable a buffer of its own."""
         if self._look():
             for handle, state in zip(self._handles, self._states, strict=True):
                 if state != OWN:
                     own_buffer(handle)
 
     def shared(self) -> frozenset[str]:
-        """Feeds of those whose buffers tensors hold too; others have a buffer in the arena from then on."""
+        """Feeds of the variables whose buffers other tensors share. All others have a buffer in the arena from then
+        on.
+        """
         if not self._look():
             return frozenset()
         found: list[str] = []
@@ -73,7 +75,7 @@ class WrittenVariables:
 
 
 def own_buffer(handle: Any) -> None:
-    """Gives the variable behind a handle a buffer that nothing else holds."""
+    """Gives the variable of a handle a buffer of its own."""
     load().ops.tfswap_own_buffer(resource=handle)
 
 

@@ -1,1 +1,1 @@
-"""The way out: from the graph to TensorFlow's functions and GraphDefs."""
+"""Exporters: from the graph to TensorFlow's functions and GraphDefs."""

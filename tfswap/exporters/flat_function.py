@@ -1,5 +1,4 @@
-"""IR to the functions that a step in two calls runs (passes/tactics/outer_gradients.py), and to those that are
-measured."""
+"""IR to functions of flat tensors: for steps in two calls (passes/tactics/outer_gradients.py), and for measurements."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from tfswap.support.gc_pause import without_collector
 
 
 class FlatFunction:
-    """One of the two, or what is measured: a function of flat tensors, called with Grappler off and seen by no tape.
+    """A function of flat tensors, called with Grappler off and without tapes.
 
     Args:
         graph: its feeds and fetches are the function's, in their order.
         name: of the function.
-        arguments: what its arguments are like, feed by feed: tensors or specs.
+        arguments: tensors or specs like its arguments, feed by feed.
         original: the trace that it was made from.
 
     Attributes:

@@ -37,10 +37,10 @@ CONCRETE = WATCHED.format(
 def export_function(
     graph: Graph, original: Any, saved: Callable[[], Any] | None = None, *, refers_to: Sequence[Any] = ()
 ) -> Any:
-    """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
+    """A ConcreteFunction that runs `graph`, with the signature and captures of `original`.
 
     Args:
-        saved: gives the ConcreteFunction that stands in its place in a file whose signature calls it.
+        saved: gives the ConcreteFunction that replaces it in a file whose signature calls it.
         refers_to: ConcreteFunctions that attributes of `graph` name, and no kernel runs: a file has them too.
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
@@ -59,12 +59,12 @@ def called_as(
     *,
     is_step: bool = True,
 ) -> Any:
-    """A ConcreteFunction that runs the FuncGraph `made`, and otherwise is called, and captures, as `original`.
+    """A ConcreteFunction that runs the FuncGraph `made`, with the signature and captures of `original`.
 
     Args:
-        bodies: what loops and conditionals of `made` run.
+        bodies: the functions of loops and conditionals of `made`.
         saved: as of `export_function`.
-        is_step: whether it is executed as a planned step, and not as TensorFlow's functions are.
+        is_step: whether it is executed as a planned step, not as other functions of TensorFlow.
     """
     _give_interface(made, original)
     atomic, body_names = runnable(made, bodies or BodyFunctions(), original, original.function_type)
@@ -168,7 +168,7 @@ def _differentiated() -> Any:
 
 
 def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyFunctions]:
-    """A FuncGraph of `graph`, and what its loops and conditionals run.
+    """A FuncGraph of `graph`, and the functions of its loops and conditionals.
 
     Args:
         name: of the FuncGraph.
@@ -223,12 +223,12 @@ def placeholders_like(arguments: Sequence[Any], names: Sequence[str]) -> list[An
 
 
 def _kernel_names(node: Any) -> list[str]:
-    """What TensorFlow calls a node that fails: by its name, or one that is part of it by its own."""
+    """TensorFlow's names of nodes in errors: their own, or those of the nodes that they are part of."""
     return [part.name for part in parts(node)] or [node.name]
 
 
 def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any = None) -> tuple[Any, list[str]]:
-    """The AtomicFunction that runs a FuncGraph, and the names of what its loops run, for `unregister`.
+    """The AtomicFunction that runs a FuncGraph, and the names of its bodies' functions, for `unregister`.
 
     Args:
         original: the trace that the graph was made from.
@@ -237,7 +237,7 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
     from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
 
     class TracedElsewhere(atomic_function.AtomicFunction):
-        """What runs the graph. Where a node that fails in it was defined the trace says."""
+        """Runs the graph. Errors get the source line of a failing node from the trace."""
 
         @property
         def graph_debug_info(self) -> Any:
@@ -255,14 +255,14 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
 
 @functools.cache
 def call_attributes() -> tuple[Any, ...]:
-    """What a call of such a function carries, as the runtime takes it."""
+    """The attributes of calls of such a function, in the runtime's form."""
     options: Any = _step_options()
     return tuple(itertools.chain(*options.as_attrs().items()))
 
 
 @functools.cache
 def substitute() -> Any:
-    """The class of a ConcreteFunction that is called in the place of a trace."""
+    """The class of a ConcreteFunction that is called in place of a trace."""
     from tensorflow.python.eager.polymorphic_function import concrete_function
     from tensorflow.python.saved_model import save_context
 
@@ -276,7 +276,7 @@ def substitute() -> Any:
         def __init__(self, atomic: Any, original: Any):
             super().__init__(atomic)
             self._original = original
-            # How it may be called by position and by name, which its function type alone does not say.
+            # Its positional and keyword parameters, which its function type alone does not have.
             self._arg_keywords = original._arg_keywords
             self._num_positional_args = original._num_positional_args
 
@@ -312,7 +312,7 @@ def _argument_names(graph: Graph) -> dict[Node, str]:
 
 
 def _result_names(graph: Graph, results: Sequence[Any]) -> dict[Any, str]:
-    """What to call the results. TensorFlow calls them as the nodes that make them, and then renames nodes called so."""
+    """Names of the results. TensorFlow gives them the names of their nodes, and then renames these nodes."""
     from tensorflow.python.framework.ops import tensor_id
 
     taken = {node.name for node in graph}
@@ -333,7 +333,7 @@ _users: Counter[str] = Counter()
 
 
 def _register(functions: Sequence[Any]) -> None:
-    """Let TensorFlow know these functions by name, as functions of a traced graph are known."""
+    """Register these functions by name, as functions of a traced graph."""
     from tensorflow.python.eager import context
 
     for function in functions:
@@ -353,7 +353,7 @@ def unregister(names: Sequence[str]) -> None:
 
 @functools.cache
 def _step_options() -> Any:
-    """What calls of such functions carry: Grappler off, and who executes them."""
+    """The options of calls of such functions: Grappler off, and the executor."""
     from tensorflow.python.eager import context
 
     return context.FunctionCallOptions(executor_type=EXECUTOR, config_proto=grappler_off_config())
@@ -369,10 +369,9 @@ def grappler_off() -> contextlib.AbstractContextManager[None]:
 
 
 def memory_optimizer_off() -> contextlib.AbstractContextManager[None]:
-    """While active, functions that this thread calls run with Grappler, but for its memory optimizer.
-
-    That makes sums in any order, whose last bits differ from run to run: an optimized step's values are held against
-    what runs without.
+    """While active, functions that this thread calls run without Grappler's memory optimizer. That optimizer leaves the
+    order of sums open, so that last bits differ from run to run: an optimized step's values are compared with runs
+    without it.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.eager import context

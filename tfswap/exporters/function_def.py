@@ -1,4 +1,4 @@
-"""IR to FunctionDef: a graph as a function of a library, and what its loops and conditionals run as more of them."""
+"""IR to FunctionDef: a graph as a library function, and the bodies of its loops and conditionals as further ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class BodyFunctions:
-    """What loops and conditionals run, as functions whose names identify their content.
+    """The bodies of loops and conditionals, as functions whose names identify their content.
 
-    A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
-    an order of their own, and what they request of the allocator is part of that kernel's requests. The kernel is
-    tfswap's: in TensorFlow's a branch does not know which iteration of a loop it is in, on which its sums may depend.
+    A loop or conditional whose bodies are in the IR runs as one kernel: bodies have an order of their own, and their
+    requests are that kernel's. The kernel is tfswap's: in TensorFlow's a branch does not know which iteration of a loop
+    it is in, on which its sums may depend.
 
     Args:
         own_kernels: whether loops and conditionals run tfswap's kernels, not TensorFlow's.
@@ -65,7 +65,7 @@ class BodyFunctions:
 
 
 def grappler_off_config() -> config_pb2.ConfigProto:
-    """What a function that must run as it was planned is called with."""
+    """The configuration of calls of functions that must run as planned."""
     from tensorflow.core.protobuf import config_pb2
 
     config = config_pb2.ConfigProto()
@@ -78,7 +78,7 @@ def function_def(graph: Graph, name: str, outputs: Sequence[str], bodies: BodyFu
 
     Args:
         outputs: names of its results.
-        bodies: is given what the graph's loops and conditionals run.
+        bodies: gets the bodies of the graph's loops and conditionals.
     """
     from tensorflow.core.framework import function_pb2
 
@@ -117,7 +117,7 @@ def _reference(name: str, graph: Graph, feeds: set[str], flat: OutputNames) -> s
 
 
 class OutputNames:
-    """What a FunctionDef calls the outputs of a node: "argument:position" for each, in flat order."""
+    """A FunctionDef's names of a node's outputs: "argument:position" for each, in flat order."""
 
     def __init__(self) -> None:
         from tensorflow.python.framework import op_def_registry

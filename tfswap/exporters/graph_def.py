@@ -22,7 +22,7 @@ def export_graph_def(graph: Graph, bodies: BodyFunctions | None = None) -> graph
     """`graph` as TensorFlow's GraphDef, with its function library and versions.
 
     Args:
-        bodies: is given what the graph's loops and conditionals run, which becomes part of the library too.
+        bodies: gets the bodies of the graph's loops and conditionals, which become part of the library too.
     """
     from tensorflow.core.framework import graph_pb2
 
@@ -40,10 +40,10 @@ def export_graph_def(graph: Graph, bodies: BodyFunctions | None = None) -> graph
 def encode_nodes(
     graph: Graph, running: Callable[[Node, tuple[Graph, ...]], Mapping[str, Any]]
 ) -> list[node_def_pb2.NodeDef]:
-    """The nodes of `graph` as NodeDefs. Nothing can be colocated with a node that a pass has removed.
+    """The nodes of `graph` as NodeDefs. Colocations with nodes that a pass has removed are left out.
 
     Args:
-        running: makes the attributes by which a node runs bodies. A gate lists them.
+        running: gives the attributes by which a node runs its bodies. A gate lists these functions.
     """
     encode = _AttrEncoder()
     functions: dict[str, list[str]] = {}  # by device: who makes a body is there where it is run
@@ -63,7 +63,7 @@ def encode_nodes(
 
 
 class _AttrEncoder:
-    """Python to AttrValue, remembering what it has made: a graph repeats few distinct values."""
+    """Python to AttrValue, with a cache: a graph repeats few distinct values."""
 
     def __init__(self) -> None:
         from tensorflow.core.framework import attr_value_pb2, node_def_pb2
@@ -74,7 +74,7 @@ class _AttrEncoder:
 
     def __call__(self, value: object) -> attr_value_pb2.AttrValue:
         if isinstance(value, (tuple, Opaque, float)) and not isinstance(value, (Dims, Dtype)):
-            # Equal tuples can hold different types (1, True, 1.0), and 0.0 equals -0.0: no memory for these.
+            # Equal tuples can hold different types (1, True, 1.0), and 0.0 equals -0.0: these are not cached.
             return self._encode(value)
         key = (type(value), value)
         if key not in self._made:
@@ -82,7 +82,7 @@ class _AttrEncoder:
         return self._made[key]
 
     def node(self, node: Node) -> node_def_pb2.NodeDef:
-        """A node without what it runs."""
+        """A node without its bodies."""
         proto = self._node_proto(name=node.name, op=node.op, device=node.device)
         proto.input.extend(i.node.name if i.index == 0 else i.name for i in node.inputs)
         proto.input.extend("^" + c.name for c in node.controls)

@@ -1,8 +1,8 @@
 """IR to FunctionDef: a rewritten step as a library function, and the call that runs it untouched.
 
-A file can't say how TensorFlow is to be configured when its functions run, but a call node can, for the function
-that it calls. So the step becomes a function of its own that is never inlined, and what used to be the step calls
-it with Grappler off: what was planned is what runs.
+A file has no configuration for its functions, but a call node has one for the function that it calls. So the step
+becomes a function of its own that is never inlined, and the original function calls it with Grappler off: the planned
+graph is the one that runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def export_library_function(
     Args:
         name: the function's.
         outputs: names of its results.
-        target: what the graph is for: it says whose kernels run loops and conditionals.
+        target: what the graph is for; it decides whether loops and conditionals run tfswap's kernels.
 
     Returns:
         The function, and the functions that its loops and conditionals run.

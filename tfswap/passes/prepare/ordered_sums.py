@@ -11,8 +11,8 @@ first. So it is fixed here, before anything is planned:
   from run to run.
 - A sum that adds terms as they are ready (AccumulateNV2) becomes one that adds them in the order of most runs
   (passes/prepare/accumulated_sums.py).
-- In loops the order can differ from iteration to iteration: the first gets tensors that are still held outside, the last
-  overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
+- In loops the order can differ from iteration to iteration: the first gets tensors that are still held outside, the
+  last overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
 - The sum runs tfswap's own kernel, which adds inputs in their order for any holders (csrc/core/sum_ops.cc). A portable
   model has no such kernel and adds two tensors at a time, since a + b is b + a, in the order of most iterations.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -58,6 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "unit" and not item.get_closest_marker("tensorflow"):
             item.add_marker("fast")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # a first call collects garbage, and need not go through all that tests import
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from processes import start_python
+from processes import last_json, run_python, run_together, start_python
 
 from tfswap.analysis.analyse import analyse_body, analyse_dataflow
 from tfswap.ir.permits import Permit
@@ -74,10 +74,8 @@ print(json.dumps(found | {"joined": joined}))
 
 def test_the_bits_are_those_of_the_step_as_it_was():
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    processes = [start_python(f"LIMIT = {limit!r}\n{OFF}{TRAINED}{CODE}", **setting) for limit in (None, "60%")]
-    ended = [(*process.communicate(), process.returncode) for process in processes]
-    assert [code for *_, code in ended] == [0, 0], ended
-    plain, planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    programs = [f"LIMIT = {limit!r}\n{OFF}{TRAINED}{CODE}" for limit in (None, "60%")]
+    plain, planned = map(last_json, run_together(programs, **setting))
     assert planned["joined"] == 4
     assert planned["peak"] < plain["peak"]
     assert planned["bits"] == plain["bits"]
@@ -101,10 +99,8 @@ print(json.dumps(found | {"planned": step.report().planned_peak_bytes if LIMIT e
 def test_what_a_pooling_keeps_for_its_gradient_is_planned():
     """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/prepare/pool_argmax.py)."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    processes = [start_python(f"LIMIT = {limit!r}\n{OFF}{TRAINED}{POOLS}", **setting) for limit in (None, "85%", "70%")]
-    ended = [(*process.communicate(), process.returncode) for process in processes]
-    assert [code for *_, code in ended] == [0, 0, 0], ended
-    plain, *planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    programs = [f"LIMIT = {limit!r}\n{OFF}{TRAINED}{POOLS}" for limit in (None, "85%", "70%")]
+    plain, *planned = map(last_json, run_together(programs, **setting))
     for one in planned:
         assert one["bits"] == plain["bits"]
         assert one["peak"] <= one["planned"] < 1.02 * one["peak"]
@@ -174,9 +170,7 @@ def test_the_bits_are_those_of_kernels_that_tensorflow_joins(kind, limit):
         pytest.skip("oneDNN has no kernels of bfloat16 for this processor")
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
     programs = [f"KIND, LIMIT = {kind!r}, {one!r}\n{JOINED}" for one in (None, limit)]
-    ended = [(*process.communicate(), process.returncode) for process in [start_python(p, **setting) for p in programs]]
-    assert [code for *_, code in ended] == [0, 0], ended
-    plain, planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    plain, planned = map(last_json, run_together(programs, **setting))
     assert planned == plain
 
 
@@ -201,10 +195,9 @@ def test_volumes_that_are_padded_inside_of_a_fused_kernel_are_as_large_as_traced
     """TensorFlow infers the shape of such a kernel's result as if there were no padding."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "1"}
     programs = [f"LIMIT = {limit!r}\n{TRAINED}{VOLUMES}" for limit in (None, "75%")]
-    ended = [(*process.communicate(), process.returncode) for process in [start_python(p, **setting) for p in programs]]
-    assert [code for *_, code in ended] == [0, 0], ended
-    assert "planned as it was traced" not in ended[1][1]
-    (plain, _, _), (bits, peak, planned) = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    ended = run_together(programs, **setting)
+    assert "planned as it was traced" not in ended[1].stderr
+    (plain, _, _), (bits, peak, planned) = map(last_json, ended)
     assert bits == plain
     assert peak <= planned < 1.01 * peak
 
@@ -421,10 +414,7 @@ print(json.dumps([made, current_device()[1].onednn]))
 
 
 def test_the_default_is_tensorflow_s_own_on_this_cpu():
-    process = start_python(DEFAULT)
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    made, taken = json.loads(out.splitlines()[-1])
+    made, taken = last_json(run_python(DEFAULT))
     assert made == taken
 
 

@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import socket
 import subprocess
@@ -22,12 +23,15 @@ from emulated_gpu.settings import Gpus
 from folders import PYTHONPATH
 from folders import ROOT as ROOT
 
-# One process imports TensorFlow, which takes most of the time of a small program, and forks for each program. It
+# A process imports TensorFlow, which takes most of the time of a small program, and forks for each program. It
 # must have one thread only, so numpy's library gets no others; TensorFlow has none before its first op, when it also
-# reads what the arena is to be. Whether oneDNN's kernels are used is settled by the import.
-IMPORTED = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1"}
+# reads the arena's settings. The import decides whether oneDNN's kernels are used, so there is a process for each case.
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+IMPORTED = {ONEDNN: "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1"}
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tensorflow", "tfswap"])
+_SERVERS = {onednn: multiprocessing.forkserver.ForkServer() for onednn in ("0", "1")}
+for _server in _SERVERS.values():
+    _server.set_forkserver_preload(["tensorflow", "keras", "tfswap.keras"])
 
 
 HANGS_S = 300
@@ -37,7 +41,8 @@ HANGS_S = 300
 def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     """What `code` prints on its last line, as JSON; it has an arena of `mib` MiB, of the kind that GPUs have.
 
-    It runs without oneDNN, whose graph pass merges ops unless a control edge stands between: other bits.
+    It runs without oneDNN, unless `env` asks for it: its graph pass merges ops unless a control edge stands between,
+    which changes bits.
     """
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
     return last_json(run_forked(code, **{**arena, **env}))
@@ -107,7 +112,12 @@ class _Forked:
         self.out.touch()
         self.err.touch()
         self.process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(self.out), str(self.err)))
-        with mock.patch.dict(os.environ, _environment(**IMPORTED), clear=True):  # what the first start passes on
+        imported = {**IMPORTED, ONEDNN: env.get(ONEDNN, "0")}
+        server = _SERVERS[imported[ONEDNN]]
+        with (
+            mock.patch.object(multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process),
+            mock.patch.dict(os.environ, _environment(**imported), clear=True),  # what the first start passes on
+        ):
             self.process.start()
 
     def done(self) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "export.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/util/work_sharder.h"
@@ -107,14 +108,16 @@ absl::Status Failed(const char* what, int code) {
   } while (false)
 
 struct Compiled {
-  std::string name;  // of the kernel, mangled
+  std::vector<std::string> names;  // of the kernels, mangled
   std::string cubin;
 };
 
 absl::Status CompileProgram(void* program, const std::string& architecture,
-                            const std::string& expression, Compiled* compiled) {
+                            const std::vector<std::string>& expressions, Compiled* compiled) {
   const Library& nvrtc = Nvrtc();
-  RETURN_IF_NONZERO(nvrtc, nvrtcAddNameExpression, program, expression.c_str());
+  for (const std::string& expression : expressions) {
+    RETURN_IF_NONZERO(nvrtc, nvrtcAddNameExpression, program, expression.c_str());
+  }
   const std::string target = absl::StrCat("--gpu-architecture=", architecture);
   // Products and sums rounded one by one, as on a CPU.
   const char* const options[] = {target.c_str(), "--std=c++17", "--fmad=false"};
@@ -123,12 +126,15 @@ absl::Status CompileProgram(void* program, const std::string& architecture,
     RETURN_IF_NONZERO(nvrtc, nvrtcGetProgramLogSize, program, &size);
     std::string log(size, '\0');
     RETURN_IF_NONZERO(nvrtc, nvrtcGetProgramLog, program, &log[0]);
-    return absl::InternalError(absl::StrCat("tfswap: NVRTC can't compile ", expression, " for ",
-                                            architecture, ":\n", log.c_str()));
+    return absl::InternalError(absl::StrCat("tfswap: NVRTC can't compile ",
+                                            absl::StrJoin(expressions, ", "), " for ", architecture,
+                                            ":\n", log.c_str()));
   }
-  const char* name = nullptr;
-  RETURN_IF_NONZERO(nvrtc, nvrtcGetLoweredName, program, expression.c_str(), &name);
-  compiled->name = name;
+  for (const std::string& expression : expressions) {
+    const char* name = nullptr;
+    RETURN_IF_NONZERO(nvrtc, nvrtcGetLoweredName, program, expression.c_str(), &name);
+    compiled->names.push_back(name);
+  }
   size_t size = 0;
   RETURN_IF_NONZERO(nvrtc, nvrtcGetCUBINSize, program, &size);
   compiled->cubin.resize(size);
@@ -136,7 +142,8 @@ absl::Status CompileProgram(void* program, const std::string& architecture,
   return absl::OkStatus();
 }
 
-absl::Status Compile(const std::string& type, const std::string& architecture,
+// The kernels of these types, in one program: NVRTC reads its text once for all of them.
+absl::Status Compile(const std::set<std::string>& types, const std::string& architecture,
                      Compiled* compiled) {
   if (!Nvrtc().found()) {
     return absl::FailedPreconditionError(
@@ -149,9 +156,11 @@ absl::Status Compile(const std::string& type, const std::string& architecture,
   void* program = nullptr;
   RETURN_IF_NONZERO(Nvrtc(), nvrtcCreateProgram, &program, &kProgram[0], "tfswap.cu", 1, &header,
                     &header_name);
-  const absl::Status status =
-      CompileProgram(program, architecture,
-                     absl::StrCat("tfswap::codec::RunPieces<", type, ">"), compiled);
+  std::vector<std::string> expressions;
+  for (const std::string& type : types) {
+    expressions.push_back(absl::StrCat("tfswap::codec::RunPieces<", type, ">"));
+  }
+  const absl::Status status = CompileProgram(program, architecture, expressions, compiled);
   Nvrtc().Call("nvrtcDestroyProgram", &program);
   return status;
 }
@@ -177,11 +186,11 @@ absl::Status FindKernel(const std::string& type, void** kernel) {
     RETURN_IF_NONZERO(driver, cuDeviceGetAttribute, &major, kMajor, device);
     RETURN_IF_NONZERO(driver, cuDeviceGetAttribute, &minor, kMinor, device);
     Compiled compiled;
-    TF_RETURN_IF_ERROR(Compile(type, absl::StrCat("sm_", major, minor), &compiled));
+    TF_RETURN_IF_ERROR(Compile({type}, absl::StrCat("sm_", major, minor), &compiled));
     void* module = nullptr;
     RETURN_IF_NONZERO(driver, cuModuleLoadData, &module,
                       static_cast<const void*>(compiled.cubin.data()));
-    RETURN_IF_NONZERO(driver, cuModuleGetFunction, &known, module, compiled.name.c_str());
+    RETURN_IF_NONZERO(driver, cuModuleGetFunction, &known, module, compiled.names[0].c_str());
   }
   *kernel = known;
   return absl::OkStatus();
@@ -219,11 +228,8 @@ std::set<std::string>& GpuPieceTypes() {
 }
 
 absl::Status CompileAllPieces(const std::string& architecture) {
-  for (const std::string& type : GpuPieceTypes()) {
-    Compiled compiled;
-    TF_RETURN_IF_ERROR(Compile(type, architecture, &compiled));
-  }
-  return absl::OkStatus();
+  Compiled compiled;
+  return Compile(GpuPieceTypes(), architecture, &compiled);
 }
 
 }  // namespace tfswap

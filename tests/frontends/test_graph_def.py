@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import PYTHONPATH
+from processes import last_json, run_together
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -102,23 +97,9 @@ def train(name: str, reference_variables: bool, optimizer: str, limit: str) -> d
     return {"bits": bits, "total": total, "peak": peak, "planned": planned, "missing": missing}
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {
-        "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "PYTHONPATH": PYTHONPATH,
-    }
-    command = [sys.executable, str(Path(__file__)), *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+def program(*arguments: object) -> str:
+    """What prints what `train` returns for them."""
+    return f"import json, test_graph_def; print(json.dumps(test_graph_def.train(*{arguments!r})))"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +107,9 @@ def finish(process: subprocess.Popen[str]) -> Any:
     [("reference", "momentum"), ("reference", "by hand"), ("resource", "decayed")],
 )
 def test_a_session_runs_the_plan_with_the_same_bits(variables: str, optimizer: str) -> None:
-    both = [start(name, variables, optimizer, "60%") for name in ("reference", "rewritten")]
-    expected, got = (finish(process) for process in both)
+    programs = [program(name, variables == "reference", optimizer, "60%") for name in ("reference", "rewritten")]
+    arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB)}
+    expected, got = map(last_json, run_together(programs, **arena))
     assert got["total"] == expected["total"]
     assert got["bits"] == expected["bits"]
     assert got["missing"] == []
@@ -391,7 +373,3 @@ def test_tensorflow_s_optimizers_are_asked_of_a_step_that_writes_references(capl
 def test_a_rewritten_graph_is_not_rewritten_again(graph_def: Any) -> None:
     with pytest.raises(InvalidModel, match="already"):
         optimize(optimize(graph_def).graph_def)
-
-
-if __name__ == "__main__":
-    print(json.dumps(train(sys.argv[1], sys.argv[2] == "reference", sys.argv[3], sys.argv[4])))

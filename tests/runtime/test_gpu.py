@@ -15,7 +15,7 @@ from folders import TESTS
 from gpu_traces import IN, OUT, overlap_s, streams_of, total_s, union
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import last_json, run_python
+from processes import last_json, run_forked, run_python
 
 tf = pytest.importorskip("tensorflow")
 
@@ -41,7 +41,8 @@ def run_program(*arguments: str, **env: str) -> Any:
     """What gpu_steps.py prints, in a process of its own."""
     program = str(TESTS / "programs" / "gpu_steps.py")
     code = f"import runpy, sys; sys.argv = {[program, *arguments]!r}; runpy.run_path({program!r}, run_name='__main__')"
-    return last_json(run_python(code, **env))
+    run = run_python if "GPU:0" in arguments else run_forked
+    return last_json(run(code, **env))
 
 
 def check_trained(net: str, device: str, **env: str) -> None:

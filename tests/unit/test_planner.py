@@ -49,6 +49,7 @@ from tfswap.simulator.memory import simulate_memory
 from tfswap.simulator.timing import simulate_time
 
 CPU = DeviceModel()
+TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 KIB, MIB = 1024, 2**20
 
 slow = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -970,6 +971,22 @@ def test_what_holds_of_any_plan(graph, share, host_share):
     a_plan_can_be_carried_out(optimizer, share)
     a_plan_survives_json_and_is_refused_on_another_graph(optimizer)
     the_floor_holds_under_a_host_limit(optimizer, host_share)
+
+
+@pytest.mark.tensorflow
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(training_steps(min_layers=4))
+def test_more_limit_never_costs_time_where_kernels_run_in_groups(graph):
+    more_limit_never_costs_time_and_less_never_memory(Optimizer(graph, TWO_CORES, Options()))
+
+
+@pytest.mark.tensorflow
+def test_a_step_of_that_kind_has_groups_from_some_limit_on():
+    layers = [Layer("dense"), Layer("dense", 1), Layer("add"), Layer("dense", 1), Layer("dense", 2)]
+    optimizer = Optimizer(training_step(layers, rows=512, width=128), TWO_CORES, Options())
+    less, more = map(optimizer.search.fastest, (optimizer.floor_bytes(), left_alone_from(optimizer)))
+    assert less is not None and not less.variant.rewriting.concurrent
+    assert more is not None and more.variant.rewriting.concurrent
 
 
 @st.composite

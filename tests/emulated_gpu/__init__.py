@@ -14,6 +14,9 @@ import ctypes
 import functools
 import gzip
 import os
+import shlex
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +139,26 @@ def attach() -> Plugin:
     finally:
         del os.environ["EMULATED_GPU_KERNELS"]
         os.close(kernels)
+    if os.environ.get("EMULATED_GPU_CUDA", "0") != "0":
+        _install_cuda(path)
     return Plugin(ctypes.CDLL(str(path)))
+
+
+def _install_cuda(plugin: Path) -> None:
+    """CUDA's libraries are the plug-in from now on: libraries of their names that are linked with it alone are loaded,
+    and the loader takes these for the names.
+    """
+    from tensorflow.python.platform import build_info
+
+    compiler = build.find_compiler().command
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libcuda.so.1", "libnvrtc.so.12"):
+            empty = f"{folder}/{name}"
+            flags = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", "-o", empty, str(plugin)]
+            subprocess.run([*compiler, *flags], check=True)
+            ctypes.CDLL(empty)
+    os.environ["EMULATED_GPU_COMPILER"] = shlex.join(compiler)
+    build_info.build_info["is_cuda_build"] = True
 
 
 def _kernels(table: Path) -> bytes:

@@ -49,6 +49,7 @@ class Gpus:
             seem to have ended immediately.
         copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
             copies outlive them: what a callback owns must not live as long.
+        cuda: stand-ins for CUDA's driver and NVRTC are there, and TensorFlow says that it was built for CUDA.
     """
 
     memory: int = 256 << 20
@@ -66,6 +67,7 @@ class Gpus:
     ignored_waits: tuple[str, ...] = ()
     early_events: tuple[str, ...] = ()
     copied_callbacks: str = ""
+    cuda: bool = False
 
     def environment(self) -> dict[str, str]:
         """Raises EmulatedGpuError where no such device can be."""
@@ -85,6 +87,7 @@ class Gpus:
             "IGNORED_WAITS": mask(self.ignored_waits),
             "EARLY_EVENTS": mask(self.early_events),
             "COPIED_CALLBACKS": self.copied_callbacks,
+            "CUDA": int(self.cuda),
         }
         return {f"EMULATED_GPU_{name}": str(value) for name, value in values.items()}
 

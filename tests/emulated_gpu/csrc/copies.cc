@@ -62,15 +62,17 @@ void CopyToHost(const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMem
   Counters::Get().Add(&Counters::Get().out, bytes);
   Check(stream, Copy(bytes, "to the host"), {RangeOf(from->opaque, bytes)}, {RangeOf(to, bytes)});
   const double microseconds = Microseconds(Settings::Get().out, to, bytes);
+  const Label label = LabelOf("MemcpyD2H");
   const Access access;
-  if (stream->EndsNow(microseconds)) {
+  if (stream->EndsNow(microseconds, label)) {
     std::memcpy(to, from->opaque, bytes);
     return;
   }
   const auto* const begin = static_cast<const char*>(from->opaque);
   auto values = std::make_shared<const std::vector<char>>(begin, begin + bytes);
   std::memset(to, kPoison, bytes);
-  stream->Push(microseconds, [to, values = std::move(values)] { std::memcpy(to, values->data(), values->size()); });
+  auto show = [to, values = std::move(values)] { std::memcpy(to, values->data(), values->size()); };
+  stream->Push(microseconds, std::move(show), label);
   if (!IsPinned(to)) stream->AwaitEnd(stream->pushed());
 }
 
@@ -85,13 +87,15 @@ void CopyToDevice(const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase
     const Access access;
     std::memcpy(to->opaque, from, bytes);
   }
-  if (stream->EndsNow(microseconds)) return;
-  if (!Settings::Get().checks || !IsPinned(from)) return stream->Push(microseconds, nullptr);
-  stream->Push(microseconds, [from, bytes, digest = Digest(from, bytes), what = ByCurrentOp(what)] {
+  const Label label = LabelOf("MemcpyH2D");
+  if (stream->EndsNow(microseconds, label)) return;
+  if (!Settings::Get().checks || !IsPinned(from)) return stream->Push(microseconds, nullptr, label);
+  auto check = [from, bytes, digest = Digest(from, bytes), what = ByCurrentOp(what)] {
     if (Digest(from, bytes) != digest) {
       RaceDetector::Get().Report("the host writes to pinned memory that " + what + " reads, and does not wait for it");
     }
-  });
+  };
+  stream->Push(microseconds, std::move(check), label);
 }
 
 void CopyBetween(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
@@ -104,7 +108,8 @@ void CopyBetween(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, co
   }
   const bool same = DeviceOf(to->opaque) == DeviceOf(from->opaque);
   const double microseconds = same ? 0 : Settings::Get().between.Microseconds(bytes);
-  if (!stream->EndsNow(microseconds)) stream->Push(microseconds, nullptr);
+  const Label label = LabelOf(same ? "MemcpyD2D" : "MemcpyP2P");
+  if (!stream->EndsNow(microseconds, label)) stream->Push(microseconds, nullptr, label);
 }
 
 void CopyToHostNow(const SP_Device* device, void* to, const SP_DeviceMemoryBase* from, uint64_t bytes,

@@ -2,19 +2,25 @@
 
 #include <cstring>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cuda_driver.h"
 #include "memory.h"
 #include "race_detector.h"
 #include "settings.h"
 #include "streams.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/device_factory.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "virtual_table.h"
 
 namespace emulated_gpu {
 namespace {
@@ -24,34 +30,15 @@ using tensorflow::AllocatorAttributes;
 using tensorflow::AsyncOpKernel;
 using tensorflow::Device;
 using tensorflow::DeviceContext;
+using tensorflow::DeviceFactory;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::StatusCallback;
 using tensorflow::Tensor;
 
 thread_local const OpKernel* current_op = nullptr;
+thread_local OpKernelContext* current_context = nullptr;
 thread_local bool copies_constant = false;
-
-// TensorFlow has no hook for an op's begin on a device that a plug-in brings, nor for what an allocator frees. Its devices
-// allocators and contexts are objects with virtual functions: an object is given a copy of its class's table, with other functions
-// in some places. The layout is that of the Itanium C++ ABI, which GCC and Clang have on Linux.
-constexpr size_t kTable = 128;  // entries; more than either class has, and what lies behind is never called
-
-template <typename Member>
-size_t PlaceOf(Member member) {
-  uintptr_t place;
-  std::memcpy(&place, &member, sizeof(place));
-  return (place - 1) / sizeof(void*);
-}
-
-void** TableOf(void* object) { return *static_cast<void***>(object); }
-
-// The object's own copy of its table.
-void** CopyTable(void* object) {
-  void** const copy = new void*[kTable + 2];
-  std::memcpy(copy, TableOf(object) - 2, (kTable + 2) * sizeof(void*));  // with the type information before it
-  return copy + 2;
-}
 
 using Compute = void (*)(Device*, OpKernel*, OpKernelContext*);
 using ComputeAsync = void (*)(Device*, AsyncOpKernel*, OpKernelContext*, AsyncOpKernel::DoneCallback);
@@ -59,6 +46,8 @@ using MakeTensorFromProto = absl::Status (*)(Device*, const tensorflow::TensorPr
                                              tensorflow::Tensor*);
 using CopyIn = void (*)(const DeviceContext*, const Tensor*, Device*, Tensor*, StatusCallback, bool);
 using CopyOut = void (*)(DeviceContext*, const Tensor*, absl::string_view, Device*, Tensor*, StatusCallback);
+using CreateDevices = absl::Status (*)(DeviceFactory*, const tensorflow::SessionOptions&, const std::string&,
+                                       std::vector<std::unique_ptr<Device>>*);
 using DeallocateRaw = void (*)(Allocator*, void*);
 
 Compute compute = nullptr;
@@ -66,19 +55,24 @@ ComputeAsync compute_async = nullptr;
 MakeTensorFromProto make_tensor_from_proto = nullptr;
 CopyIn copy_in = nullptr;
 CopyOut copy_out = nullptr;
+CreateDevices create_devices = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
 std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
 
 void WatchedCompute(Device* device, OpKernel* kernel, OpKernelContext* ctx) {
   const OpKernel* const outer = std::exchange(current_op, kernel);
+  OpKernelContext* const outer_context = std::exchange(current_context, ctx);
   compute(device, kernel, ctx);
   current_op = outer;
+  current_context = outer_context;
 }
 
 void WatchedComputeAsync(Device* device, AsyncOpKernel* kernel, OpKernelContext* ctx, AsyncOpKernel::DoneCallback done) {
   const OpKernel* const outer = std::exchange(current_op, kernel);
+  OpKernelContext* const outer_context = std::exchange(current_context, ctx);
   compute_async(device, kernel, ctx, std::move(done));
   current_op = outer;
+  current_context = outer_context;
 }
 
 absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::TensorProto& proto,
@@ -130,10 +124,40 @@ void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
   deallocate_raw(allocator, memory);
 }
 
-template <typename Function>
-void Replace(void** table, size_t place, Function** original, Function* by) {
-  if (*original == nullptr) *original = reinterpret_cast<Function*>(table[place]);
-  table[place] = reinterpret_cast<void*>(by);
+// A device's allocator and context may be another's as well, made for another session.
+void Watch(Device* device) {
+  static std::mutex mu;
+  static std::set<void*> watched;
+  std::lock_guard<std::mutex> lock(mu);
+  Allocator* const allocator = device->GetAllocator({});
+  if (watched.insert(allocator).second) {
+    ordinals[allocator] = device->parsed_name().id;
+    void** const table = CopyTable(allocator);
+    Replace(table, PlaceOf(static_cast<void (Allocator::*)(void*)>(&Allocator::DeallocateRaw)), &deallocate_raw,
+            &WatchedDeallocateRaw);
+    SetTable(allocator, table);
+  }
+  DeviceContext* const context = device->tensorflow_accelerator_device_info()->default_context;
+  if (watched.insert(context).second) {
+    void** const table = CopyTable(context);
+    Replace(table, PlaceOf(&DeviceContext::CopyCPUTensorToDevice), &copy_in, &WatchedCopyIn);
+    Replace(table, PlaceOf(&DeviceContext::CopyDeviceTensorToCPU), &copy_out, &WatchedCopyOut);
+    SetTable(context, table);
+    GiveHandle(context->stream());
+  }
+  void** const table = CopyTable(device);
+  Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
+  Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
+  Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);
+  SetTable(device, table);
+}
+
+absl::Status WatchedCreateDevices(DeviceFactory* factory, const tensorflow::SessionOptions& options,
+                                  const std::string& prefix, std::vector<std::unique_ptr<Device>>* devices) {
+  const size_t before = devices->size();
+  absl::Status status = create_devices(factory, options, prefix, devices);
+  for (size_t i = before; i < devices->size(); ++i) Watch((*devices)[i].get());
+  return status;
 }
 
 }  // namespace
@@ -142,38 +166,23 @@ std::string CurrentOp() {
   return current_op == nullptr ? "" : absl::StrCat(current_op->type_string(), " '", current_op->name(), "'");
 }
 
+std::string TracedOp() {
+  return current_op == nullptr ? "" : absl::StrCat(current_op->name(), ":", current_op->type_string());
+}
+
+OpKernelContext* CurrentContext() { return current_context; }
+
 bool CopiesConstant() { return copies_constant; }
 
 std::string ByCurrentOp(const std::string& what) {
   return current_op == nullptr ? what : absl::StrCat(what, " by ", CurrentOp());
 }
 
-void Watch(tensorflow::DeviceBase* base, int ordinal) {
-  static std::mutex mu;
-  static std::set<void*> watched;
-  std::lock_guard<std::mutex> lock(mu);
-  auto* const device = static_cast<Device*>(base);
-  if (!watched.insert(device).second) return;
-  Allocator* const allocator = device->GetAllocator({});
-  if (watched.insert(allocator).second) {
-    ordinals[allocator] = ordinal;
-    void** const table = CopyTable(allocator);
-    Replace(table, PlaceOf(static_cast<void (Allocator::*)(void*)>(&Allocator::DeallocateRaw)), &deallocate_raw,
-            &WatchedDeallocateRaw);
-    *reinterpret_cast<void***>(allocator) = table;
-  }
-  DeviceContext* const context = device->tensorflow_accelerator_device_info()->default_context;
-  if (watched.insert(context).second) {
-    void** const table = CopyTable(context);
-    Replace(table, PlaceOf(&DeviceContext::CopyCPUTensorToDevice), &copy_in, &WatchedCopyIn);
-    Replace(table, PlaceOf(&DeviceContext::CopyDeviceTensorToCPU), &copy_out, &WatchedCopyOut);
-    *reinterpret_cast<void***>(context) = table;
-  }
-  void** const table = CopyTable(device);
-  Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
-  Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
-  Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);
-  *reinterpret_cast<void***>(device) = table;
+void WatchDevices() {
+  DeviceFactory* const factory = DeviceFactory::GetFactory("GPU");
+  void** const table = CopyTable(factory);
+  Replace(table, PlaceOf(&DeviceFactory::CreateDevices), &create_devices, &WatchedCreateDevices);
+  SetTable(factory, table);
 }
 
 }  // namespace emulated_gpu

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/op_kernel.h"
 
 namespace emulated_gpu {
 
@@ -14,12 +15,18 @@ std::string CurrentOp();
 // `what`, by the current op.
 std::string ByCurrentOp(const std::string& what);
 
+// "dense/MatMul:MatMul", as profiles have it; "" outside of all ops.
+std::string TracedOp();
+
+// What the current op is run with; null outside of all ops.
+tensorflow::OpKernelContext* CurrentContext();
+
 // Whether this thread copies a constant to a device. TensorFlow's devices of plug-ins let such a copy begin before kernels
 // have ended that still use its memory (pluggable_device.cc, `sync_dst_compute`), as its own GPUs do not.
 bool CopiesConstant();
 
-// From now on ops of this device and what its allocator frees are seen. Once for each device.
-void Watch(tensorflow::DeviceBase* device, int ordinal);
+// From now on ops of devices, and what their allocators free, are seen: of those that TensorFlow makes from now on.
+void WatchDevices();
 
 }  // namespace emulated_gpu
 

@@ -273,7 +273,8 @@ class Run {
                                   writes);
     }
     const double microseconds = Settings::Get().kernel_us;
-    if (!stream->EndsNow(microseconds)) stream->Push(microseconds, nullptr);
+    const Label label = LabelOf(outer_->type_string());
+    if (!stream->EndsNow(microseconds, label)) stream->Push(microseconds, nullptr, label);
   }
 
   OpKernel* const outer_;

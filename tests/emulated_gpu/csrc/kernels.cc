@@ -84,7 +84,6 @@ absl::Status MakeInner(OpKernelConstruction* ctx, const tensorflow::NodeDef& nod
 class Factory : public tensorflow::kernel_factory::OpKernelFactory {
  public:
   OpKernel* Create(OpKernelConstruction* ctx) override {
-    Watch(ctx->device(), ctx->device()->parsed_name().id);
     tensorflow::NodeDef node = ctx->def();
     const Images* images = ImagesOf(node.op());
     if (images != nullptr && !ToChannelsLast(&node)) images = nullptr;
@@ -115,6 +114,7 @@ std::string KeyOf(const KernelDef& kernel) {
 
 extern "C" __attribute__((visibility("default"))) void TF_InitKernel() {
   using namespace emulated_gpu;
+  WatchDevices();
   const char* const path = std::getenv("EMULATED_GPU_KERNELS");
   std::ifstream file(path == nullptr ? "" : path, std::ios::binary);
   std::stringstream content;

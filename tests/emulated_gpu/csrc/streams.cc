@@ -92,6 +92,12 @@ SP_Stream_st* ComputeStream(int device) {
   return nullptr;
 }
 
+bool IsStreamOf(int device, const SP_Stream_st* stream) {
+  std::lock_guard<std::mutex> lock(streams_mu);
+  const auto& its = streams[device];
+  return std::find(its.begin(), its.end(), stream) != its.end();
+}
+
 // ---------------------------------------------------------------------------
 // StreamExecutor's functions.
 
@@ -214,7 +220,9 @@ emulated_gpu::Moment SP_Event_st::AwaitEnd(uint64_t ticket) {
 }
 
 SP_Stream_st::SP_Stream_st(int device, int number)
-    : role_(emulated_gpu::RoleOf(number)),
+    : device_(device),
+      number_(number),
+      role_(emulated_gpu::RoleOf(number)),
       id_(emulated_gpu::RaceDetector::Get().AddStream(emulated_gpu::NameOf(device, number))),
       draws_(static_cast<unsigned>(Settings::Get().jitter + 7919 * number + device)),
       thread_([this] { Work(); }) {}
@@ -236,10 +244,12 @@ void SP_Stream_st::Push(Task task) {
   changed_.notify_all();
 }
 
-void SP_Stream_st::Push(double microseconds, std::function<void()> shown) {
-  Push(Task{nullptr, microseconds, [shown = std::move(shown)](emulated_gpu::Moment) {
+void SP_Stream_st::Push(double microseconds, std::function<void()> shown, emulated_gpu::Label label) {
+  Push(Task{nullptr, microseconds,
+            [shown = std::move(shown)](emulated_gpu::Moment) {
               if (shown != nullptr) shown();
-            }});
+            },
+            std::move(label)});
 }
 
 void SP_Stream_st::PushRecord(std::shared_ptr<SP_Event_st> event, uint64_t ticket) {
@@ -250,10 +260,15 @@ void SP_Stream_st::PushWait(std::shared_ptr<SP_Event_st> event, uint64_t ticket)
   Push(Task{[event = std::move(event), ticket] { return event->AwaitEnd(ticket); }, 0, nullptr});
 }
 
-bool SP_Stream_st::EndsNow(double microseconds) {
+bool SP_Stream_st::EndsNow(double microseconds, const emulated_gpu::Label& label) {
   if (microseconds > 0 || Settings::Get().ends_late) return false;
-  std::lock_guard<std::mutex> lock(mu_);
-  return pushed_ == ended_;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (pushed_ != ended_) return false;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  Trace(label, now, now);
+  return true;
 }
 
 void SP_Stream_st::WaitFor(SP_Stream_st* other) {
@@ -278,6 +293,12 @@ double SP_Stream_st::Drawn(double microseconds) {
   return microseconds * std::uniform_real_distribution<double>(0, 2)(draws_);
 }
 
+void SP_Stream_st::Trace(const emulated_gpu::Label& label, emulated_gpu::Moment begin, emulated_gpu::Moment end) {
+  static constexpr const char* kKinds[] = {"Compute", "MemcpyH2D", "MemcpyD2H", "MemcpyP2P"};
+  const std::string name = "Stream #" + std::to_string(number_ + 1) + "(" + kKinds[role_] + ")";
+  if (!label.name.empty()) emulated_gpu::Profiler::Get().Add(device_, name, label, begin, end);
+}
+
 void SP_Stream_st::Work() {
   emulated_gpu::IsOwnThread();
   std::unique_lock<std::mutex> lock(mu_);
@@ -291,11 +312,13 @@ void SP_Stream_st::Work() {
       lock.unlock();
       at = std::max(at, task.enqueued);
       if (task.awaited != nullptr) at = std::max(at, task.awaited());
+      const emulated_gpu::Moment begin = at;
       if (task.microseconds > 0) {
         at += std::chrono::nanoseconds(static_cast<int64_t>(std::ceil(1e3 * task.microseconds)));
         std::this_thread::sleep_until(at);
       }
       if (Settings::Get().ends_late) emulated_gpu::AwaitIdleProcess();
+      Trace(task.label, begin, at);
       if (task.shown != nullptr) task.shown(at);
     }  // and what the task owns is gone
     lock.lock();

@@ -22,14 +22,9 @@
 #include <string>
 #include <thread>
 
+#include "profiler.h"
 #include "race_detector.h"
 #include "settings.h"
-
-namespace emulated_gpu {
-
-using Moment = std::chrono::steady_clock::time_point;
-
-}  // namespace emulated_gpu
 
 struct SP_Event_st {
   void End(uint64_t ticket, emulated_gpu::Moment at);
@@ -50,13 +45,13 @@ struct SP_Stream_st {
   ~SP_Stream_st();
 
   // `shown` runs when the work's time has passed, and all that was enqueued before has ended.
-  void Push(double microseconds, std::function<void()> shown);
+  void Push(double microseconds, std::function<void()> shown, emulated_gpu::Label label = {});
   // `event` ends with all that was enqueued before.
   void PushRecord(std::shared_ptr<SP_Event_st> event, uint64_t ticket);
   // Nothing that is enqueued from now on begins before that has ended.
   void PushWait(std::shared_ptr<SP_Event_st> event, uint64_t ticket);
-  // Whether work that takes so long would have ended by now, so that there is nothing to push.
-  bool EndsNow(double microseconds);
+  // Whether work that takes so long has ended by now, so that there is nothing to push.
+  bool EndsNow(double microseconds, const emulated_gpu::Label& label = {});
   // Nothing that is enqueued from now on begins before that has ended.
   void WaitFor(SP_Stream_st* other);
   uint64_t pushed();
@@ -71,13 +66,16 @@ struct SP_Stream_st {
     std::function<emulated_gpu::Moment()> awaited;
     double microseconds;
     std::function<void(emulated_gpu::Moment)> shown;
+    emulated_gpu::Label label = {};
     emulated_gpu::Moment enqueued = std::chrono::steady_clock::now();
   };
 
   void Push(Task task);
   void Work();
   double Drawn(double microseconds);
+  void Trace(const emulated_gpu::Label& label, emulated_gpu::Moment begin, emulated_gpu::Moment end);
 
+  const int device_, number_;
   const emulated_gpu::Role role_;
   const int id_;
   std::mutex mu_;
@@ -98,6 +96,7 @@ void IsPoller();
 
 // The device's compute stream; null before TensorFlow has made it.
 SP_Stream_st* ComputeStream(int device);
+bool IsStreamOf(int device, const SP_Stream_st* stream);
 
 }  // namespace emulated_gpu
 

@@ -5,8 +5,7 @@
 // for the device that is there when it first runs. NVRTC and the driver are opened then, too:
 // without a GPU nothing of this is touched.
 //
-// Compiled and linked everywhere, and its kernels compiled by nvcc and NVRTC for several devices;
-// IT HAS NOT YET BEEN RUN ON A GPU.
+// Run on an H200 (docs/gpu.md), and in tests with stand-ins for NVRTC and the driver (docs/emulated_gpu.md).
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_GPU_PIECES_H_
 #define TFSWAP_OPS_CSRC_CODECS_GPU_PIECES_H_

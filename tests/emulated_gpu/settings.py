@@ -47,6 +47,8 @@ class Gpus:
             he did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
             seem to have ended immediately.
+        temporaries: kernels take of the device's memory what TensorFlow's GPU kernels take besides their results.
+        workspace: bytes that cuDNN's fastest algorithm for any convolution takes, of what TensorFlow lets it have.
         copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
             copies outlive them: what a callback owns must not live as long.
         cuda: stand-ins for CUDA's driver and NVRTC are there, and TensorFlow says that it was built for CUDA.
@@ -66,6 +68,8 @@ class Gpus:
     ends_late: bool = False
     ignored_waits: tuple[str, ...] = ()
     early_events: tuple[str, ...] = ()
+    temporaries: bool = True
+    workspace: int = 0
     copied_callbacks: str = ""
     cuda: bool = False
 
@@ -86,6 +90,8 @@ class Gpus:
             "LATE": int(self.ends_late),
             "IGNORED_WAITS": mask(self.ignored_waits),
             "EARLY_EVENTS": mask(self.early_events),
+            "TEMPORARIES": int(self.temporaries),
+            "WORKSPACE": self.workspace,
             "COPIED_CALLBACKS": self.copied_callbacks,
             "CUDA": int(self.cuda),
         }

@@ -75,6 +75,60 @@ def test_channels_first_give_the_cpus_values(on_gpus):
     assert found == ["GPU:0", True]
 
 
+TAKEN = """
+import json
+import numpy as np
+import tensorflow as tf
+
+def taken(run, *inputs):
+    # Bytes of the arena besides results, while that runs.
+    inputs = [tf.identity(tf.constant(each)) for each in inputs]
+    run(*inputs)
+    before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    result = run(*inputs)
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"] - before - result.shape.num_elements() * 4
+
+x, k = np.zeros([4, 16, 16, 8], "f"), np.zeros([3, 3, 8, 16], "f")
+y = np.zeros([4, 16, 16, 16], "f")
+print(json.dumps({
+    "convolution": taken(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), x, k),
+    "padded": taken(lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), x, k),
+    "image": taken(lambda k, y: tf.raw_ops.Conv2DBackpropInput(
+        input_sizes=x.shape, filter=k, out_backprop=y, strides=[1] * 4, padding="SAME"), k, y),
+    "filter": taken(lambda x, y: tf.raw_ops.Conv2DBackpropFilter(
+        input=x, filter_sizes=k.shape, out_backprop=y, strides=[1] * 4, padding="SAME"), x, y),
+    "softmax": taken(tf.nn.softmax, np.zeros([64, 64], "f")),
+    "relu": taken(tf.nn.relu, x),
+    "report": GPUS.report(),
+}))
+"""
+
+
+@pytest.mark.emulated_gpu(workspace=3 * MIB)
+@pytest.mark.parametrize("allowed_mib", [4096, 1, 0])
+def test_kernels_take_what_those_of_gpus_take(on_gpus, allowed_mib):
+    """A convolution copies its filter and, with channels last, its image and result; and has a workspace."""
+    found = on_gpus(TAKEN, TF_CUDNN_WORKSPACE_LIMIT_IN_MB=str(allowed_mib))
+    image, filter, result = (4 * n for n in (4 * 16 * 16 * 8, 3 * 3 * 8 * 16, 4 * 16 * 16 * 16))
+    padded = -(-image * 17 * 17 // (16 * 16 * 256)) * 256  # one more row and column, as the allocator rounds it
+    workspace = min(3, allowed_mib) * MIB
+    assert found == {
+        "convolution": filter + image + result + workspace,
+        "padded": filter + padded + image + result // 4 + workspace,
+        "image": filter + image + result + workspace,
+        "filter": filter + image + result + workspace,
+        "softmax": 2 * 64 * 64 * 4,
+        "relu": 0,
+        "report": "",
+    }
+
+
+@pytest.mark.emulated_gpu(temporaries=False, workspace=3 * MIB)
+def test_kernels_take_nothing_where_that_is_asked_for(on_gpus):
+    assert not any(each for each in on_gpus(TAKEN).values())
+
+
 TWO_COPIES = """
 import json, time
 import tensorflow as tf
@@ -176,6 +230,7 @@ print(json.dumps([there.hex(), ctypes.string_at(begin, 4000).hex()]))
     assert freed == "ff" * 4000
 
 
+@pytest.mark.emulated_gpu(temporaries=False)
 def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
     """The gradient of a filter takes a column matrix of the image, on a CPU."""
     took, result = on_gpus(

@@ -128,7 +128,7 @@ found = compare(loss_of, shapes, draws(8, 32, 64))
 
 @pytest.mark.parametrize("net", NETS)
 def test_nets_keep_their_limit_as_planned_and_their_values(on_gpus, net):
-    # A plan counts what a GPU's Softmax takes besides, which the emulated one does not take.
+    # Of the transformer a plan counts a little more than is taken.
     check(on_gpus(PROGRAM + NETS[net] + END), swaps=net != "transformer", exact=net != "transformer")
 
 
@@ -512,8 +512,7 @@ def test_steps_of_each_frontend_and_layout(on_gpus):
     others = found["a step that others' memory has made too large"]
     assert others["above"] and others["more"] and others["planned"]
     for name in ("images with channels first", "what the layout optimizer makes channels first"):
-        # A plan counts what cuDNN's kernels take besides, which these do not take.
-        check({**found[name], "report": []}, exact=False)
+        check({**found[name], "report": []})
     check({**found["shapes that the host computes"], "report": []}, swaps=False)
 
 
@@ -542,7 +541,7 @@ found = {"same": values == expected, "peak": peak, "limit": plan.limit_bytes, "u
     ("model", "limit"),
     [
         ("transformer", "60%"),
-        ("vgg", "80%"),  # it needs 76%: a plan counts the copies that cuDNN's convolutions make
+        ("vgg", "75%"),  # it needs 70%: the copies that cuDNN's convolutions make
         pytest.param("mobilenet", "60%", marks=pytest.mark.slow),
     ],
 )

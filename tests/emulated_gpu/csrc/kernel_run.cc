@@ -16,6 +16,7 @@
 #include "race_detector.h"
 #include "settings.h"
 #include "streams.h"
+#include "temporaries.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -137,6 +138,9 @@ class Run {
       if (!inner_ctx_->status().ok()) return ctx_->SetStatus(inner_ctx_->status());
       for (int i = 0; i < ctx_->num_outputs() && ctx_->status().ok(); ++i) HandOver(i, &writes);
     }
+    if (!ctx_->status().ok()) return;
+    const std::vector<Tensor> temporaries = AllocateTemporaries(outer_, ctx_);
+    for (const Tensor& each : temporaries) writes.Add(each);
     for (int i = 0; i < ctx_->num_inputs() && !OnlyReadsVariables(outer_->type_string()); ++i) {
       if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) writes.AddVariable(ctx_, ctx_->input(i));
     }

@@ -1,5 +1,6 @@
 // Runs a CPU's kernel in the place of a GPU's: on the device's tensors, with results in its arena, and with what else the
-// kernel takes in the host's memory, since the kernel that it stands for would not take that.
+// kernel takes in the host's memory, since the kernel that it stands for would not take that. What that one takes is
+// temporaries.h's.
 //
 // Temporaries of kernels that write variables are the exception: they become variables' values.
 

@@ -37,6 +37,9 @@ struct Settings {
   const uint64_t jitter = static_cast<uint64_t>(Number("JITTER", 0));
   const bool protects = Number("PROTECT", 1) != 0;
   const bool poisons = Number("POISON", 1) != 0;
+  // Kernels take what TensorFlow's GPU kernels take besides their results; of it, cuDNN's workspace.
+  const bool temporaries = Number("TEMPORARIES", 1) != 0;
+  const int64_t workspace_bytes = static_cast<int64_t>(Number("WORKSPACE", 0));
   std::atomic<bool> checks{Number("CHECK", 1) != 0};
   // Work on streams ends as late as it can: when no thread of the process has anything else to do.
   const bool ends_late = Number("LATE", 0) != 0;

@@ -1,0 +1,145 @@
+#include "temporaries.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "settings.h"
+#include "tensorflow/core/framework/node_def_util.h"
+
+namespace emulated_gpu {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using Sizes = std::vector<int64_t>;
+
+int64_t Bytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.TotalBytes()); }
+
+bool ChannelsLast(const OpKernel& kernel) {
+  std::string format;
+  return tensorflow::TryGetNodeAttr(kernel.def(), "data_format", &format) && absl::EndsWith(format, "C");
+}
+
+bool IsHalf(const Tensor& tensor) {
+  return tensor.dtype() == tensorflow::DT_HALF || tensor.dtype() == tensorflow::DT_BFLOAT16;
+}
+
+// The image with its padding, where it has more at one end than at the other: cuDNN knows but one padding for both.
+Sizes Padded(const OpKernel& kernel, const Tensor& image, const TensorShape& filter, const TensorShape& result) {
+  std::string padding;
+  std::vector<int64_t> strides, dilations(8, 1);
+  tensorflow::TryGetNodeAttr(kernel.def(), "padding", &padding);
+  tensorflow::TryGetNodeAttr(kernel.def(), "strides", &strides);
+  tensorflow::TryGetNodeAttr(kernel.def(), "dilations", &dilations);
+  if (padding != "SAME") return {};
+  const int first = ChannelsLast(kernel) ? 1 : 2;
+  int64_t bytes = Bytes(image);
+  bool uneven = false;
+  for (int i = 0; i < filter.dims() - 2; ++i) {
+    const int axis = first + i;
+    const int64_t extent = image.dim_size(axis), reach = (filter.dim_size(i) - 1) * dilations[axis] + 1;
+    const int64_t missing = std::max<int64_t>((result.dim_size(axis) - 1) * strides[axis] + reach - extent, 0);
+    if (missing % 2 == 0) continue;
+    bytes = bytes / extent * (extent + 1);
+    uneven = true;
+  }
+  return uneven ? Sizes{bytes} : Sizes{};
+}
+
+Sizes Joined(Sizes some, const Sizes& more) {
+  some.insert(some.end(), more.begin(), more.end());
+  return some;
+}
+
+// conv_ops_gpu.h, LaunchConvOpImpl: the filter in cuDNN's layout, and what it has with channels last.
+Sizes Convolution(const OpKernel& kernel, OpKernelContext* ctx) {
+  const Tensor &image = ctx->input(0), &filter = ctx->input(1), &result = *ctx->mutable_output(0);
+  const Sizes sizes = Joined({Bytes(filter)}, Padded(kernel, image, filter.shape(), result.shape()));
+  return ChannelsLast(kernel) && !IsHalf(image) ? Joined(sizes, {Bytes(image), Bytes(result)}) : sizes;
+}
+
+// conv_grad_input_ops.cc, LaunchConv2DBackpropInputOpImpl: the filter, and the gradient as cuDNN writes it.
+Sizes InputGradient(const OpKernel& kernel, OpKernelContext* ctx) {
+  const Tensor &filter = ctx->input(1), &gradient = ctx->input(2), &image = *ctx->mutable_output(0);
+  const Sizes padded = Padded(kernel, image, filter.shape(), gradient.shape());
+  const Sizes sizes = Joined({Bytes(filter)}, padded.empty() ? Sizes{Bytes(image)} : padded);
+  return ChannelsLast(kernel) && !IsHalf(image) ? Joined(sizes, {Bytes(gradient)}) : sizes;
+}
+
+// conv_grad_filter_ops.cc, LaunchConv2DBackpropFilterOpImpl: the filter's gradient as cuDNN has it.
+Sizes FilterGradient(const OpKernel& kernel, OpKernelContext* ctx) {
+  const Tensor &image = ctx->input(0), &gradient = ctx->input(2), &filter = *ctx->mutable_output(0);
+  const Sizes sizes = Joined({Bytes(filter)}, Padded(kernel, image, filter.shape(), gradient.shape()));
+  return ChannelsLast(kernel) && !IsHalf(image) ? Joined(sizes, {Bytes(image), Bytes(gradient)}) : sizes;
+}
+
+// depthwise_conv_grad_op.cc: as convolutions in groups, whose filter's gradient is transposed.
+Sizes DepthwiseFilterGradient(const OpKernel&, OpKernelContext* ctx) { return {Bytes(*ctx->mutable_output(0))}; }
+
+// softmax_op_gpu.cu.cc: each row's largest logit and its sum, in tensors of the result's shape.
+Sizes Softmax(const OpKernel&, OpKernelContext* ctx) {
+  const Tensor& result = *ctx->mutable_output(0);
+  return {Bytes(result), (IsHalf(result) ? 2 : 1) * Bytes(result)};
+}
+
+using Rule = Sizes (*)(const OpKernel&, OpKernelContext*);
+
+const std::map<std::string, Rule>& Rules() {
+  static const auto* const rules = new std::map<std::string, Rule>{
+      {"Conv2D", Convolution},
+      {"Conv2DBackpropFilter", FilterGradient},
+      {"Conv2DBackpropInput", InputGradient},
+      {"Conv3D", Convolution},
+      {"Conv3DBackpropFilterV2", FilterGradient},
+      {"Conv3DBackpropInputV2", InputGradient},
+      {"DepthwiseConv2dNativeBackpropFilter", DepthwiseFilterGradient},
+      {"LogSoftmax", Softmax},
+      {"Softmax", Softmax},
+      {"_FusedConv2D", Convolution},
+  };
+  return *rules;
+}
+
+// What cuDNN's fastest algorithm takes of what TensorFlow lets it have (conv_ops_gpu.h, GetDnnWorkspaceLimit).
+int64_t WorkspaceBytes() {
+  static const int64_t allowed = [] {
+    const char* const mib = std::getenv("TF_CUDNN_WORKSPACE_LIMIT_IN_MB");
+    return (mib == nullptr ? int64_t{4096} : std::atoll(mib)) << 20;
+  }();
+  return std::min(Settings::Get().workspace_bytes, allowed);
+}
+
+absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* tensors) {
+  Tensor tensor;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT8, TensorShape({bytes}), &tensor));
+  if (bytes > 0) tensors->push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Tensor> AllocateTemporaries(OpKernel* kernel, OpKernelContext* ctx) {
+  std::vector<Tensor> tensors;
+  const std::string& op = kernel->type_string();
+  const auto rule = Rules().find(op);
+  if (!Settings::Get().temporaries || rule == Rules().end() || Bytes(*ctx->mutable_output(0)) == 0) return tensors;
+  for (const int64_t bytes : rule->second(*kernel, ctx)) {
+    const absl::Status status = Allocate(ctx, bytes, &tensors);
+    if (!status.ok()) {
+      ctx->SetStatus(status);
+      return tensors;
+    }
+  }
+  const bool convolves = absl::StrContains(op, "Conv") && !absl::StartsWith(op, "Depthwise");
+  if (convolves) Allocate(ctx, WorkspaceBytes(), &tensors).IgnoreError();
+  return tensors;
+}
+
+}  // namespace emulated_gpu

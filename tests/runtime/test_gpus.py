@@ -698,6 +698,11 @@ PARTS = {
     "a variable": ("variables[0] = tf.Variable(variables[0], name='hosted')", "uses a variable that is on the CPU"),
     "a device": ("h = tf.sin(h)", "(Sin) has the device"),
     "an op": ("tf.print('a loss', h[0, 0])", "TensorFlow has no kernel for GPUs of"),
+    "a kernel that TensorFlow places by itself": (
+        "h += tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)",
+        "TensorFlow has no kernel for GPUs of",
+    ),
+    "a GPU that is not there": ("with tf.device('GPU:7'): h = tf.sin(h)", "runs on GPU:0, GPU:7"),
 }
 
 

@@ -1,4 +1,4 @@
-// What TensorFlow's profiler is told of the devices: when kernels and copies began and ended, by their streams' clocks.
+// What a profile of TensorFlow's holds of the devices: when kernels and copies began and ended, by their streams' clocks.
 //
 // As of a GPU of CUDA (cupti_collector.cc): a plane for each device, a line for each stream, and an event for each kernel
 // and copy, which names the node that enqueued it in the stat "tf_op".

@@ -53,6 +53,8 @@ def between(call):
             variable.assign(at(0, variable.numpy()))
         elif HOW == "from tensors":
             variable.assign(variable * 0.99)
+        elif HOW == "in part" and n % 2 == 0:  # which turns on its copy-on-read mode
+            variable.sparse_read(tf.constant([0]))
         elif HOW == "one for all" and n < 5:
             variable.assign(weights[0])
 
@@ -71,7 +73,14 @@ for call in range(6):
 
 @pytest.mark.parametrize(
     ("how", "limit"),
-    [("held", "100%"), ("from NumPy", "75%"), ("some", "75%"), ("from tensors", "80%"), ("one for all", "80%")],
+    [
+        ("held", "100%"),
+        ("from NumPy", "75%"),
+        ("some", "75%"),
+        ("from tensors", "80%"),
+        ("one for all", "80%"),
+        ("in part", "75%"),
+    ],
 )
 def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) -> None:
     measured, planned, kept, messages = on_arena(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update, Value, reached, users_of
-from tfswap.analysis.variables import resources_used
+from tfswap.analysis.variables import resources_used, sparsely_accessed
 from tfswap.ir.custom_ops import ASSIGN_IN_PLACE
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import turns_off_copy_on_read, turns_on_copy_on_read
@@ -31,15 +31,7 @@ class VariableVersions:
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         self.copied_on_read: set[int] = set()
         # Variables that are read in part (ResourceGather): from then on every read copies them.
-        sparsely_read = {
-            t.node
-            for node in graph
-            if turns_on_copy_on_read(node.op)
-            for t in node.inputs
-            if t.type.dtype == "resource"
-        }
-        for node, used in self.used.items():
-            sparsely_read.update(node.inputs[p].node for p in used.sparsely_read)
+        sparsely_read = sparsely_accessed(graph, self.used)
         # Where the graph turns that off, it is off at each access to the whole (passes/prepare/copy_on_read.py).
         self._sparsely_read = sparsely_read - {n.inputs[0].node for n in graph if turns_off_copy_on_read(n.op)}
 

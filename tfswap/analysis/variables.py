@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
@@ -85,3 +85,17 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
             if turns_on_copy_on_read(inner.op):
                 sparse.update(p for p in resources if p is not None)
     return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)), nbytes)
+
+
+def sparsely_accessed(graph: Graph, used: Mapping[Node, ResourcesUsed]) -> set[Node]:
+    """What gives the variables that a graph, or what its loops and conditionals run, reads or writes in part.
+
+    Args:
+        used: by loop and conditional, as of `resources_used`.
+    """
+    found = {
+        t.node for node in graph if turns_on_copy_on_read(node.op) for t in node.inputs if t.type.dtype == "resource"
+    }
+    for node, inner in used.items():
+        found.update(node.inputs[p].node for p in inner.sparsely_read)
+    return found

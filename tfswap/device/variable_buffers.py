@@ -6,7 +6,11 @@ TensorFlow adopts the memory of an aligned NumPy array. The plan counts shared b
 before the step would need the bytes during all of it. A variable outside of the arena gets a buffer there before the
 step, as the plan has it.
 
-Not handled: variables that a step inside of another `tf.function` writes, which are not checked before it runs.
+Sparse access, an eager lookup say, turns a variable's copy-on-read mode on for good: every read and update then copies
+it. The mode is turned off before a step that accesses the variable only as a whole.
+
+Not handled: variables that a step only reads, and those that a step inside of another `tf.function` writes, which are
+not checked before it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from tfswap.native.load import load
 
 OWN: Final = 0
 SHARED: Final = 1
+COPIED: Final = 3
 """States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
 
 
@@ -31,10 +36,12 @@ class WrittenVariables:
     Args:
         handles: by the name of the step's feed.
         inner: feeds of those that the bodies of loops and conditionals write, at a time that no plan knows.
+        sparse: feeds of those that the step accesses in part, whose mode the plan counts with.
     """
 
-    def __init__(self, handles: Mapping[str, Any], inner: Collection[str]):
+    def __init__(self, handles: Mapping[str, Any], inner: Collection[str], sparse: Collection[str] = ()):
         self._inner = frozenset(inner)
+        self._sparse = frozenset(sparse)
         on: dict[str, list[str]] = {}
         for name, handle in handles.items():
             on.setdefault(handle.device, []).append(name)
@@ -52,8 +59,8 @@ class WrittenVariables:
     def own(self) -> None:
         """Give each variable a buffer of its own."""
         if self._look():
-            for handle, state in zip(self._handles, self._states, strict=True):
-                if state != OWN:
+            for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
+                if self._is_other(name, state):
                     own_buffer(handle)
 
     def shared(self) -> frozenset[str]:
@@ -66,9 +73,13 @@ class WrittenVariables:
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
             if state == SHARED and name not in self._inner:
                 found.append(name)
-            elif state != OWN:
+            elif self._is_other(name, state):
                 own_buffer(handle)
         return frozenset(found)
+
+    def _is_other(self, name: str, state: int) -> bool:
+        """Whether the variable has another buffer, or mode, than the plan counts with."""
+        return state != OWN and not (state == COPIED and name in self._sparse)
 
     def _look(self) -> int:
         return _looker()(self._number, self._states, len(self._states))

@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.analysis.variables import copied_bytes, written_in_bodies, written_variables
+from tfswap.analysis.variables import (
+    copied_bytes,
+    resources_used,
+    sparsely_accessed,
+    written_in_bodies,
+    written_variables,
+)
 from tfswap.compiler.compiler import Optimizer
 from tfswap.device import machine
 from tfswap.device.live import LiveDevice
@@ -68,5 +74,8 @@ class ArenaView:
         known = {name: handle for name, handle in handles.items() if not tf.is_symbolic_tensor(handle)}
         if known:
             with tf.init_scope():
-                self._variables = WrittenVariables(known, written_in_bodies(optimizer.graph, optimizer.flow))
+                graph = optimizer.graph
+                used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
+                sparse = [node.name for node in sparsely_accessed(graph, used)]
+                self._variables = WrittenVariables(known, written_in_bodies(graph, optimizer.flow), sparse)
                 self._variables.own()

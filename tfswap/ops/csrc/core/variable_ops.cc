@@ -76,7 +76,8 @@ REGISTER_OP("Tfswap>OwnBuffer")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Gives a variable a buffer that nothing else holds, with the same content.
+Gives a variable a buffer that nothing else holds, with the same content, and turns its
+copy-on-read mode off.
 )doc");
 
 // The variable's handle, of an input that may be any tensor of resources.
@@ -100,10 +101,12 @@ enum BufferState : uint8_t {
   kOwn = 0,      // nothing else holds it
   kShared = 1,   // a tensor holds it too
   kForeign = 2,  // it is no allocator's
+  kCopied = 3,   // every read and update copies it: its copy-on-read mode is on, in which nothing shares it
 };
 
 // The variable's lock is held.
 BufferState StateOf(Var* variable) {
+  if (variable->copy_on_read_mode.load()) return kCopied;
   const Tensor& held = *variable->tensor();
   if (!variable->is_initialized || held.RefCountIsOne() || !tensorflow::DataTypeCanUseMemcpy(held.dtype())) {
     return kOwn;
@@ -166,6 +169,7 @@ class OwnBufferOp : public OpKernel {
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
     tensorflow::mutex_lock lock(*variable->mu());
+    variable->copy_on_read_mode.store(false);
     if (StateOf(variable.get()) == kOwn) return;
     const Tensor shared = *variable->tensor();
     OP_REQUIRES_OK(ctx, CopyToOwn(ctx, shared, variable->tensor()));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from processes import on_arena
+from processes import ROOT, on_arena
 
 pytest.importorskip("tensorflow")
 
@@ -162,3 +162,30 @@ except tfswap.UnsupportedGraph as error:
     )
     assert "compiled by XLA" in found["error"]
     assert found["count"] == 0
+
+
+def test_at_the_floor_no_request_of_a_block_gets_a_larger_chunk_than_planned():
+    """XLA requests many buffers for one block of convolutions, in an order of its own."""
+    peak, planned, limit = on_arena(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})"
+        + PRELUDE
+        + """
+import peers
+
+slab = tf.raw_ops.Empty(shape=[510 << 20], dtype=tf.uint8)  # the arena is one region
+del slab
+model = peers.resnet(layers=4, width=32, size=32, batch=4)
+compiled = functools.cache(functools.partial(tf.function, jit_compile=True))
+step = tf.function(peers.make_step(model, compiled))
+try:
+    tfswap.optimize(step, memory_limit=1)(*model.arguments)
+except tfswap.InfeasibleMemoryLimit as refused:
+    floor = refused.floor_bytes
+step = tfswap.optimize(step, memory_limit=floor)
+step(*model.arguments)
+tf.config.experimental.reset_memory_stats("CPU:0")
+step(*model.arguments)
+print(json.dumps([info()["peak"], step.report().planned_peak_bytes, floor]))
+"""
+    )
+    assert peak <= planned <= limit

@@ -24,6 +24,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.compiled_functions import is_compiled
 from tfswap.support.reach import reach
 
 SMALL_BYTES = 1
@@ -276,6 +277,13 @@ class Dataflow:
         is given in place of what is asked for, is then not known before.
         """
         return not self.all_courses or self._has_bounded_sizes
+
+    @property
+    def holes_are_unknown(self) -> bool:
+        """Whether the requests, their sizes or their order are not known one by one, so that a request may get a larger
+        chunk than simulated: where the step is undecided, and where XLA compiled a part of it.
+        """
+        return self.is_undecided or any(map(is_compiled, self.nodes))
 
     @cached_property
     def _has_bounded_sizes(self) -> bool:

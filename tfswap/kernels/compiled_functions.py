@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfswap.ir.custom_ops import TEMPORARY_BYTES
+from tfswap.ir.graph import Node
 from tfswap.kernels.memory_rules import Entry, KernelMemory, fresh, with_events
 from tfswap.kernels.temporaries import Event, Facts
 
@@ -12,7 +13,8 @@ XLA_POINTER_BYTES = 8
 def compiled(facts: Facts) -> KernelMemory:
     """The function's results and the table of them, the largest first; then all temporaries in one buffer.
 
-    That buffer has the measured size (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log).
+    That buffer has the measured size (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log). The order
+    of the other buffers is XLA's, and not always this one.
     """
     temporary = facts.attrs.get(TEMPORARY_BYTES)
     if not isinstance(temporary, int):  # not compiled
@@ -24,6 +26,11 @@ def compiled(facts: Facts) -> KernelMemory:
         buffers.append((table, ("temp", table)))
     buffers.sort(key=lambda buffer: -buffer[0])
     return with_events((*(event for _, event in buffers), ("temp", temporary)), exact=False)
+
+
+def is_compiled(node: Node) -> bool:
+    """Whether a node is a call of a function that XLA compiles, whose temporaries were measured."""
+    return node.op in RULES and TEMPORARY_BYTES in node.attrs
 
 
 RULES: dict[str, Entry] = {

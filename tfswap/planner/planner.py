@@ -109,8 +109,8 @@ class Planner:
         # Where cuDNN's workspace is limited, each convolution's request includes it.
         self.takes_workspaces = device.is_gpu and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
-        # Where the step's values decide its requests, chunks larger than their requests have no other bound.
-        self._exact_chunks = flow.is_undecided and target.own_ops
+        # Where requests are not known one by one, chunks larger than their requests have no other bound.
+        self._exact_chunks = flow.holes_are_unknown and target.own_ops
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates

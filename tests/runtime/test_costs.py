@@ -297,7 +297,7 @@ def test_profiles_are_saved_and_read(tmp_path: Path):
     for text, says in (
         ("{}", "not a profile"),
         ("[]", "not a profile"),
-        ('{"format": 9}', "measure it again"),
+        ('{"format": 9}', "measure the profile again"),
         (profile.to_json().replace('"cores": ', f'"cores": {10**400}'), "cores is .* whole number of 64 bits"),
     ):
         path.write_text(text)

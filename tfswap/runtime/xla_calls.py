@@ -39,6 +39,7 @@ from tfswap.ir.op_traits import (
     only_waits,
     reads_variable,
 )
+from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -109,7 +110,8 @@ def _measured(
     import tensorflow as tf
 
     with tf.init_scope(), tf.device(device):
-        given = [_argument(t, value) for t, value in zip(node.inputs, decides, strict=True)]
+        zeros: dict[TensorType, Any] = {}  # one for all inputs of a type: the call alone takes no more than in the step
+        given = [_argument(t, value, zeros) for t, value in zip(node.inputs, decides, strict=True)]
         call = FlatFunction(_alone(node, graph), f"{concrete.graph.name}_compiled", given, concrete)
         try:
             results = [_small_integers(result) for result in call(given)]  # XLA compiles it, once
@@ -139,14 +141,18 @@ def _can_be_given(tensor: Output, value: Any) -> bool:
     return tensor.type.nbytes is not None
 
 
-def _argument(tensor: Output, value: Any) -> Any:
+def _argument(tensor: Output, value: Any, zeros: dict[TensorType, Any]) -> Any:
     import tensorflow as tf
 
     if _is_handle(tensor):
         return value
     shape: Any = tensor.type.shape
     dtype = tensor.type.dtype
-    return tf.zeros(shape, dtype) if value is None else tf.reshape(tf.constant(value, dtype), shape)
+    if value is not None:
+        return tf.reshape(tf.constant(value, dtype), shape)
+    if tensor.type not in zeros:
+        zeros[tensor.type] = tf.zeros(shape, dtype)
+    return zeros[tensor.type]
 
 
 def _small_integers(result: Any) -> Any:

@@ -137,7 +137,7 @@ def _by_need(needs: Sequence[Need]) -> list[list[str]]:
         alone = next((row for row in need.fitting if row["label"] == OURS), None)
         same_bits = next((row for row in need.fitting if 0.0 in row["differs"].values()), None)
         line = [need.name, f"{need.share}%", need.timed(fastest)]
-        line += [", ".join(row["label"] for row in need.level if row is not fastest)]
+        line += ["; ".join(row["label"] for row in need.level if row is not fastest)]
         line += [need.timed(need.best(ours=False)), need.timed(alone) if alone else "below its floor"]
         lines.append([*line, need.timed(same_bits)])
     return lines

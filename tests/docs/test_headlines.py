@@ -25,7 +25,6 @@ RESULTS = BENCHMARKS / "results"
 
 @pytest.fixture
 def headlines(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("headlines", BENCHMARKS / "headlines.py")
     assert spec is not None
     assert spec.loader is not None
@@ -262,9 +261,8 @@ def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said
 
 
 def test_ratios_of_a_small_net_are_within_bounds():
-    code = f"""
-import json, sys
-sys.path.insert(0, {str(BENCHMARKS)!r})
+    code = """
+import json
 from papers.harness import quick
 print(json.dumps([quick.measure(), quick.BOUNDS]))
 """

@@ -234,17 +234,10 @@ def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
     assert [op for op in made["other"] if op_traits.makes_pipeline(op)] == ["OneShotIterator"]
 
 
-def _benchmark(name: str):
-    folder = str(ROOT / "benchmarks")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(name)
-
-
 @pytest.fixture(scope="module")
 def measured():
     pytest.importorskip("tensorflow")
-    tool, cases = _benchmark("kernel_memory"), _benchmark("kernel_memory_cases")
+    tool, cases = map(importlib.import_module, ("kernel_memory", "kernel_memory_cases"))
     return tool, list(zip(cases.CASES, tool.measure(cases.CASES), strict=True))
 
 

@@ -7,7 +7,7 @@ from processes import on_arena
 
 tf = pytest.importorskip("tensorflow")
 
-import tfswap.ops  # noqa: E402, F401 registers the kernel
+import tfswap.ops  # noqa: E402, F401 registers the kernel; all of these need TensorFlow
 from tfswap.importers.inline import LOWERING  # noqa: E402
 from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
 

@@ -6,24 +6,20 @@ import gc
 import hashlib
 import json  # noqa: F401 for what imports all
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
+from micro_batches import micro_batches
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.passes.prepare import unroll_loops
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from micro_batches import micro_batches
 
 Run = Callable[[Any], tuple[str, int]]
 

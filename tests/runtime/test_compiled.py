@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from processes import ROOT, on_arena
+from processes import on_arena
 
 pytest.importorskip("tensorflow")
 
@@ -167,8 +167,7 @@ except tfswap.UnsupportedGraph as error:
 def test_at_the_floor_no_request_of_a_block_gets_a_larger_chunk_than_planned():
     """XLA requests many buffers for one block, in an order of its own. Measuring the blocks takes no more either."""
     peak, planned, limit = on_arena(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})"
-        + PRELUDE
+        PRELUDE
         + """
 import peers
 

@@ -6,7 +6,7 @@ What TensorFlow's copy-on-read mode does, and steps on an arena, whose peak is t
 from __future__ import annotations
 
 import pytest
-from processes import ROOT, on_arena
+from processes import on_arena
 
 from tfswap.ir import op_traits
 
@@ -88,14 +88,13 @@ def test_equal_ids_take_less_and_ids_that_all_differ_what_is_planned(different):
 
 EVERY_OP = """
 import json, sys
-sys.path.insert(0, {benchmarks!r})
 import tensorflow as tf
 from kernel_memory import _Program
 from kernel_memory_cases import variables_in_part
 from models import settle
 
 settle()
-tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 KIB = 1024
 
 def asked_for(function):
@@ -104,7 +103,7 @@ def asked_for(function):
     function()
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before >= 512 * KIB  # a variable's size
 
-found = {{}}
+found = {}
 for case in variables_in_part():
     program = _Program(case, None)
     handles = [v.handle for v in program.variables.values()]
@@ -128,7 +127,7 @@ print(json.dumps(found))
 
 
 def test_what_turns_the_mode_on_and_what_copies_in_it():
-    found = on_arena(EVERY_OP.format(benchmarks=str(ROOT / "benchmarks")))
+    found = on_arena(EVERY_OP)
     assert sorted(found) == sorted(op for op in op_traits.TRAITS if op_traits.turns_on_copy_on_read(op))
     for op, asked in found.items():
         # In part; in the mode: a read, an update of the whole; out of it: the same; in part, while a read is held.

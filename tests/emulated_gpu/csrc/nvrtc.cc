@@ -1,6 +1,6 @@
 // A stand-in for NVRTC: compiles a program for CUDA's devices with the C++ compiler of the host.
 //
-// A program has one kernel, named by an expression. What is compiled is a shared library with a function that runs it for
+// A program has one kernel, named by an expression: a second expression is an error. What is compiled is a shared library with a function that runs it for
 // all threads of a grid; in the place of a cubin it is handed over with its length before it.
 
 #include <sys/stat.h>
@@ -129,6 +129,7 @@ EMULATED_NVRTC int nvrtcDestroyProgram(void** program) {
 }
 
 EMULATED_NVRTC int nvrtcAddNameExpression(void* program, const char* expression) {
+  if (!From(program)->expression.empty()) return emulated_gpu::kNvrtcNameExpressionNotValid;
   From(program)->expression = expression;
   return emulated_gpu::kNvrtcSuccess;
 }

@@ -117,7 +117,6 @@ def test_what_such_a_block_holds_is_measured_and_the_peak_that_the_user_sees_is_
 from tfswap.device import machine
 from tfswap.runtime.xla_calls import measure_compiled
 from tfswap.importers.function import import_function
-from tfswap.ir.custom_ops import TEMPORARY_BYTES
 
 x, net = batch(), Blocks(2)
 concrete = tf.function(net.step).get_concrete_function(x)
@@ -130,7 +129,7 @@ measure_compiled(graph, concrete, [x, *concrete.captured_inputs], device, model)
 import gc; gc.collect()
 after = info()
 print(json.dumps({
-    "temporaries": [n.attrs[TEMPORARY_BYTES] for n in graph if TEMPORARY_BYTES in n.attrs],
+    "temporaries": [n.measured.temporary_bytes for n in graph if n.measured.temporary_bytes is not None],
     "before": [before["current"], before["peak"]], "after": [after["current"], after["peak"]],
 }))
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.graph import Dims, Dtype, Graph, Measured, Node, Opaque, Output
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 
 RESOURCE = TensorType("resource", ())
@@ -29,6 +29,7 @@ scalars = (
     | st.lists(st.none() | st.integers(0, 2**40), max_size=4).map(Dims)
 )
 attributes = scalars | opaques | st.lists(scalars, max_size=3).map(tuple)
+facts = st.builds(Measured, st.none() | st.integers(0, 2**40), st.none() | st.floats(0, 100))
 plain_names = st.from_regex(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,12}", fullmatch=True)
 names = plain_names | st.text(max_size=8)
 
@@ -47,6 +48,7 @@ def any_graphs(draw: st.DrawFn) -> Graph:
             outputs=outputs,
             device=draw(st.sampled_from(("", "CPU:0", "/job:localhost/task:0/device:GPU:*"))),
         )
+        node.measured = draw(facts)
         made.append(node)
     order = draw(st.permutations(made))
     for i, node in enumerate(order):
@@ -91,6 +93,7 @@ def contents(graph: Graph) -> list[object]:
                 {key: typed(value) for key, value in node.attrs.items()},
                 node.outputs,
                 node.device,
+                node.measured,
             )
             for node in graph
         ],

@@ -10,10 +10,9 @@ from tfswap.compiler.preconditions import sizeless
 from tfswap.compiler.recurrent_sizes import kept_bytes, recurrent_net, settle_recurrent
 from tfswap.device import cudnn_rnn
 from tfswap.device.cudnn_rnn import RecurrentNet, Spaces, ask
-from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.kernels.kernel_memory import node_memory
 
 GPU = DeviceModel("gpu", name="NVIDIA H200")
 MEASURED = [
@@ -92,11 +91,11 @@ def test_a_step_with_kerass_lstm_has_sizes(monkeypatch):
     node = graph["f"]
     assert recurrent_net(node) == MEASURED[0][0]
     assert [kind.nbytes for kind in node.outputs[3:]] == [524288256, 1]
-    memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, GPU)
+    memory = node_memory(node, GPU)
     # As TensorFlow's allocator recorded it: three outputs, the lengths, the workspace, and what is kept.
     outs = [("out", n) for n in range(5)]
     assert list(memory.events) == [*outs[:3], ("temp", 1024), ("temp", WORKSPACE_BYTES), *outs[3:]]
-    assert node.attrs[TEMPORARY_BYTES] == WORKSPACE_BYTES
+    assert node.measured.temporary_bytes == WORKSPACE_BYTES
 
 
 def test_such_a_step_can_be_planned_on_a_gpu_and_is_left_alone_on_a_cpu():

@@ -7,7 +7,7 @@ from graphs import contents, graphs_with_bodies
 from hypothesis import given
 
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import Dims, Dtype, Graph, Opaque
+from tfswap.ir.graph import Dims, Dtype, Graph, Measured, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.ir.types import TensorType
 
@@ -15,7 +15,7 @@ EXAMPLE = """\
 %a = Placeholder() {dtype=float32, shape=[2,?]} -> float32[2,?]
 %axis = Const() {dtype=int32, value=tensor<0803>} -> int32[2] = (0, -1)
 %"odd name" = Split(%axis, %a) {"a key"=(1, true, 1.0, b"it's", [*],), num_split=2} ^a -> float32[*], float32[]
-%sum = AddV2(%"odd name", %"odd name":1) {T=float32} ^axis ^a @"/device:CPU:0" -> float32[8,?]
+%sum = AddV2(%"odd name", %"odd name":1) {T=float32} ^axis ^a @"/device:CPU:0" -> float32[8,?] measured {seconds=0.5}
 %done = NoOp()
 feeds %a
 fetches %sum, %"odd name":1
@@ -44,6 +44,7 @@ def test_the_notation():
     assert graph["sum"].inputs == (split.out(0), split.out(1))
     assert graph["sum"].device == "/device:CPU:0"
     assert isinstance(graph["sum"].attrs["T"], Dtype)
+    assert graph["sum"].measured == Measured(seconds=0.5)
     assert graph["a"].attrs["shape"] == Dims((2, None))
     assert graph.small_constants == {graph["axis"]: (0, -1)}
     assert graph.feeds == [graph["a"]]

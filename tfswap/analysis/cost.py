@@ -243,8 +243,8 @@ def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
-    body_s = node.attrs.get(custom_ops.BODY_SECONDS)
-    return rates.launch_s + (body_s if isinstance(body_s, float) else work_seconds(node, rates))
+    measured_s = node.measured.seconds
+    return rates.launch_s + (work_seconds(node, rates) if measured_s is None else measured_s)
 
 
 def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:

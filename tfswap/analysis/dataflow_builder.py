@@ -24,7 +24,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import reads_variable, runs_python, uses_tensor_list
 from tfswap.ir.python_calls import held_until
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import KernelMemory, kernel_memory
+from tfswap.kernels.kernel_memory import KernelMemory, node_memory
 
 
 class _Facts(NamedTuple):
@@ -139,8 +139,7 @@ class Builder:
 
     def _facts(self, node: Node) -> _Facts:
         values = self._records.small_constants(node)
-        types = [source.outputs[o] for source, o in node.inputs]
-        memory = kernel_memory(node.op, node.attrs, types, node.outputs, self.device, values)
+        memory = node_memory(node, self.device, values)
         record = self._records.record(node, self.flow.value_of, self._held_bytes)
         if record is not None:
             used = self._variables.used.get(node)

@@ -25,7 +25,7 @@ from tfswap.analysis.tensor_lists import LIST_RULES, Call, uses_lists
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, is_const, is_view, uses_tensor_list
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import KernelMemory, kernel_memory
+from tfswap.kernels.kernel_memory import KernelMemory, node_memory
 
 SCHEDULES = 3
 """So many orders of a lowered body's kernels are replayed, one after another."""
@@ -295,7 +295,7 @@ class FunctionRuns:
 def memory_in(body: Graph, node: Node, device: DeviceModel) -> KernelMemory:
     """What the kernel of a body's node requests."""
     values = {p: c for p, t in enumerate(node.inputs) if (c := body.small_constants.get(t.node)) is not None}
-    return kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, device, values)
+    return node_memory(node, device, values)
 
 
 def group_chunks(body: Graph, group: Sequence[Node], device: DeviceModel) -> Chunks:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Output
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.kernels.kernel_memory import node_memory
 
 
 def solely_owned(graph: Graph, device: DeviceModel) -> Callable[[Output], bool]:
@@ -24,7 +24,7 @@ def solely_owned(graph: Graph, device: DeviceModel) -> Callable[[Output], bool]:
         node = tensor.node
         if uses[tensor] != 1 or node in constants or node in graph.bodies:
             return False
-        memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, device, {})
+        memory = node_memory(node, device)
         source = dict(memory.alias).get(tensor.index)
         if source is None:
             return memory.exact and ("out", tensor.index) in memory.events

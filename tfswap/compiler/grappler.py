@@ -1,17 +1,16 @@
-"""What Grappler, TensorFlow's own optimizers, makes of a step before it runs.
+"""Runs Grappler, TensorFlow's own graph optimizers, on a step, as TensorFlow does before a function's first call.
 
-Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's peak by up to a fifth either way, its
-time by more, and its last bits. So it is asked, as TensorFlow asks it before a function's first call: for the same
-device, with the function's arguments and results as they are there. Once as it is by default, to know how the step
-runs that tfswap leaves alone; and once for the graph that is planned, without its memory optimizer, which does what
-tfswap does, for no limit, and makes sums in any order, whose last bits differ from run to run.
+Grappler shares, folds, reassociates, fuses and reorders nodes. This changes a step's peak by up to a fifth, its time by
+more, and its last bits. tfswap runs it twice, for the same device and with the same arguments and results as
+TensorFlow. `as_executed` has the default options and gives the unoptimised step. `as_planned` gives the graph that is
+planned. It leaves out Grappler's memory optimizer, which swaps and recomputes without a limit and computes sums in any
+order, so that their last bits differ from run to run.
 
-What Grappler is given is named and kept as it is there, since it goes by names. Of the step as it is by default nodes
-come in the order that Grappler has put them in, by which the executor goes.
+Grappler depends on names, so nodes have the names that TensorFlow gives them. The nodes of the unoptimised step come in
+Grappler's order, which the executor follows.
 
-Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
-each body on its own. Such a step is planned as it was traced, unless they only check something, as assertions do; and
-so is one on several devices.
+Not handled: TensorFlow lowers loops and conditionals before Grappler. Here each body is optimized on its own. A step
+with them is planned as traced, unless they are assertions. A step on several devices is planned as traced.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 READS = frozenset({"ReadVariableOp"})
 WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 GATHER = "ResourceGather"
-"""Ops that show what is in a variable: by what they give, by what they are given, and by rows of it."""
+"""Ops that show a variable's type: by their result, by their input, and by rows of it."""
 
 FUSED = "_FusedConv2D"
 ONEDNN_FUSED = "_MklNativeFusedConv2D"
@@ -67,18 +66,18 @@ log = logging.getLogger("tfswap")
 
 HOST = "CPU:0"
 CPU_DEVICE_BYTES = 256 << 20
-"""What TensorFlow says that any CPU's memory is (threadpool_device_factory.cc)."""
+"""The memory size that TensorFlow reports for any CPU (threadpool_device_factory.cc)."""
 KEPT_BYTES = 100 << 10
-"""Grappler keeps what it has folded up to this size, whatever it comes from (constant_folding.cc, kMaxConstantSize)."""
+"""Grappler keeps folded constants of up to this size (constant_folding.cc, kMaxConstantSize)."""
 MOST_NODES = 100_000
-"""Of a graph with more, Grappler's copies take more than all of tfswap does, and its five minutes come into sight,
-after which it leaves out what it has not got to (meta_optimizer.cc): such a step is planned as it was traced."""
+"""A larger graph is planned as it was traced: Grappler's copies take more memory than all of tfswap, and it may exceed
+its limit of five minutes, after which optimizers are left out (meta_optimizer.cc)."""
 ROUNDED_UP = 2
-"""A chunk can be as many times as large as what is asked for."""
+"""A chunk is at most this multiple of its request."""
 
 
 def as_executed(graph: Graph, device: DeviceModel) -> Graph:
-    """`graph` as TensorFlow's executor gets it on `device`, by default; as it was traced where the optimizers fail."""
+    """`graph` as TensorFlow's executor runs it on `device`, by default; as it was traced where the optimizers fail."""
     from tensorflow.python.framework import errors_impl
 
     options = _options()
@@ -87,7 +86,7 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     try:
         return _optimized(graph, device, options)
     except (errors_impl.OpError, TfswapError) as error:
-        log.warning("TensorFlow's own optimizers fail on this step, whose unoptimised peak is a guess then: %s", error)
+        log.warning("TensorFlow's own optimizers fail on this step; its unoptimised peak is an estimate: %s", error)
         return graph
 
 
@@ -99,12 +98,12 @@ def as_planned(
     *,
     keeps: Callable[[str], bool] = lambda _: False,
 ) -> Graph:
-    """What is planned of `graph`: what Grappler makes of it without its memory optimizer, or the graph itself.
+    """The graph to plan: `graph` after Grappler without its memory optimizer, or `graph` itself.
 
     Args:
-        graph: as it was traced, with sizes bound to those of a call. Grappler does not get to know these.
+        graph: as it was traced, with sizes bound to those of a call. Grappler does not see these sizes.
         concrete: the trace.
-        keeps: whether the node of a name has to be there afterwards.
+        keeps: whether the node of this name must stay in the graph.
     """
     from tensorflow.python.framework import errors_impl
 
@@ -125,11 +124,11 @@ def as_planned(
     given = {node.name for node in graph if node.device}
     for node in made:
         if node.name not in given and node.device == _device_name(device):
-            node.device = ""  # where it runs was never asked for
+            node.device = ""  # the trace asked for no device
     for node in graph:
         call = differentiated(node)
         if call is not None and node.name in made and call.name in made:
-            # Grappler drops the edge, since the one comes after the other all the same.
+            # Grappler drops this edge where another path orders the two.
             made[node.name].controls = (*made[node.name].controls, made[call.name])
     made.executed = tuple(node.name for node in made)
     _arrange_as_traced(made, graph)
@@ -138,9 +137,9 @@ def as_planned(
 
 
 def _arrange_as_traced(made: Graph, traced: Graph) -> None:
-    """Put nodes in the trace's order, which holds less memory than Grappler's; new ones behind what they read.
+    """Put nodes in the trace's order, which needs less memory than Grappler's; new ones after their inputs.
 
-    Of what reads one gradient, the order is Grappler's: oneDNN's pass goes by that (passes/prepare/onednn_fusion.py).
+    Readers of one gradient keep Grappler's order, on which oneDNN's pass depends (passes/prepare/onednn_fusion.py).
     """
     place = {node.name: rank for rank, node in enumerate(traced)}
     rank: dict[Node, int] = {}
@@ -156,7 +155,7 @@ def _arrange_as_traced(made: Graph, traced: Graph) -> None:
 
 
 def _options() -> rewriter_config_pb2.RewriterConfig:
-    """How the user has set Grappler, to be changed."""
+    """A copy of the user's options for Grappler."""
     from tensorflow.python.eager import context
 
     options = context.context().config.graph_options.rewrite_options
@@ -164,12 +163,12 @@ def _options() -> rewriter_config_pb2.RewriterConfig:
 
 
 def _is_off(options: rewriter_config_pb2.RewriterConfig, graph: Graph) -> bool:
-    """Whether nobody is asked: the user wants it so (tf.config.optimizer.set_experimental_options), or for its size."""
+    """Whether Grappler does not run: the user's options say so, or the graph is too large."""
     return options.disable_meta_optimizer or len(graph) > MOST_NODES
 
 
 def _can_be_asked(graph: Graph) -> bool:
-    """Whether what Grappler makes of a graph is what runs: one device, and nothing that is lowered first."""
+    """Whether Grappler's result here is what TensorFlow would run: one device, and nothing that is lowered first."""
     if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
         return False
     kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}
@@ -177,7 +176,7 @@ def _can_be_asked(graph: Graph) -> bool:
 
 
 def _only_checks(graph: Graph) -> bool:
-    """Whether what its conditionals give is waited for and not read, as assertions are; and there is no loop."""
+    """Whether there is no loop, and results of conditionals are awaited and not read, as those of assertions."""
     if any((flow := control_flow(node.op)) is None or flow.is_loop for node in graph.bodies):
         return False
     passed_on = {node for node in graph if any(t.node in graph.bodies for t in node.inputs)}
@@ -198,13 +197,13 @@ def _optimized(
     shapes: Mapping[str, Shape] | None = None,
     kept: Sequence[str] = (),
 ) -> Graph:
-    """What Grappler makes of a graph.
+    """`graph` after Grappler.
 
     Args:
-        shapes: what Grappler gets to know of the arguments' shapes, by name; by default all that `graph` says.
-        kept: names of nodes that are there afterwards, besides what the graph's ends are.
+        shapes: the arguments' shapes that Grappler sees, by name; by default those in `graph`.
+        kept: names of nodes that must stay, besides feeds, fetches and targets.
     """
-    room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # what finds none ends the process
+    room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # folding that exceeds this ends the process
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
         options.constant_folding = options.OFF
     if not device.is_gpu:
@@ -214,7 +213,7 @@ def _optimized(
     add_by_kernels(graph)
     bodies = BodyFunctions()
     graph_def = export_graph_def(graph, bodies)
-    # TensorFlow 1's reference variables stay nodes: ops that write them take nothing else.
+    # TensorFlow 1's reference variables stay nodes: ops that write them accept no argument in their place.
     given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
     feeds = {feed.name: number for number, feed in enumerate(given)}
     arguments = _arguments(graph, given)
@@ -242,6 +241,9 @@ def _optimized(
     result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
     if traced := _only_traced(result, graph):
         result = import_with_bodies(made, arguments, list(feeds), fetches, targets, traced)
+    for node in result:
+        if node.name in graph:  # a GraphDef does not have it
+            node.measured = graph[node.name].measured
     for kernel, shaped in padded.items():
         if kernel in result:
             result[kernel].outputs = result[shaped].outputs
@@ -289,8 +291,8 @@ def _add_results(graph_def: graph_pb2.GraphDef, names: Sequence[str], fetches: S
 
 
 def _as_onednn(node: node_def_pb2.NodeDef) -> None:
-    """Grappler fuses convolutions of 16-bit floats where oneDNN's kernels take these, into an op that has no kernel for
-    them: it counts on oneDNN's graph pass, which has not run yet.
+    """Replace a fused convolution of 16-bit floats, in place, by oneDNN's op. Grappler fuses it into an op without a
+    kernel for them and relies on oneDNN's graph pass, which has not run yet.
     """
     if node.op == FUSED and node.attr["T"].type in map(enum_of, HALVES):
         node.op = ONEDNN_FUSED
@@ -298,14 +300,15 @@ def _as_onednn(node: node_def_pb2.NodeDef) -> None:
 
 
 def _declare_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
-    """Pass on what convolutions make that Grappler has fused with a Pad, by a node that says what its shape is.
+    """Add a node with the right shape after each convolution that Grappler has fused with a Pad, in place.
 
-    TensorFlow infers that shape as if there were no Pad. Returns by kernel, which is called otherwise then, that node.
+    TensorFlow infers that shape as if there were no Pad. The node takes the convolution's name. Returns its name by the
+    convolution's new name.
     """
     found: dict[str, str] = {}
     padded = [n for n in made.node if n.op == FUSED_3D and any(n.attr["padding_list"].list.i) and n.name in traced]
     if padded:
-        import tfswap.ops  # noqa: F401 TensorFlow knows the op from then on; few steps need it to be planned
+        import tfswap.ops  # noqa: F401 registers the op; few steps need it
     for node in padded:
         declared = made.node.add(name=node.name, op=custom_ops.DEFER, device=node.device)
         node.name = f"{node.name}/padded"
@@ -317,9 +320,7 @@ def _declare_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
 
 
 def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
-    """What of `made` has a size that its ops do not give, as `set_shape` has said it, or as it was found out. Named as
-    `import_with_bodies` names it.
-    """
+    """Types of tensors in `made` whose sizes are known from the trace only, by names as of `import_with_bodies`."""
     found: dict[str, TensorType] = {}
     for node in made:
         if any(kind.nbytes is None for kind in node.outputs) and node.name in traced:
@@ -341,7 +342,7 @@ def _made_of(
     options: rewriter_config_pb2.RewriterConfig,
     device: DeviceModel,
 ) -> graph_pb2.GraphDef:
-    """What Grappler makes of it, this time or in an earlier process."""
+    """`graph_def` after Grappler, run now or in an earlier process."""
     from google.protobuf.message import DecodeError
     from tensorflow.python.grappler import cluster
 
@@ -366,34 +367,33 @@ def _made_of(
 
 @functools.cache
 def _processor() -> str:
-    """What the processor can do, by which some kernels are fused or not."""
+    """The processor's features, which decide whether some kernels are fused."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return ""
 
 
 def _folding_room(graph: Graph) -> float:
-    """What may be held of an arena to compute a node beforehand, while a limit is on it.
+    """The bytes of the arena that folding a node may take while a limit is on it.
 
-    For the step's largest kernel every limit has room. The limit itself has no part in this: with another one the step
-    would have other last bits, and its floor would be that of another graph.
+    Every limit has room for the step's largest kernel. The limit itself is not used: the step's last bits, and the
+    graph whose floor is reported, would depend on it.
     """
     return max(largest_kernel_bytes(graph), KEPT_BYTES)
 
 
 def _names_in_function(graph: Graph, given: Sequence[Node]) -> tuple[list[str], dict[str, str]]:
-    """What TensorFlow calls the parts of the function that it makes of a trace, where it is another name than there.
+    """The names that differ between a trace and the function that TensorFlow makes of it.
 
-    Grappler goes by names: it puts nodes in order from the ends of the graph (model_pruner.cc), and no later optimizer
-    undoes that; it sorts the inputs of a sum (arithmetic_optimizer.cc), which are added in that order. Follows
-    NodeNameMapping in graph_to_functiondef.cc.
+    Grappler depends on names: it orders nodes from the graph's ends (model_pruner.cc), and sorts the inputs of a sum
+    (arithmetic_optimizer.cc), which are added in that order. Follows NodeNameMapping in graph_to_functiondef.cc.
 
     Args:
         given: the arguments.
 
     Returns:
-        The names of the nodes that the results leave by, of which there may be none in `graph`; and by name in the
-        trace what arguments and other nodes are called.
+        Names of the nodes of results, which `graph` need not have; and the new names of arguments and other nodes, by
+        their names in the trace.
     """
     used: dict[str, int] = {}
 
@@ -416,7 +416,7 @@ def _in_signature(name: str) -> str:
 
 
 def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:
-    """What the step is given, by name; for variables with what is in them, as far as the step's own ops show."""
+    """The step's arguments, by name; variables with their types, where the step's ops show these."""
     held: dict[str, list[HandleType]] = {
         node.name: [(enum_of(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
     }
@@ -425,7 +425,7 @@ def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:
 
 
 def _held(graph: Graph) -> dict[Node, TensorType]:
-    """By node that gives a variable's handle, what is in the variable."""
+    """The type of each variable, by the node of its handle."""
     held: dict[Node, TensorType] = {}
     for node in graph:
         if node.op in (*READS, *WRITES, GATHER):
@@ -451,10 +451,9 @@ def _shape(shape: Shape) -> tensor_shape_pb2.TensorShapeProto:
 
 
 def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) -> None:
-    """Make `node`, in place, an argument of a function, as Grappler gets it.
+    """Make `node`, in place, an argument of a function.
 
-    An argument's node does not say its shape, which Grappler then does not know. Another op, which Grappler does not
-    know either and so leaves alone, says it.
+    An `_Arg` node has no shape, which Grappler needs. `_ParallelConcatStart` has one, and Grappler does not change it.
     """
     del node.input[:]
     node.ClearField("attr")
@@ -472,7 +471,7 @@ def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) 
 
 
 def _drop_controls(node: node_def_pb2.NodeDef, feeds: Container[str]) -> None:
-    """Let `node` wait for no argument, as what was folded of an argument's shape does: they are there."""
+    """Remove control edges from arguments, in place, which constants folded from an argument's shape have."""
     inputs = [name for name in node.input if not (name.startswith("^") and name[1:] in feeds)]
     if len(inputs) < len(node.input):
         del node.input[:]
@@ -484,10 +483,10 @@ def _device_name(device: DeviceModel) -> str:
 
 
 def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:
-    """`device` as Grappler knows devices; what only its estimates of time use is made up.
+    """`device` for Grappler. The frequency, which only its time estimates use, is arbitrary.
 
-    Where it believes that a step takes four fifths of the device's memory, it makes sums that need less, and more of
-    them (memory_optimizer.cc, SchedulingPass).
+    Where it estimates that a step takes four fifths of the device's memory, it splits sums (memory_optimizer.cc,
+    SchedulingPass).
     """
     from tensorflow.core.protobuf import device_properties_pb2
 

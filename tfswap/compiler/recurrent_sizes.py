@@ -11,8 +11,7 @@ from typing import cast
 
 from tfswap.device import cudnn_rnn
 from tfswap.device.cudnn_rnn import DTYPES, MODES, RecurrentNet, Spaces
-from tfswap.ir.custom_ops import TEMPORARY_BYTES
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.graph import Graph, Measured, Node
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.device import DeviceModel
 
@@ -26,7 +25,7 @@ KEPT_BESIDES_BYTES = 256
 
 
 def settle_recurrent(graph: Graph, device: DeviceModel) -> None:
-    """Give the outputs of recurrent kernels their shapes, and each its workspace as an attribute, in place.
+    """Give the outputs of recurrent kernels their shapes, and record each one's workspace, in place.
 
     Kernels whose inputs have unknown sizes stay as they are.
     """
@@ -43,7 +42,7 @@ def _settle(node: Node) -> None:
     if net is None:
         return
     known = cudnn_rnn.spaces(net) or Spaces(0, kept_bytes(net))
-    node.attrs = {**node.attrs, TEMPORARY_BYTES: known.workspace_bytes}
+    node.measured = Measured(temporary_bytes=known.workspace_bytes)
     if node.op in FORWARD:
         kept = (known.reserve_bytes // ELEMENT_BYTES[net.dtype],) if net.training else ()
         outputs = list(node.outputs)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfswap.importers.references import functions_in
-from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.op_traits import control_flow, makes_pipeline
 
@@ -22,7 +21,7 @@ def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
         for node in part:
             if node in part.bodies or _is_on_host(node):
                 continue
-            if TEMPORARY_BYTES not in node.attrs and (names := functions_of(node)):
+            if node.measured.temporary_bytes is None and (names := functions_of(node)):
                 yield node, names
 
 

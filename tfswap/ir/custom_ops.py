@@ -196,11 +196,6 @@ FIRST_SHAPE: Final = "_tfswap_first_shape"
 STATE_OWNER: Final = "_tfswap_owner"
 STATE_PLACE: Final = "_tfswap_place"
 
-# Not ops: what was found out of a call that XLA compiles. What it takes from the arena besides its results, and how
-# long its body would take.
-TEMPORARY_BYTES: Final = "_tfswap_temporary_bytes"
-BODY_SECONDS: Final = "_tfswap_body_seconds"
-
 # TensorFlow's ops that have a generator's state in their kernels.
 DRAWS: Final = frozenset(
     {

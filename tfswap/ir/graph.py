@@ -46,10 +46,31 @@ class Dtype(str):
     __slots__ = ()
 
 
-class Node:
-    """One operation. Build and change it through `Graph`."""
+class Measured(NamedTuple):
+    """Facts about one node's kernel that no rule gives: measured before the step is planned, or computed by a pass.
 
-    __slots__ = ("attrs", "controls", "device", "inputs", "name", "op", "outputs")
+    Attributes:
+        temporary_bytes: the bytes that it requests from the arena besides its outputs. None: not measured.
+        seconds: the time of one run after its launch. None: not measured.
+    """
+
+    temporary_bytes: int | None = None
+    seconds: float | None = None
+
+
+NOT_MEASURED = Measured()
+
+
+class Node:
+    """One operation. Build and change it through `Graph`.
+
+    Attributes:
+        name, op, inputs, controls, attrs, device: as in TensorFlow's NodeDef.
+        outputs: the types of its outputs.
+        measured: facts that are no part of TensorFlow's node.
+    """
+
+    __slots__ = ("attrs", "controls", "device", "inputs", "measured", "name", "op", "outputs")
 
     def __init__(
         self,
@@ -68,6 +89,7 @@ class Node:
         self.attrs = attrs
         self.outputs = outputs
         self.device = device
+        self.measured = NOT_MEASURED
 
     def out(self, index: int = 0) -> Output:
         return Output(self, index)
@@ -290,6 +312,7 @@ class Graph:
         twins: dict[Node, Node] = {}
         for node in self:
             twins[node] = Node(node.name, node.op, (), (), node.attrs, node.outputs, node.device)
+            twins[node].measured = node.measured
             twin._nodes[node.name] = twins[node]
         for node, made in twins.items():
             made.inputs = tuple([Output(twins[source], index) for source, index in node.inputs])

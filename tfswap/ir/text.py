@@ -13,7 +13,8 @@ One node a line, in the graph's own order; an input may name a node that comes l
       feeds %i
       fetches %i
 
-After the last `=` stand the values of a small constant. What a loop or a conditional runs follows its graph, one
+After `measured` stand the fields of `Node.measured` that are known (`measured {temporary_bytes=4096}`), after the last
+`=` the values of a small constant. What a loop or a conditional runs follows its graph, one
 `body` after the other, moved to the right by two blanks. Whatever is empty is left out; blank lines and
 lines that start with `#` are ignored. Attributes are written as
 
@@ -36,7 +37,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.graph import NOT_MEASURED, Dims, Dtype, Graph, Measured, Node, Opaque, Output
 from tfswap.ir.types import TensorType
 
 T = TypeVar("T")
@@ -78,6 +79,9 @@ def _format_node(node: Node, constant: tuple[int, ...] | None) -> str:
         parts.append(f"@{json.dumps(node.device)}")
     if node.outputs:
         parts.append(f"-> {', '.join(map(str, node.outputs))}")
+    if node.measured != NOT_MEASURED:
+        known = (f"{key}={_value(value)}" for key, value in node.measured._asdict().items() if value is not None)
+        parts.append(f"measured {{{', '.join(known)}}}")
     if constant is not None:
         parts.append(f"= {_value(constant)}")
     return " ".join(parts)
@@ -264,6 +268,9 @@ def _parse_node(graph: Graph, line: _Line) -> tuple[Node, list[_Reference], list
     if name in graph:
         raise InvalidModel(f"line {line.number}: there is another node called {name!r}")
     node = graph.add(op, name, attrs=attrs, outputs=outputs, device=device)
+    if line.accept("measured"):
+        line.expect("{")
+        node.measured = _parse_measured(line)
     if line.accept("="):
         graph.small_constants[node] = _parse_value(line)
     line.end()
@@ -297,6 +304,13 @@ def _parse_attr(line: _Line) -> tuple[str, Any]:
     key = line.quoted(_PLAIN_WORD, "an attribute's name")
     line.expect("=")
     return key, _parse_value(line)
+
+
+def _parse_measured(line: _Line) -> Measured:
+    fields = dict(line.listed(_parse_attr, "}"))
+    if not fields.keys() <= {*Measured._fields} or not all(isinstance(v, (int, float)) for v in fields.values()):
+        raise line.fail(f"numbers for {' or '.join(Measured._fields)}")
+    return Measured(**fields)
 
 
 def _parse_type(line: _Line) -> TensorType:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 MOST_COLUMNS = 25
-"""conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes."""
+"""conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: the column buffer is at most this multiple of inputs and output."""
 
 
 def most_columns(gradient: tuple[int, ...], window: tuple[int, ...], volume: int) -> int:
@@ -22,7 +22,7 @@ def conv3d_columns(
     """Elements of the column buffer of a 3-D convolution's gradient; 0 where Eigen's kernel, which has none, runs.
 
     Args:
-        gradient: shape of what it is given, channels last.
+        gradient: shape of the incoming gradient, channels last.
         window: shape of the filter.
         volume: elements of the image.
         cache: elements that the last-level cache holds.

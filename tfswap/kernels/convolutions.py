@@ -133,7 +133,7 @@ def depthwise(facts: Facts) -> Events:
 
 
 def depthwise_backprop_input(facts: Facts) -> Events:
-    """depthwise_conv_grad_op.cc: as forward, and a row of input channels per shard."""
+    """depthwise_conv_grad_op.cc: as for the convolution, and a row of input channels per shard."""
     kernel = known_shape(facts.inputs[1])
     if kernel is None:
         return UNKNOWN
@@ -148,7 +148,7 @@ def depthwise_backprop_input(facts: Facts) -> Events:
 
 
 def depthwise_backprop_filter(facts: Facts) -> Events:
-    """depthwise_conv_grad_op.cc: a partial filter gradient per image, then as forward."""
+    """depthwise_conv_grad_op.cc: a partial filter gradient per image, then as for the convolution."""
     kernel, image = known_shape(facts.outputs[0]), known_shape(facts.inputs[0])
     if kernel is None or image is None:
         return UNKNOWN

@@ -13,7 +13,7 @@ def histogram(facts: Facts) -> Events:
 
 
 def dense_bincount(facts: Facts) -> Events:
-    """bincount_op.cc: a flag that none is negative; the bins of each thread and of the caller. A matrix has neither."""
+    """bincount_op.cc: a flag for negative values; the bins of each thread and of the caller. A matrix has neither."""
     if len(facts.inputs[0].shape or ()) != 1:
         return (OUT0,), True
     return bincount(facts)
@@ -43,7 +43,7 @@ def unravel_index(facts: Facts) -> Events:
 
 
 def gather_nd(facts: Facts) -> KernelMemory:
-    """gather_nd_op_cpu_impl.h: the position of a bad index, one number."""
+    """gather_nd_op_cpu_impl.h: the position of an invalid index, one number."""
     return with_events((("out", 0), ("temp", 4)))
 
 

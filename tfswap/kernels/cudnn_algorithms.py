@@ -1,20 +1,23 @@
-"""What cuDNN can compute a convolution with: its algorithms, the workspace of each, and how long each takes.
+"""The algorithms by which cuDNN computes a convolution, with the workspace and the time of each.
 
-Sizes and operations follow from shapes, by published formulas, and not from measurements. Chetlur et al. 2014 (cuDNN):
-the implicit product lays nothing out. Lavin and Gray 2016: Winograd's F(m x m, r x r) has (m + r - 1)^2 products for
-each m x m results; fused, only the transformed filters are in memory (their 16 MiB for 512 x 512 channels), otherwise
-images and results too. Mathieu et al. 2014 and Vasilache et al. 2015: transforms of all images, filters and results,
-padded to powers of two, of which real data needs half; 8 operations for a complex multiply-add. cuDNN's manual says
-which algorithm takes what: tiles of 32 x 32, transforms of up to 256, windows of 3 and 5 for Winograd, and none that is
-fused for the filter's gradient.
+Workspaces and operations are computed from shapes by published formulas, and are not measured.
 
-An algorithm takes its operations at the machine's rate of contractions, and what it lays out is written once and read
-once. So only ratios between algorithms of one convolution mean something.
+- Implicit product (Chetlur et al. 2014, cuDNN): no workspace.
+- Winograd (Lavin and Gray 2016): F(m x m, r x r) has (m + r - 1)^2 products for each m x m results. The fused kernel
+  stores the transformed filters only (their 16 MiB for 512 x 512 channels), the other one images and results as well.
+- FFT (Mathieu et al. 2014, Vasilache et al. 2015): all images, filters and results are transformed, padded to powers of
+  two. Real data needs half of each transform. A complex multiply-add counts as 8 operations.
 
-Not handled: convolutions over volumes, with strides, holes or groups, and of other types than float32 have the implicit
-product only. IMPLICIT_PRECOMP_GEMM, with whose few KiB of indices cuDNN often is faster, counts as IMPLICIT_GEMM. All
-algorithms are taken to have the tensor cores. That cuDNN may go through parts of a batch one after another, with a
-smaller workspace, is not known.
+cuDNN's manual gives the limits: tiles of 32 x 32, transforms of up to 256, windows of 3 and 5 for Winograd, and no
+fused Winograd kernel for the filter's gradient.
+
+The time of an algorithm is that of its operations at the machine's rate of contractions, and of writing and reading its
+workspace once. Only ratios between algorithms of one convolution are meaningful.
+
+Not handled: convolutions over volumes, with strides, dilations or groups, and of other types than float32 have the
+implicit product only. IMPLICIT_PRECOMP_GEMM, which is often faster and needs a few KiB of indices, counts as
+IMPLICIT_GEMM. Every algorithm is assumed to use the tensor cores. cuDNN may process a batch in parts, with a smaller
+workspace: this is not modelled.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ class Algorithm(NamedTuple):
     """One way to compute a convolution.
 
     Attributes:
-        name: as cuDNN calls it.
-        workspace_bytes: what it needs besides.
-        operations: floating point.
+        name: cuDNN's name for it.
+        workspace_bytes: the bytes of its workspace.
+        operations: the number of its floating-point operations.
     """
 
     name: str
@@ -45,11 +48,12 @@ class Algorithm(NamedTuple):
     operations: float
 
     def seconds(self, rates: Rates) -> float:
+        """The time that it takes on a machine with these rates."""
         return self.operations / rates.flops_per_s + 2 * self.workspace_bytes / rates.memory_bytes_per_s
 
 
 class _Sizes(NamedTuple):
-    """Of a convolution, or of either gradient of it."""
+    """The sizes of a convolution, or of either of its gradients, in elements."""
 
     images: int
     image: tuple[int, int]
@@ -60,12 +64,12 @@ class _Sizes(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Where an op has the image, the filter and the result of the convolution: input, or None for its output."""
+    """Positions of the convolution's image, filter and result among an op's inputs. None: the op's output."""
 
     image: int | None
     window: int | None
     result: int | None
-    fused: bool  # whether Winograd's algorithm is there in one kernel
+    fused: bool  # whether cuDNN has Winograd's algorithm in one kernel
 
 
 _OPS: dict[str, _Parts] = {
@@ -80,15 +84,16 @@ _OPS: dict[str, _Parts] = {
 
 
 def is_convolution(node: Node) -> bool:
-    """Whether cuDNN computes it, and chooses how by what it may have as workspace."""
+    """Whether cuDNN computes the node, with an algorithm that depends on the workspace allowed."""
     return node.op in _OPS
 
 
 def copied_bytes(node: Node) -> int:
-    """Of the image and the result of a convolution with channels last, 0 for other nodes: where cuDNN wants channels
-    first, TensorFlow copies them into that order for it, or back.
+    """Bytes of the image and the result that TensorFlow copies between layouts: channels last in the graph, channels
+    first for cuDNN.
 
-    Not for 16-bit floats, which tensor cores take as they are. Filters are copied in either order, and small.
+    0 for other nodes and for 16-bit floats, which tensor cores read in either layout. Filters are copied in both
+    layouts, are small, and are not counted.
     """
     parts = _OPS.get(node.op)
     if parts is None or node.attrs.get("data_format") in CHANNELS_FIRST:
@@ -98,8 +103,9 @@ def copied_bytes(node: Node) -> int:
 
 
 def algorithms(node: Node) -> list[Algorithm]:
-    """Those for a convolution, or a gradient of one; the first needs no workspace. Empty for other nodes, and where
-    sizes are not known.
+    """The algorithms for a convolution or a gradient of one. The first needs no workspace.
+
+    Empty for other nodes, and where sizes are unknown.
     """
     parts = _OPS.get(node.op)
     if parts is None:
@@ -123,14 +129,14 @@ def _kind(node: Node, where: int | None) -> TensorType:
 
 
 def _multiply_adds(window: TensorType, result: TensorType, layout: object) -> int | None:
-    """One for each element of the result and of the window that it is made of."""
+    """One for each element of the result and each element of the window that it is computed from."""
     if window.num_elements is None or result.num_elements is None or not window.shape or not window.shape[-1]:
         return None
     return result.num_elements * (window.num_elements // window.shape[-1])
 
 
 def _plain_sizes(node: Node, image: TensorType, window: TensorType, result: TensorType) -> _Sizes | None:
-    """None where only the product serves: strides, holes, groups, other types."""
+    """None where only the implicit product applies: strides, dilations, groups, other types."""
     shapes = image.shape, window.shape, result.shape
     if any(shape is None or len(shape) != 4 or None in shape or 0 in shape for shape in shapes):
         return None
@@ -146,7 +152,7 @@ def _plain_sizes(node: Node, image: TensorType, window: TensorType, result: Tens
 
 
 def _is_one(sizes: object) -> bool:
-    """Whether strides, or distances between a window's elements, are all 1."""
+    """Whether strides or dilations are all 1."""
     return isinstance(sizes, tuple) and set(cast("tuple[object, ...]", sizes)) <= {1}
 
 
@@ -162,7 +168,7 @@ Layout = tuple[int, float]
 
 
 def _winograd_tiles(sizes: _Sizes, size: int) -> tuple[int, int]:
-    """Of `size` results each way: how many there are, and the products of each and of a pair of channels."""
+    """The number of tiles of `size` x `size` results, and the products of one tile and one pair of channels."""
     tiles = sizes.images * math.prod(-(-length // size) for length in sizes.result)
     return tiles, (size + sizes.window[0] - 1) ** 2
 
@@ -181,7 +187,7 @@ def _winograd_nonfused(sizes: _Sizes) -> Layout:
 
 
 def _transformed(sizes: _Sizes, images: int, length: tuple[int, int]) -> Layout:
-    """So many images of `length` each way, the filters, and as many results."""
+    """Transforms of this number of images, of the filters, and of as many results. `length`: their height and width."""
     frequencies = length[0] * (length[1] // 2 + 1)
     maps = images * (sizes.channels + sizes.filters) + sizes.channels * sizes.filters
     products = 8.0 * frequencies * images * sizes.channels * sizes.filters
@@ -190,7 +196,7 @@ def _transformed(sizes: _Sizes, images: int, length: tuple[int, int]) -> Layout:
 
 
 def _fft_lengths(sizes: _Sizes) -> tuple[int, int]:
-    """Powers of two in which nothing wraps around."""
+    """The smallest powers of two in which the convolution does not wrap around."""
     needed = (
         max(image, result + window - 1)
         for image, result, window in zip(sizes.image, sizes.result, sizes.window, strict=True)

@@ -1,4 +1,4 @@
-"""What a device is, as far as its kernels' memory depends on it. No TensorFlow here."""
+"""The facts about a device that the memory of its kernels depends on. No TensorFlow here."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from tfswap.ir.types import HALVES, TensorType
 
 
 class DeviceModel(NamedTuple):
-    """The facts about a device that change what its kernels ask of the allocator.
+    """The facts about a device that change the requests of its kernels.
 
     Attributes:
         kind: "cpu" or "gpu".
         onednn: whether oneDNN's kernels replace TensorFlow's own (TF_ENABLE_ONEDNN_OPTS; CPU only).
-        intra_op_threads: threads that share one kernel's work; some kernels take a buffer per thread.
-        inter_op_threads: kernels that may run side by side.
-        l3_cache_bytes: the last-level cache as Eigen sees it, for which some kernels size their buffers (CPU only);
-            None where unknown: then these buffers are bounds.
-        onednn_dtypes: types of elements that oneDNN's kernels take, where they replace any, in order. Which 16-bit
-            floats are among them is up to what the processor can do.
-        name: what its driver calls it, "" where unknown (GPU only).
-        workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was configured
-            (TF_CUDNN_WORKSPACE_LIMIT_IN_MB); None where it was not (GPU only).
+        intra_op_threads: threads that share one kernel's work. Some kernels request a buffer per thread.
+        inter_op_threads: the number of kernels that may run concurrently.
+        l3_cache_bytes: the size of the last-level cache that Eigen reports, by which some kernels size their buffers
+            (CPU only). None: unknown, and the sizes of these buffers are bounds.
+        onednn_dtypes: element types that oneDNN's kernels support, sorted. The processor decides which 16-bit floats
+            are among them.
+        name: the driver's name of the device, "" where unknown (GPU only).
+        workspace_bytes: the largest workspace of a convolution that TensorFlow allows cuDNN
+            (TF_CUDNN_WORKSPACE_LIMIT_IN_MB). None: not configured (GPU only).
         tf32: whether contractions of float32 are computed in TF32 (GPU only).
-        codecs: whether the codecs run. On a GPU they are CUDA's.
-        deterministic: whether kernels give the same result each time (`enable_op_determinism`), for which some take
-            temporaries (GPU only).
+        codecs: whether the codecs can run. On a GPU they need CUDA's runtime compiler.
+        deterministic: whether `enable_op_determinism` is on. Some kernels then request temporaries (GPU only).
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -43,16 +42,16 @@ class DeviceModel(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether kernels are a GPU's."""
+        """Whether the device is a GPU."""
         return self.kind == "gpu"
 
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
-        """What it is to a kernel of these tensors: oneDNN's do not take all 16-bit floats."""
+        """The facts for a kernel with these tensors: oneDNN's kernels do not support all 16-bit floats."""
         if self.onednn and any(t.dtype in HALVES and t.dtype not in self.onednn_dtypes for t in tensors):
             return self._replace(onednn=False)
         return self
 
     @property
     def in_bodies(self) -> DeviceModel:
-        """What it is to the bodies of loops and conditionals: oneDNN's graph pass does not see into them."""
+        """The facts for the bodies of loops and conditionals, which oneDNN's graph pass does not rewrite."""
         return self._replace(onednn=False)

@@ -1,8 +1,8 @@
-"""What `Einsum` does to the allocator, step by step as linalg/einsum_op_impl.h does it.
+"""The requests of `Einsum`, in the steps of linalg/einsum_op_impl.h.
 
-Each operand is transposed, has repeated labels taken as a diagonal, and is summed over labels that only it has; the two
-are multiplied; the product has repeated labels put on a diagonal, and is transposed. Of these steps those run that
-change something. An ellipsis stands for labels of its own, which broadcast.
+Each operand is transposed, reduced to the diagonal of repeated labels, and summed over the labels that only it has. The
+two are multiplied. The product is expanded along the diagonal of repeated labels, and transposed. A step that changes
+nothing is left out. An ellipsis stands for unnamed labels, which broadcast.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tfswap.kernels.temporaries import Event, Facts, known_shape
 
 # einsum_op_impl.h, DimensionType, in the order in which an operand's dimensions are sorted.
 _BROADCAST, _BATCH, _FREE, _CONTRACT, _REDUCE = range(5)
-_SWAPPED = (0, 1, 3, 2, 4)  # the same with what is contracted before what is free: the product then takes it transposed
+_SWAPPED = (0, 1, 3, 2, 4)  # contracted dimensions before free ones: the product reads the operand transposed
 
 Shape = tuple[int, ...]
 Labels = list[str]
 
 
 class _Tensor(NamedTuple):
-    """An intermediate tensor: its shape, and whose allocation it is, or which input it still is."""
+    """An intermediate tensor: its shape, and the number of its allocation or of the operand that it is a view of."""
 
     shape: Shape
     allocation: int | None
@@ -34,7 +34,7 @@ class _Tensor(NamedTuple):
 
 
 class _Log:
-    """What is allocated and freed, what is multiplied, and what is copied."""
+    """The allocations and frees of one einsum, its product, and the number of elements copied."""
 
     def __init__(self, element_bytes: int):
         self._element_bytes = element_bytes
@@ -44,9 +44,10 @@ class _Log:
         self.copied = 0
 
     def allocate(self, shape: Shape, *, copied: bool = True) -> _Tensor:
-        """
+        """A new tensor of this shape.
+
         Args:
-            copied: whether another tensor's elements are, transposed or summed.
+            copied: whether its elements are copied or summed from another tensor.
         """
         self.copied += prod(shape) if copied else 0
         self._log.append((self._count, self._element_bytes * prod(shape)))
@@ -54,7 +55,7 @@ class _Log:
         return _Tensor(shape, self._count - 1)
 
     def free(self, tensor: _Tensor, *kept: _Tensor) -> None:
-        """Release it where it has an allocation of its own that none of `kept` has."""
+        """Free the tensor's allocation, unless it is an operand's or that of one of `kept`."""
         if tensor.allocation is not None and all(tensor.allocation != k.allocation for k in kept):
             self._log.append((tensor.allocation, -1))
 
@@ -134,8 +135,8 @@ def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
 
 
 class _Reduced(NamedTuple):
-    """An operand that is ready to be multiplied: its tensor, its batch dimensions, labels that are free, sizes, and
-    whether what is contracted comes before what is free.
+    """An operand of the product: its tensor, batch dimensions, free labels, the size of each label, and whether the
+    contracted dimensions come before the free ones.
     """
 
     tensor: _Tensor
@@ -176,7 +177,7 @@ def _split(term: str) -> Labels:
 
 
 def _labels(term: str, unnamed: Labels) -> Labels:
-    """The labels of a term, those that its ellipsis stands for among them."""
+    """The labels of a term, with its ellipsis replaced by the unnamed labels that it stands for."""
     return [label for one in _split(term) for label in (unnamed if one == "." else [one])]
 
 

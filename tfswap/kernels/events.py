@@ -1,14 +1,23 @@
-"""What a kernel asks of the allocator, as events in order."""
+"""The requests and frees of one kernel, as events in order."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 EventKind = Literal["temp", "out", "free", "release", "split", "part", "rest"]
-"""Kinds of events, each with a number: "temp" requests a temporary of so many bytes; "out" requests the output of that
-number; "free" frees the temporary of that number. Of loops and conditionals also "release": frees the value of that
-number; "split": one of the next requests, of so many bytes, gets a chunk of its own size; "part": the last such request
-has been named; "rest": what parts the latest of them is freed."""
+"""Kinds of events, each with a number.
+
+- "temp": a temporary of that many bytes is requested.
+- "out": the output of that number is requested.
+- "free": the temporary of that number is freed.
+
+Loops and conditionals have more kinds:
+
+- "release": the value of that number is freed.
+- "split": one of the next requests, of that many bytes, gets a chunk of exactly its size.
+- "part": the last request of a chunk split has been listed.
+- "rest": the remainder of the latest chunk split is freed.
+"""
 
 Event = tuple[EventKind, int]
 

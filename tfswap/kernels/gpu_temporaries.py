@@ -1,18 +1,17 @@
-"""The temporaries of GPU kernels: what they ask of the arena besides their outputs.
+"""The temporaries that GPU kernels request from the arena.
 
-Each function follows one source file of TensorFlow 2.21 and gives (events, exact), as those of temporaries.py.
-Compared with the allocator's own record of seven nets' steps on an H200 (tests/unit/gpu_allocations.json); the scratch
-of a few KiB that cub takes for reductions is left out.
+Each function follows one source file of TensorFlow 2.21 and gives (events, exact), as those of temporaries.py. They
+are compared with the allocator's record of the steps of seven nets on an H200 (tests/unit/gpu_allocations.json). CUB's
+scratch for reductions, a few KiB, is left out.
 
-Not handled: cuDNN's workspace where TensorFlow has no limit for it, and the copies of outputs between
-which autotuning looks for writes past their ends (`device.cudnn.without_redzones`).
+Not handled: cuDNN's workspace where TensorFlow has no limit for it, and the padded copies of outputs by which
+autotuning detects writes past their ends (`device.cudnn.without_redzones`).
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.types import HALVES, TensorType
 from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
 from tfswap.kernels.events import Event, out
@@ -20,7 +19,7 @@ from tfswap.kernels.memory_rules import Entry, events_rule
 from tfswap.kernels.temporaries import OUT0, Events, Facts, known_shape
 
 SORT_BYTES = 16 << 10
-"""What cub's radix sort takes besides two copies of the keys, and a 32nd of one."""
+"""CUB's radix sort requests two copies of the keys, a 32nd of a copy, and these bytes."""
 
 
 def convolution(facts: Facts) -> Events:
@@ -40,14 +39,14 @@ def convolution_input_gradient(facts: Facts) -> Events:
 
 
 def convolution_filter_gradient(facts: Facts) -> Events:
-    """conv_grad_filter_ops.cc, LaunchConv2DBackpropFilterOpImpl: the gradient as cuDNN has it, the image if padded."""
+    """conv_grad_filter_ops.cc, LaunchConv2DBackpropFilterOpImpl: the gradient in cuDNN's layout; a padded image."""
     image, gradient = facts.inputs[0], facts.inputs[2]
     copied = [_bytes(facts.outputs[0]), *_padded(facts, image, facts.outputs[0], gradient)]
     return _with_workspace(facts, copied, channels_last=[image, gradient])
 
 
 def depthwise_filter_gradient(facts: Facts) -> Events:
-    """depthwise_conv_grad_op.cc: as convolutions in groups, whose filter's gradient is transposed."""
+    """depthwise_conv_grad_op.cc: computed as a convolution in groups, whose filter gradient is then transposed."""
     return (OUT0, ("temp", _bytes(facts.outputs[0]))), False
 
 
@@ -59,14 +58,14 @@ def softmax(facts: Facts) -> Events:
 
 
 def bias_add_grad(facts: Facts) -> Events:
-    """bias_op.cc, ComputeWithReduceSum: where results must be the same each time, a copy with the channels last."""
+    """bias_op.cc, ComputeWithReduceSum: with deterministic ops, a copy with channels last."""
     if not facts.device.deterministic or facts.attrs.get("data_format") not in CHANNELS_FIRST:
         return (OUT0,), False
     return (OUT0, ("temp", _bytes(facts.inputs[0]))), False
 
 
 def unsorted_segment_sum(facts: Facts) -> Events:
-    """segment_reduction_ops_gpu.cu.h: where results must be the same each time, segments are sorted first."""
+    """segment_reduction_ops_gpu.cu.h: with deterministic ops, segments are sorted first."""
     ids, sums = facts.inputs[1], facts.outputs[0]
     if not facts.device.deterministic or not sums.shape:
         return (OUT0,), False
@@ -77,7 +76,7 @@ def unsorted_segment_sum(facts: Facts) -> Events:
 
 
 def recurrent(facts: Facts) -> Events:
-    """cudnn_rnn_ops.cc, CudnnRNNForwardOp: what it keeps for the gradient comes last."""
+    """cudnn_rnn_ops.cc, CudnnRNNForwardOp: the outputs for the gradient are allocated last."""
     outs = tuple(map(out, range(3)))
     return (*outs, *_recurrent_temporaries(facts), ("out", 3), ("out", 4)), False
 
@@ -90,12 +89,13 @@ def recurrent_gradient(facts: Facts) -> Events:
 def _recurrent_temporaries(facts: Facts) -> list[Event]:
     """The sequences' lengths, and the workspace (compiler/recurrent_sizes.py)."""
     lengths = _bytes(facts.inputs[4]) if len(facts.inputs) > 4 else 0
-    return [("temp", lengths), ("temp", cast("int", facts.attrs.get(TEMPORARY_BYTES, 0)))]
+    return [("temp", lengths), ("temp", facts.temporary_bytes or 0)]
 
 
 def _padded(facts: Facts, image: TensorType, kernel: TensorType, result: TensorType) -> list[int]:
-    """The bytes of the image with its padding, where it needs more of it at one end than at the other: cuDNN knows but
-    one padding for both. Nothing where it does not.
+    """The bytes of the padded image, where the padding is larger at one end than at the other. Empty otherwise.
+
+    cuDNN has one padding for both ends, so TensorFlow copies the image with the difference.
     """
     before, window, after = known_shape(image), known_shape(kernel), known_shape(result)
     if before is None or window is None or after is None or facts.attrs.get("padding") != b"SAME":
@@ -113,14 +113,14 @@ def _padded(facts: Facts, image: TensorType, kernel: TensorType, result: TensorT
 
 
 def _with_workspace(facts: Facts, always: list[int], channels_last: list[TensorType]) -> Events:
-    """What cuDNN's convolutions take: the workspace last, all that it is allowed.
+    """The temporaries of a convolution by cuDNN, with the largest workspace allowed as the last one.
 
-    cuDNN picks its algorithm, and so its workspace, when it first runs, within what it is allowed.
+    cuDNN picks its algorithm at its first run, by time, among those whose workspace is allowed.
 
     Args:
-        always: bytes of what is copied in either layout.
-        channels_last: what is copied as well where the graph has channels last and cuDNN is given them first, which
-            it is not of 16-bit floats, nor of those that it computes in TF32 (`ComputeInNhwcEnabled`).
+        always: bytes of the tensors that are copied in either layout.
+        channels_last: tensors that are also copied where the graph has channels last. cuDNN then computes with
+            channels first, except for 16-bit floats and TF32 (`ComputeInNhwcEnabled`).
     """
     dtype = facts.outputs[0].dtype
     taken = dtype in HALVES or (dtype == "float32" and facts.device.tf32)
@@ -141,8 +141,8 @@ _GPU_CONVOLUTION = Entry(events_rule(convolution), attrs=_WINDOW)
 _GPU_INPUT_GRADIENT = Entry(events_rule(convolution_input_gradient), attrs=_WINDOW)
 _GPU_FILTER_GRADIENT = Entry(events_rule(convolution_filter_gradient), attrs=_WINDOW)
 
-_GPU_RECURRENT = Entry(events_rule(recurrent), attrs=(TEMPORARY_BYTES,))
-_GPU_RECURRENT_GRADIENT = Entry(events_rule(recurrent_gradient), attrs=(TEMPORARY_BYTES,))
+_GPU_RECURRENT = Entry(events_rule(recurrent))
+_GPU_RECURRENT_GRADIENT = Entry(events_rule(recurrent_gradient))
 
 RULES: dict[str, Entry] = {
     "BiasAddGrad": Entry(events_rule(bias_add_grad), attrs=("data_format",)),
@@ -163,4 +163,4 @@ RULES: dict[str, Entry] = {
     "_FusedConv2D": _GPU_CONVOLUTION,
     "_FusedConv3D": _GPU_CONVOLUTION,
 }
-"""Kernels that take other temporaries on a GPU than on a CPU."""
+"""Kernels whose temporaries on a GPU differ from those on a CPU."""

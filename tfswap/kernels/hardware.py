@@ -1,8 +1,8 @@
-"""Machines by name: what they hold, and what they do in a second. No TensorFlow here.
+"""Machines by name: their memory and their rates. No TensorFlow here.
 
-Peaks are the vendors' own figures, one line per machine in `_SHEETS`; what of a peak a training step gets is one
-fraction per kind of unit, below. So two machines are compared on equal terms, and a plan can be made for one that
-is not at hand. A machine that is at hand is better measured: `tfswap.profile`, or the name "this".
+Peaks are the vendors' figures, one line per machine in `_SHEETS`. The share of a peak that a training step reaches is
+one constant per kind of unit, below. Machines are compared on equal terms, and a plan can be computed for a machine
+that is not present. A machine that is present is better measured: `tfswap.profile`, or the name "this".
 
 Sources of the sheets, by vendor's title. K40: "Tesla K40 GPU Accelerator", BD-06902-001. Titan X: GeForce GTX
 Titan X (Maxwell, 2015), the card of vDNN's measurements. P100: "Tesla P100 PCIe", PB-08248-001, in the machine of
@@ -12,7 +12,7 @@ latter in an IBM Power AC922 with four cards: three NVLink 2.0 bricks of 25 GB/s
 (half of the sheet's figure, which counts sparsity). RTX 4090: "NVIDIA Ada GPU Architecture", appendix A.
 PCIe x16: 15.75, 31.5 and 63 GB/s each way for generations 3, 4 and 5.
 
-Host memory is what one card of a common server of its day has for itself: 64 GB with K40c and Titan X, an eighth
+Host memory is one card's part of the memory of a common server of its time: 64 GB with K40c and Titan X, an eighth
 of a DGX-1 (512 GB), DGX A100 (1 TB) and DGX H100 or H200 (2 TB), a quarter of an AC922 (1 TB), 64 GB in a desktop.
 """
 
@@ -25,38 +25,36 @@ from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
 
 THIS = "this"
-"""The name that stands for the machine at hand, measured."""
-
+"""The name of the machine of this process, with measured rates."""
 
 DISK_BYTES_PER_S = 1e9
-"""What an NVMe drive of a server keeps up, both ways concurrently; a profile has the machine's own
-(`tfswap.profile(spill_dir=)`)."""
-
+"""The sustained rate of a server's NVMe drive that reads and writes concurrently. A profile has the measured rate of
+the machine (`tfswap.profile(spill_dir=)`)."""
 
 L3_CACHE_BYTES = float(32 << 20)
-"""Of a machine that is not at hand."""
+"""The last-level cache of a machine that is not present."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second.
+    """The sustained rates of a machine, per second.
 
     Attributes:
-        flops_per_s: contractions, sustained; a multiply-add counts as two.
-        steps_per_s: element-wise and irregular arithmetic, which no contraction's units speed up.
-        memory_bytes_per_s: what element-wise kernels read and write.
-        out_bytes_per_s: copies to host memory.
-        in_bytes_per_s: copies from host memory.
-        launch_s: what starting a kernel adds to it.
-        cores: kernels too small to be spread over more than one core can run side by side on so many.
-        copy_share: share of a copy's time that the kernels lose to it. 0 where copies have engines of their own; on
-            a CPU they run on the cores that the kernels run on.
-        disk_bytes_per_s: copies to disk, and from it.
-        onednn: whether oneDNN's kernels run, which share among cores what TensorFlow's own leave to one.
-        cudnn: whether cuDNN's run, which take as long for the gradients of a convolution as for the convolution.
-        channels_last: whether they take float32 with channels last: those of TF32 do (`ComputeInNhwcEnabled` in
-            conv_ops_gpu.cc). Others are given copies.
-        l3_cache_bytes: the last-level cache as Eigen sees it: some gradients choose their kernel by it.
+        flops_per_s: floating-point operations of contractions. A multiply-add counts as two.
+        steps_per_s: operations of element-wise and irregular arithmetic, which units for contractions do not speed up.
+        memory_bytes_per_s: bytes that element-wise kernels read and write.
+        out_bytes_per_s: bytes copied to host memory.
+        in_bytes_per_s: bytes copied from host memory.
+        launch_s: seconds that starting a kernel takes.
+        cores: the number of single-core kernels that can run concurrently.
+        copy_share: the share of a copy's time by which kernels are delayed. 0 where copy engines do the copies. On a
+            CPU, copies use the cores of the kernels.
+        disk_bytes_per_s: bytes copied to disk, or from it.
+        onednn: whether oneDNN's kernels run. They use all cores where some of TensorFlow's kernels use one.
+        cudnn: whether cuDNN's kernels run. The gradients of a convolution take as long as the convolution.
+        channels_last: whether cuDNN reads float32 with channels last, as it does in TF32 (`ComputeInNhwcEnabled` in
+            conv_ops_gpu.cc). Otherwise TensorFlow copies to channels first.
+        l3_cache_bytes: the size of the last-level cache that Eigen reports. Some gradients choose their kernel by it.
     """
 
     flops_per_s: float
@@ -79,12 +77,12 @@ class Machine:
     """A device, and the host that its tensors are swapped to.
 
     Attributes:
-        name: what a user calls it.
-        title: what it is.
-        device: facts that its kernels' memory depends on.
-        rates: what it does in a second.
-        memory_bytes: what TensorFlow's allocator can have on it; None where nothing bounds it.
-        host_bytes: host memory for swapped tensors; None where nothing bounds it.
+        name: its name in `tfswap.simulate(device=)` and on the command line.
+        title: its description for reports.
+        device: the facts that the memory of its kernels depends on.
+        rates: its rates.
+        memory_bytes: the bytes that TensorFlow's allocator can manage on it. None: unbounded.
+        host_bytes: the bytes of host memory for swapped tensors. None: unbounded.
     """
 
     name: str
@@ -96,8 +94,8 @@ class Machine:
 
 
 class _Sheet(NamedTuple):
-    """What a vendor says: peaks in 10^12 FLOP/s and 10^9 bytes/s; memory in MiB, as the driver reports it, and the
-    host's in 10^9 bytes."""
+    """A vendor's figures: peaks in 10^12 FLOP/s and 10^9 bytes/s, memory in MiB as the driver reports it, host memory
+    in 10^9 bytes."""
 
     title: str
     fp32: float
@@ -133,34 +131,35 @@ _NAMED_BY_DRIVER = {
     "RTX 4090": "rtx-4090",
     "TITAN X": "titan-x",
 }
-"""By what is in the driver's name of a GPU ("NVIDIA H200"), whose sheet is nearest."""
+"""Parts of the driver's name of a GPU ("NVIDIA H200"), and the machine whose figures are used for it."""
 
 FP32_SHARE = 0.6
-"""Of the peak that contractions sustain without tensor cores: NVIDIA's ResNet-50 in FP32 on a V100, 390 images a
-second at 24.6 GFLOP each, is 0.61 of its peak over a whole step."""
+"""The share of the FP32 peak that contractions sustain without tensor cores: NVIDIA's ResNet-50 on a V100, 390 images a
+second at 24.6 GFLOP each, reaches 0.61 of the peak over a whole step."""
 TF32_SHARE = 0.25
-"""The same in TF32, TensorFlow's default where there is any: 800 images a second on an A100 are an eighth of its
-peak, and element-wise kernels take about half of such a step."""
+"""The same share in TF32, TensorFlow's default where the hardware has it: 800 images a second on an A100 are an eighth
+of its peak, and element-wise kernels take about half of such a step."""
 STEPS_SHARE = 0.25
-"""Element-wise arithmetic: half of what fused multiply-adds count, at half of the rate."""
+"""The rate of element-wise arithmetic as a share of the FP32 peak: one operation where a fused multiply-add counts
+two, at half of the rate."""
 MEMORY_SHARE = 0.8
-"""Of the memory's bandwidth, that a stream of large reads and writes gets."""
+"""The share of the memory's bandwidth that a stream of large reads and writes reaches."""
 LINK_SHARE = 0.8
-"""Of the link's, that copies of a few MiB from and to pinned memory get."""
+"""The share of the link's bandwidth that copies of a few MiB from and to pinned memory reach."""
 LAUNCH_S = 5e-6
-"""A kernel's way through TensorFlow's executor and the driver, where the device does not run behind."""
+"""The time of a kernel's launch by TensorFlow's executor and the driver, where the device waits for it."""
 CONTEXT_BYTES = 500 << 20
-"""What the driver, cuDNN and cuBLAS keep for themselves."""
+"""Memory that the driver, cuDNN and cuBLAS reserve."""
 
 
 def _kept_free_bytes(capability: int) -> int:
-    """What TensorFlow leaves to the system on a GPU of this generation (gpu_device.cc, MinSystemMemory)."""
+    """Bytes that TensorFlow leaves to the system, by the GPU's compute capability (gpu_device.cc, MinSystemMemory)."""
     mib = 500 if capability <= 6 else 1050 if capability == 7 else 1536 if capability == 8 else 1800
     return mib << 20
 
 
 def described(name: str) -> Machine:
-    """The machine of this name, other than "this". Raises TfswapError, naming those that are known."""
+    """The machine of this name, other than "this". Raises TfswapError with the known names for any other name."""
     sheet = _SHEETS.get(name.lower())
     if sheet is None:
         raise TfswapError(f"no device is called {name!r}: those described are {', '.join(NAMES)}")
@@ -185,20 +184,20 @@ def described(name: str) -> Machine:
     )
 
 
-# What TensorFlow's kernels get of one core of an AMD EPYC with AVX-512, by CPU time (benchmarks/cost_model.py). A
-# copy lane is one thread's memcpy, at half of what it reaches alone: the kernels use the same memory.
+# Rates of TensorFlow's kernels on one core of an AMD EPYC with AVX-512, by CPU time (benchmarks/cost_model.py). One
+# thread copies for swaps, at half of the rate that it reaches alone: the kernels use the same memory.
 CPU_CORE_FLOPS_PER_S = 80e9
 CPU_CORE_STEPS_PER_S = 2e9
 CPU_CORE_MEMORY_BYTES_PER_S = 16e9
 CPU_COPY_BYTES_PER_S = 8e9
 CPU_LAUNCH_S = 3e-6
 MAX_MEMORY_CORES = 8
-"""So many cores use all of a socket's memory bandwidth."""
+"""The number of cores that use all of a socket's memory bandwidth."""
 DEFAULT_GPU = "a100"
 
 
 def default_rates(device: DeviceModel) -> Rates:
-    """What a machine of this kind does, where no better is known: the same on every machine with the same GPU."""
+    """The rates of a device that was not measured. They depend on its kind, GPU name and cores only."""
     if device.is_gpu:
         known = (name for part, name in _NAMED_BY_DRIVER.items() if part in device.name)
         return described(next(known, DEFAULT_GPU)).rates
@@ -211,8 +210,9 @@ def default_rates(device: DeviceModel) -> Rates:
         in_bytes_per_s=CPU_COPY_BYTES_PER_S,
         launch_s=CPU_LAUNCH_S,
         cores=cores,
-        # While a copy runs on a thread's core, Eigen's other threads run its share. oneDNN gives each an equal
-        # part, and all wait for that one; of its steps half is Eigen's (tfswap.profile: 0.59 and 0.97 on two cores).
+        # While a copy runs on a core, Eigen's threads on the other cores run that core's share. oneDNN gives each
+        # thread an equal part, and all wait for the delayed one. Eigen's kernels are half of a step with oneDNN
+        # (tfswap.profile: 0.59 and 0.97 on two cores).
         copy_share=(1 + 1 / cores) / 2 if device.onednn else 1 / cores,
         onednn=device.onednn,
         l3_cache_bytes=float(device.l3_cache_bytes or L3_CACHE_BYTES),

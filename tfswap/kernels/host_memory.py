@@ -1,11 +1,11 @@
 """Which results of a GPU's kernels are in host memory, outside of the device's arena.
 
-Shapes, small integers and the handles of lists are the host's: TensorFlow computes on them there, and registers the
-kernels of int32 for it (`HostMemory`), except where data is of that type. The tests compare this with the
-registrations of TensorFlow's GPU wheel.
+Shapes, small integers and the handles of lists are in host memory, where TensorFlow computes on them. It registers
+kernels of int32 with `HostMemory`, except those for data. The tests compare these tables with the registrations of
+TensorFlow's GPU wheel.
 
-Not handled: a variable's handle, whose size here is the variable's; a function that returns an int32 of the device's,
-which is taken for one of the host's.
+Not handled: a variable's handle, whose size here is the variable's; a function that returns an int32 in device memory,
+which counts as one in host memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
 OBJECTS = frozenset({"string", "variant"})
-"""Types whose values are objects of the host: lists, say."""
+"""Types whose values are objects on the host's heap, such as lists."""
 
 ON_HOST = frozenset(
     {
         "Shape",  # of each integer type
         "ShapeN",
         "Size",
-        "StatelessRandomGetKeyCounter",  # uint64: what the kernels of random numbers are given
+        "StatelessRandomGetKeyCounter",  # uint64: the seeds of the kernels of random numbers
         "StatelessRandomGetKeyCounterAlg",
         "TensorListElementShape",
     }
@@ -41,7 +41,7 @@ HOST_COMPARISONS = frozenset(
         "NotEqual",
     }
 )
-"""Of int32, which is on the host, their results are there too."""
+"""Ops whose bool results are in host memory where their inputs are int32."""
 
 INT32_ON_DEVICE = frozenset(
     {
@@ -148,11 +148,11 @@ INT32_ON_DEVICE = frozenset(
         "UpperBound",
     }
 )
-"""Ops whose results of int32 are the device's, as those of any other type."""
+"""Ops whose int32 results are in device memory, as those of any other type."""
 
 
 def on_host(op: str, inputs: Sequence[TensorType], output: TensorType, device: DeviceModel) -> bool:
-    """Whether the kernel has this result in host memory, outside of the arena."""
+    """Whether the kernel stores this result in host memory, outside the arena."""
     if not device.is_gpu:
         return False
     if output.dtype in OBJECTS or op in ON_HOST:

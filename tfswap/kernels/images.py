@@ -32,7 +32,7 @@ def adjust_contrast(facts: Facts) -> Events:
 
 
 def _weights(source: int, result: int) -> tuple[int, int]:
-    """scale_and_translate_op.cc: the first source of each pixel, and its weights: at most one per source."""
+    """scale_and_translate_op.cc: the first source pixel of each result, and at most one weight per source pixel."""
     return 4 * result, 4 * source * result
 
 
@@ -47,7 +47,7 @@ def scale_and_translate(facts: Facts) -> Events:
 
 
 def scale_and_translate_grad(facts: Facts) -> Events:
-    """scale_and_translate_op.cc: the reverse, with transposed weights."""
+    """scale_and_translate_op.cc: the transposed weights as well, and the image between the two resizings."""
     gradient, image = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
     if gradient is None or image is None:
         return UNKNOWN

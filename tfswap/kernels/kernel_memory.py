@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from tfswap.ir.custom_ops import TOGETHER
+from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels import (
     compiled_functions,
@@ -50,7 +51,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import BINARY, CHOICE, FRESH, UNARY, Entry, KernelMemory
 from tfswap.kernels.temporaries import Event, Facts
 
-__all__ = ["Event", "KernelMemory", "kernel_memory"]
+__all__ = ["Event", "KernelMemory", "kernel_memory", "node_memory"]
 
 _RULES: dict[str, Entry] = {
     **views.RULES,
@@ -103,8 +104,9 @@ def kernel_memory(
     outputs: Sequence[TensorType],
     device: DeviceModel,
     values: Mapping[int, tuple[int, ...]] = _NO_VALUES,
+    temporary_bytes: int | None = None,
 ) -> KernelMemory:
-    """What one kernel does to the allocator. Memoised on all that its rule reads.
+    """The memory of one kernel. Memoised on all that its rule reads.
 
     Args:
         op: the op's type.
@@ -114,6 +116,7 @@ def kernel_memory(
         device: where it runs.
         values: the flat integer values of constant inputs, by position. Optional: they decide where shapes do not
             (a transposition's permutation, a reduction's axes, a slice's start).
+        temporary_bytes: as in `Measured`, for kernels whose temporaries no rule gives.
     """
     if op == TOGETHER:
         return _together(attrs, inputs, outputs, device, values)
@@ -127,14 +130,23 @@ def kernel_memory(
         device,
         tuple([attrs.get(name) for name in entry.attrs]),
         tuple([values.get(position) for position in entry.values]),
+        temporary_bytes,
     )
     found = _cache.get(key)
     if found is None:
-        found = entry.rule(Facts(attrs, inputs, outputs, device.running((*inputs, *outputs)), values))
+        running = device.running((*inputs, *outputs))
+        found = entry.rule(Facts(attrs, inputs, outputs, running, values, temporary_bytes))
         if device.is_gpu and found.events:  # few GPU kernels have been measured
             found = found._replace(exact=False)
         _cache[key] = found
     return found
+
+
+def node_memory(node: Node, device: DeviceModel, values: Mapping[int, tuple[int, ...]] = _NO_VALUES) -> KernelMemory:
+    """The memory of a node's kernel. Arguments as of `kernel_memory`."""
+    types = [source.outputs[index] for source, index in node.inputs]
+    measured_bytes = node.measured.temporary_bytes
+    return kernel_memory(node.op, node.attrs, types, node.outputs, device, values, measured_bytes)
 
 
 def _together(

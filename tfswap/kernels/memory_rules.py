@@ -34,10 +34,10 @@ class KernelMemory(NamedTuple):
         exact: False where the above is an upper bound.
         usual: the events that were measured, where `events` is an upper bound. None where nothing was measured.
         temp_forward: (k, candidates) pairs: as `forward`, for the k-th temporary of `events`.
-        held_bytes: bytes that the kernel holds from its construction. Its output is there, and is no request.
+        held_bytes: bytes that the kernel holds from its construction. They contain its output, which is no request.
         writes: whether the kernel writes over the aliased input. The output is then no view, but is no request either.
-        process_bytes: the most that it requests at a time from the process's allocator, whichever allocator it is
-            given: a part of its temporaries.
+        process_bytes: the most bytes that the kernel holds from the process's CPU allocator at one time, whichever
+            allocator its device has. They are a part of its temporaries.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -143,8 +143,8 @@ def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[in
 
 
 def fused(compute: Callable[[Facts], Events | Measured]) -> Rule:
-    """A rule of `events_rule` for a kernel with more in it: oneDNN's add into the buffer of what they add, where they
-    may (mkl_conv_ops.cc, mkl_matmul_op_fused.cc; kInputIndex_Add).
+    """A rule of `events_rule` for a fused kernel. oneDNN's kernels add into the buffer of the added input where it can
+    be forwarded (mkl_conv_ops.cc, mkl_matmul_op_fused.cc; kInputIndex_Add).
     """
     plain, adding = events_rule(compute), events_rule(compute, forward=(3,))
 
@@ -157,7 +157,7 @@ def fused(compute: Callable[[Facts], Events | Measured]) -> Rule:
 
 
 def in_order(*first: int) -> Rule:
-    """Every output allocated, these before the others; nothing else."""
+    """Every output is allocated, the ones in `first` before the others; nothing else."""
 
     def rule(facts: Facts) -> KernelMemory:
         rest = [o for o in range(len(facts.outputs)) if o not in first]
@@ -167,7 +167,7 @@ def in_order(*first: int) -> Rule:
 
 
 VARIANT_BYTES = 64
-"""A scalar that holds a list or another object, whose contents are on the heap."""
+"""A scalar with a list or another object, whose contents are on the heap."""
 
 UNARY = Entry(forwarding(0))
 """Element by element, one input (cwise_ops_common.h, UnaryOp; relu_op.h, UnaryElementWiseOp)."""

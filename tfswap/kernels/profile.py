@@ -1,8 +1,8 @@
-"""What a step's kernels took when they ran: a frozen value, saved as JSON. No TensorFlow here.
+"""The measured times of a step's kernels: a frozen value, saved as JSON. No TensorFlow here.
 
-A kernel is found again by its node's name, op, and the types that go in and come out, so that a profile outlives
-the trace that it was taken of. One that is new under its name (a layer was renamed, a model built twice) takes the
-median of those measured with the same op and types; one that nothing like was measured has no time here.
+A kernel is identified by its node's name, its op, and the types of its inputs and outputs, so a profile also holds for
+a later trace of the step. A kernel with an unknown name (a layer was renamed, a model built twice) has the median time
+of the kernels with the same op and types. Where there is no such kernel, it has no time here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Timed(NamedTuple):
     """One measured kernel.
 
     Attributes:
-        name: of its node.
-        op: its type.
-        types: of what it reads and makes, as `types_of` writes them.
-        seconds: of one run.
+        name: its node's name.
+        op: its node's op type.
+        types: the types of its inputs and outputs, as `types_of` writes them.
+        seconds: the seconds of one run.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Timed(NamedTuple):
 
 
 class Density(NamedTuple):
-    """Of one measured tensor.
+    """The density of one measured tensor.
 
     Attributes:
         tensor: its name ("node:0").
-        types: of what its node reads and makes, as `types_of` writes them.
-        share: of its values that are not zero.
+        types: the types of its node's inputs and outputs, as `types_of` writes them.
+        share: the share of its values that are not zero.
     """
 
     tensor: str
@@ -66,12 +66,12 @@ class Profile:
     """Measured times of a step's kernels, and the copy rates of the machine. Times are in seconds, rates per second.
 
     Attributes:
-        kind: the kind of the device that it ran on, "cpu" or "gpu".
+        kind: the kind of the device that the step ran on, "cpu" or "gpu".
         machine: the name of that device.
         fingerprint: the fingerprint of the graph that ran, as in a Plan.
-        rates: the machine's rates; those of kernels are fitted to the measured ones.
-        unordered: the unoptimised step's time, over that of the same kernels in order, one after another; None where
-            it was not run (it does not fit).
+        rates: the machine's rates. Those of kernels are fitted to the measured times.
+        unordered: the time of the unoptimised step, divided by that of the same kernels in order, one after another.
+            None where the unoptimised step was not run because it does not fit.
         kernels: all measured kernels.
         densities: shares of nonzero values in tensors saved for the backward pass.
     """
@@ -136,7 +136,7 @@ class Profile:
 
 
 def _check_values(profile: Profile) -> None:
-    """Refuse what no machine can have been measured at."""
+    """Refuse values that no measurement can give."""
     for name, value in dataclasses.asdict(profile.rates).items():
         lowest = 0 if name in ("launch_s", "copy_share") else 1  # others are divided by
         if not isinstance(value, bool) and value < lowest:

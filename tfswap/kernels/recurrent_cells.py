@@ -1,7 +1,7 @@
-"""The fused cells of recurrent nets. Follows TensorFlow 2.21's rnn/lstm_ops.cc and
-rnn/gru_ops.cc: outputs first, then scratch, all of it held until the kernel ends.
+"""The fused cells of recurrent nets (rnn/lstm_ops.cc, rnn/gru_ops.cc of TensorFlow 2.21).
 
-Kernels over all time steps work on slices of their tensors, and on copies of slices that are not aligned.
+Outputs are requested first, then scratch, which is held until the kernel ends. Kernels over all time steps work on
+slices of their tensors, and on copies of slices that are not aligned.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tfswap.kernels.memory_rules import Entry, KernelMemory, candidates, outs, w
 from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES, Event, Facts, known_shape
 
 _Slices = Iterable[tuple[str, int, int]]
-"""Which slices are taken, in order: a name, the step, and a step's bytes."""
+"""Slices in the order of their use: name, time step, bytes of one time step."""
 
 _Taken = Callable[[int, int, int], _Slices]
-"""Which slices are taken, of so many steps, by the bytes that a step's input and its state have."""
+"""Lists the slices, from the number of time steps and the bytes of one time step's input and state."""
 
 
 def _matrices(facts: Facts, *positions: int) -> list[tuple[int, ...]] | None:
@@ -29,12 +29,12 @@ def _matrices(facts: Facts, *positions: int) -> list[tuple[int, ...]] | None:
 def _cell(
     facts: Facts, takes: Sequence[tuple[int, int]], state: int, scratch: Sequence[tuple[int, int]]
 ) -> KernelMemory:
-    """A cell of one step.
+    """A cell of one time step.
 
     Args:
         takes: (output, input) pairs: the output may be written over the input.
-        state: which input is the state.
-        scratch: per temporary, how many inputs and how many states wide it is.
+        state: the position of the state among the inputs.
+        scratch: (inputs, states) per temporary: its width as a multiple of the input's and of the state's width.
     """
     forward = tuple(pair for output, source in takes for pair in candidates(facts, output, (source,)))
     shapes = _matrices(facts, 0, state)
@@ -62,7 +62,7 @@ def gru_cell(facts: Facts) -> KernelMemory:
 
 
 def gru_cell_grad(facts: Facts) -> KernelMemory:
-    """The gradients of the two gates and of what is reset, and two concatenated ones."""
+    """The gradients of the two gates and of the reset state, and two concatenated gradients."""
     return _cell(facts, ((0, 0), (1, 1)), 1, ((0, 1), (0, 1), (0, 1), (1, 1), (1, 1)))
 
 
@@ -72,7 +72,7 @@ def block_lstm(facts: Facts) -> KernelMemory:
 
 
 def block_lstm_grad(facts: Facts) -> KernelMemory:
-    """The same backwards: the concatenated input and its gradient, and those of the gates and states."""
+    """All steps in reverse: the concatenated input and its gradient, and the gradients of the gates and states."""
     return _block(facts, ((1, 1), (1, 1), *((0, 1),) * 5, (0, 4), (0, 1), (0, 1)), _backward_slices)
 
 
@@ -109,7 +109,7 @@ def _block(facts: Facts, scratch: Sequence[tuple[int, int]], slices: _Taken) -> 
         if step * nbytes % TENSOR_ALIGN_BYTES and name not in copies:
             copies[name] = len(events)
             events.append(("temp", nbytes))
-    # The copies are kept by name, and go from the last name to the first.
+    # The kernel stores the copies in a map by name, and frees them from the last name to the first.
     events += [free(copies[name]) for name in sorted(copies, reverse=True)]
     return with_events((*outputs, *events), exact=given is not None or not copies)
 

@@ -24,7 +24,7 @@ ALIGNMENT_BYTES = 64
 
 
 def reduce(facts: Facts) -> KernelMemory:
-    """collective_ops.cc: the output takes the input's buffer over where it can; then the ring's temporaries."""
+    """collective_ops.cc: the input's buffer is forwarded to the output where possible; then the ring's temporaries."""
     forward = candidates(facts, 0, (0,))
     total = facts.inputs[0].nbytes
     if total is None or facts.device.is_gpu:

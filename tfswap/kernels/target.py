@@ -1,4 +1,4 @@
-"""What a rewritten step is for: the one place that says what the planner and the passes may use."""
+"""The target of a rewritten step: its device, and which ops and kernels the planner and the passes may use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from tfswap.kernels.device import DeviceModel
 
 @dataclass(frozen=True)
 class Target:
-    """What the rewritten step runs on, and what its graph may have.
+    """The device of a rewritten step, and what its graph may have.
 
     Attributes:
         device: the device.
-        portable: whether TensorFlow's own ops alone may be in the graph.
-        keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
+        portable: whether the graph may have TensorFlow's own ops only.
+        keeps_results: whether the results stay in the arena for the caller, as a function's do. A session copies them
+            to host memory.
         held: names of tensors that the unoptimised step holds until its end.
     """
 
@@ -34,12 +35,13 @@ class Target:
 
     @property
     def runs_concurrently(self) -> bool:
-        """Whether nodes of several kernels can run: there are threads for two, and oneDNN's graph pass, which does not
-        see into such a node, replaces no kernel.
+        """Whether one node may run several kernels concurrently.
+
+        It needs two threads. It is excluded with oneDNN, whose graph pass cannot replace kernels within such a node.
         """
         return self.own_ops and self.device.inter_op_threads > 1 and not self.device.onednn
 
     @property
     def onednn(self) -> bool:
-        """Whether oneDNN's graph pass rewrites the step when TensorFlow makes it."""
+        """Whether oneDNN's graph pass rewrites the step when TensorFlow instantiates it."""
         return self.device.onednn

@@ -1,4 +1,4 @@
-"""What the rules of all kernels share: the facts about a node, events, and shapes that are known.
+"""Types and helpers of all rules: the facts about a node, events, and known shapes.
 
 A function of temporaries follows one source file of TensorFlow 2.21. It gives `Events`: the requests, as in
 `KernelMemory.events`, and whether they are exact. They are an upper bound where timing or unknown values decide. A
@@ -27,13 +27,18 @@ TENSOR_ALIGN_BYTES = 64
 
 
 class Facts(NamedTuple):
-    """All that a rule may depend on: the arguments of `kernel_memory.kernel_memory`."""
+    """All that a rule may depend on: the arguments of `kernel_memory.kernel_memory`.
+
+    Attributes:
+        temporary_bytes: as in `Measured`.
+    """
 
     attrs: Mapping[str, object]
     inputs: Sequence[TensorType]
     outputs: Sequence[TensorType]
     device: DeviceModel
     values: Mapping[int, tuple[int, ...]]
+    temporary_bytes: int | None = None
 
 
 def known_shape(kind: TensorType) -> tuple[int, ...] | None:

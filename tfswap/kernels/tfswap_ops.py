@@ -13,7 +13,7 @@ from tfswap.kernels.variables import update
 
 
 def hand_over(facts: Facts) -> KernelMemory:
-    """The slots that the kernel holds for its results, each a chunk."""
+    """The result slots that the kernel holds, each a chunk."""
     slots, nbytes = facts.attrs.get("slots"), facts.outputs[0].nbytes
     if not isinstance(slots, int) or nbytes is None:
         return fresh(facts)
@@ -21,7 +21,7 @@ def hand_over(facts: Facts) -> KernelMemory:
 
 
 def outside(facts: Facts) -> KernelMemory:
-    """The caller's memory between two calls: its own tensors, and the gradients that it passes."""
+    """The caller's memory between the forward and the backward call: its tensors, and the gradients that it passes."""
     room = facts.attrs.get("room")
     count = room if isinstance(room, int) else 0
     own = tuple(temp(kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
@@ -29,9 +29,10 @@ def outside(facts: Facts) -> KernelMemory:
 
 
 def group(facts: Facts) -> KernelMemory:
-    """Of kernels that run concurrently: the chunk of what only they read, and one for each result that others do.
+    """Kernels that run concurrently: chunks for the tensors that only they read, and one chunk for each result that
+    other kernels read.
 
-    What is reserved for their requests from the process's allocator is freed before the first of them starts.
+    The chunk reserved for their requests from the process's allocator is freed before the first of them starts.
     """
     chunks, kept = (cast("Sequence[int]", facts.attrs.get(name, ())) for name in ("chunks", "kept"))
     read = [o for o, is_kept in enumerate(kept) if is_kept and facts.outputs[o].nbytes]

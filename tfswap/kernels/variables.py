@@ -7,7 +7,7 @@ from tfswap.kernels.temporaries import Facts
 
 
 def writes_first(facts: Facts) -> KernelMemory:
-    """Writes over the first input, whoever else holds it (inplace_ops.cc, assign_op.h, dense_update_ops.cc)."""
+    """Writes over the first input even if others hold it (inplace_ops.cc, assign_op.h, dense_update_ops.cc)."""
     return KernelMemory(alias=((0, 0),), writes=True)
 
 

@@ -4,7 +4,7 @@ a stem, which names its tensor or node, and its role. Nodes that follow a copy t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
@@ -28,6 +28,23 @@ _TENSOR_PROTO_TYPES = {
 
 VARIANT = TensorType("variant", ())
 """The type of handles and tickets."""
+
+
+def add_copy(
+    graph: Graph, node: Node, name: str, inputs: Iterable[Output], *, controls: Iterable[Node] = (), device: str = ""
+) -> Node:
+    """A node with the op, attributes, types and measured facts of `node`, on `device`, else on the device of `node`."""
+    made = graph.add(
+        node.op,
+        graph.unique_name(name),
+        inputs,
+        controls=controls,
+        attrs=node.attrs,
+        outputs=node.outputs,
+        device=device or node.device,
+    )
+    made.measured = node.measured
+    return made
 
 
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:

@@ -27,8 +27,7 @@ from tfswap.importers.library_function import import_library_function
 from tfswap.importers.opaque_calls import functions_of, library_functions
 from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HANDLES
-from tfswap.ir.custom_ops import BODY_SECONDS, TEMPORARY_BYTES
-from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
+from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Measured, Node, Output
 from tfswap.ir.op_traits import (
     calls_functions,
     is_const,
@@ -63,7 +62,7 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
     handles = zip(graph.feeds, given, strict=True)
     known: dict[Output, Any] = {feed.out(): value for feed, value in handles if _is_handle(feed.out())}
     known |= {node.out(): value for node, value in graph.small_constants.items()}
-    measured: dict[object, tuple[dict[str, object], list[Any]]] = {}
+    measured: dict[object, tuple[Measured, list[Any]]] = {}
     for node in graph.topological():
         if node.op not in CALLS or not _may_run_alone(name := functions_of(node)[0], library):
             continue
@@ -72,11 +71,9 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
             continue
         key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
         if key not in measured:
-            measured[key] = _measured(node, graph, concrete, decides, device, model)
-            if (seconds := _body_seconds(node, name, library, model)) is not None:
-                measured[key][0][BODY_SECONDS] = seconds
-        facts, results = measured[key]
-        node.attrs = {**node.attrs, **facts}
+            temporary_bytes, results = _measured(node, graph, concrete, decides, device, model)
+            measured[key] = Measured(temporary_bytes, _body_seconds(node, name, library, model)), results
+        node.measured, results = measured[key]
         known |= {node.out(i): value for i, value in enumerate(results) if value is not None}
 
 
@@ -103,8 +100,8 @@ def _content(fdef: Any) -> bytes:
 
 def _measured(
     node: Node, graph: Graph, concrete: Any, decides: Sequence[Any], device: str, model: DeviceModel
-) -> tuple[dict[str, object], list[Any]]:
-    """The arena's bytes besides the results while the call runs, and those results that other calls are compiled
+) -> tuple[int, list[Any]]:
+    """The bytes that the call requests besides its results, and the small integer results that other calls are compiled
     for.
     """
     import tensorflow as tf
@@ -121,11 +118,11 @@ def _measured(
                 f"{node.name!r} is compiled by XLA, and what it holds can't be measured: by itself, on zeros, it does "
                 f"not fit into what is free of {device}'s arena. Free some of it, or call it outside of the step."
             ) from error
-    nothing_besides = {**node.attrs, TEMPORARY_BYTES: 0}
-    known = kernel_memory(node.op, nothing_besides, [t.type for t in node.inputs], node.outputs, model)
+    types = [t.type for t in node.inputs]
+    known = kernel_memory(node.op, node.attrs, types, node.outputs, model, temporary_bytes=0)
     sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)
     pages = -(-(risen - sum(map(round_up, sizes))) // PAGE_BYTES)
-    return {TEMPORARY_BYTES: max(0, pages * PAGE_BYTES)}, results
+    return max(0, pages * PAGE_BYTES), results
 
 
 def _is_handle(tensor: Output) -> bool:

@@ -29,7 +29,7 @@ from tfswap.ir.op_traits import (
     writes_variable,
 )
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.kernels.kernel_memory import node_memory
 from tfswap.simulator.body_integers import Numbers
 from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope
@@ -246,7 +246,7 @@ class _Run(Propagator):
             name = item.scope.name, node.name
             alone = (p for p, value in enumerate(reads) if value is not None and value.is_alone)
             self.begun.append((name, frame.numbers(iteration), next(alone, 0)))
-        memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, self._sums.device, {})
+        memory = node_memory(node, self._sums.device)
         for position in memory.retains:
             value = reads[position]
             if value is not None and handle is not None:

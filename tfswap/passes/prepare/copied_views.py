@@ -18,7 +18,7 @@ from tfswap.analysis.integer_values import Values, rule_of
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import may_share_by_value
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.kernels.kernel_memory import node_memory
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
@@ -49,6 +49,5 @@ def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[
         if not may_share_by_value(node.op) or node.outputs[0].dtype in ("string", "variant", "resource"):
             continue
         given = {p: known[t.node, t.index] for p, t in enumerate(node.inputs) if (t.node, t.index) in known}
-        types = [t.type for t in node.inputs]
-        if not kernel_memory(node.op, node.attrs, types, node.outputs, device, given).exact:
+        if not node_memory(node, device, given).exact:
             yield node

@@ -42,6 +42,7 @@ from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_copy
 from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
@@ -213,15 +214,12 @@ class _Unrolling:
             waits = () if is_view(node.op) and node.inputs and node not in awaited else node.controls
             is_shared = is_const(node.op) and not node.controls
             scope = loop.name if is_shared else f"{loop.name}/iteration_{k}"
-            copy = copies[node] = graph.add(
-                node.op,
-                graph.unique_name(f"{scope}/{node.name}"),
-                [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in node.inputs],
-                controls=[copies[control] for control in waits if control in copies],
-                attrs=_anywhere(node.attrs),
-                outputs=node.outputs,
-                device=node.device or loop.device,
-            )
+            inputs = [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in node.inputs]
+            controls = [copies[control] for control in waits if control in copies]
+            device = node.device or loop.device
+            copy = add_copy(graph, node, f"{scope}/{node.name}", inputs, controls=controls, device=device)
+            copy.attrs = _anywhere(node.attrs)
+            copies[node] = copy
             self._nodes[loop].append(copy)
             self.named[copy.name] = node.name
             if is_shared:

@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent, passes_on_buffers
-from tfswap.ir.custom_ops import BODY_SECONDS, GROUP
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.custom_ops import GROUP
+from tfswap.ir.graph import Dtype, Graph, Measured, Node, Output
 from tfswap.ir.op_traits import only_waits
 from tfswap.ir.types import TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_copy
 from tfswap.passes.tactics.pair_kernels import alone
 
 
@@ -79,11 +80,11 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
             "kept": tuple(int(output in read) for output in outputs),
             "ranks": tuple(range(len(members))),
             "waits": tuple(n for pair in waits for n in pair),
-            BODY_SECONDS: group.seconds,
         },
         outputs=[output.type if output in read else TensorType(output.type.dtype, (0,)) for output in outputs],
         device=kernels[0].device,
     )
+    made.measured = Measured(seconds=group.seconds)
     graph.join({made: sorted(members, key=rank.__getitem__)})
 
 
@@ -152,14 +153,8 @@ def _repeat_views(graph: Graph, members: Collection[Node], views: Collection[Nod
         if node not in members or node not in views:
             return tensor
         if node not in twins:
-            twins[node] = graph.add(
-                node.op,
-                graph.unique_name(f"{node.name}/tfswap_again"),
-                tuple(outside(t) for t in node.inputs),
-                attrs=node.attrs,
-                outputs=node.outputs,
-                device=node.device,
-            )
+            inputs = [outside(t) for t in node.inputs]
+            twins[node] = add_copy(graph, node, f"{node.name}/tfswap_again", inputs)
         return twins[node].out(tensor.index)
 
     for node in [node for node in graph if node not in members]:

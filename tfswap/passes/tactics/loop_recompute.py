@@ -21,6 +21,7 @@ from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_copy
 
 FEED = "Placeholder"
 
@@ -90,8 +91,7 @@ class _Rewrite:
             return
         body = self._passage.backward
         inputs = [self._in_backward(t) for t in node.inputs]
-        name = body.unique_name(f"tfswap/{node.name}/again")
-        made = body.add(node.op, name, inputs, attrs=node.attrs, outputs=node.outputs, device=node.device)
+        made = add_copy(body, node, f"tfswap/{node.name}/again", inputs)
         values = self._passage.forward.small_constants.get(node)
         if values is not None:
             body.small_constants[made] = values
@@ -117,11 +117,8 @@ class _Rewrite:
     def _read(self, node: Node) -> Output:
         """The value that `node` reads in all iterations, read before the loop."""
         graph, loop = self._passage.graph, self._passage.loop
-        name = graph.unique_name(f"tfswap/{loop.name}/{node.name}")
         handle = self._given(passed_on(node.inputs[0]).node)
-        read = graph.add(
-            node.op, name, (handle,), controls=loop.controls, attrs=node.attrs, outputs=node.outputs, device=node.device
-        )
+        read = add_copy(graph, node, f"tfswap/{loop.name}/{node.name}", (handle,), controls=loop.controls)
         graph.add_control(loop, read)  # so that nodes ordered after the loop come after the read
         return read.out()
 

@@ -21,9 +21,10 @@ from tfswap.ir.op_traits import is_const, is_feed, is_view, passes_on, reads_met
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.kernels.kernel_memory import node_memory
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_copy
 from tfswap.passes.tactics.encode import shape_of
 
 
@@ -166,8 +167,7 @@ def _may_take_over(node: Node, tensor: Output, device: DeviceModel) -> bool:
     """Whether `node` may write over the tensor where it reads it last: then the encoding node must not come after
     it.
     """
-    types = [t.type for t in node.inputs]
-    forward = kernel_memory(node.op, node.attrs, types, node.outputs, device).forward
+    forward = node_memory(node, device).forward
     return any(origin(node.inputs[position]) == tensor for _, candidates in forward for position in candidates)
 
 
@@ -182,8 +182,7 @@ def _on(graph: Graph, tensor: Output, views: dict[Output, Output]) -> Output:
         if passes_on(view.op):
             views[tensor] = _on(graph, view.inputs[tensor.index], views)
         else:
-            name = graph.unique_name(f"tfswap/{view.name}")
             inputs = (_on(graph, view.inputs[0], views), *view.inputs[1:])
-            twin = graph.add(view.op, name, inputs, attrs=view.attrs, outputs=view.outputs, device=view.device)
+            twin = add_copy(graph, view, f"tfswap/{view.name}", inputs)
             views[tensor] = twin.out(tensor.index)
     return views[tensor]

@@ -20,6 +20,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import (
     add_await,
+    add_copy,
     add_exact_chunks,
     add_free_rest,
     add_identity,
@@ -133,14 +134,7 @@ class _Writer:
 
     def _run_again(self, subject: int) -> Node:
         first = self._flow.nodes[subject]
-        node = self._graph.add(
-            first.op,
-            self._graph.unique_name(f"{custom_ops.AGAIN}{first.name}"),
-            tuple(self._current(subject)),
-            attrs=first.attrs,
-            outputs=first.outputs,
-            device=first.device,
-        )
+        node = add_copy(self._graph, first, f"{custom_ops.AGAIN}{first.name}", self._current(subject))
         for o, value in self._flow.makes[subject]:
             self._travel(value).renew(node.out(o))
         return node
@@ -262,14 +256,7 @@ def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Tr
             _fresh(graph, flow, value, _in(graph, reads[i]), travel) if i in viewed else t
             for i, t in enumerate(view.inputs)
         )
-        twin = graph.add(
-            view.op,
-            graph.unique_name(f"tfswap/{view.name}"),
-            inputs,
-            attrs=view.attrs,
-            outputs=view.outputs,
-            device=view.device,
-        )
+        twin = add_copy(graph, view, f"tfswap/{view.name}", inputs)
         for i in range(len(view.outputs)):
             travel.views[view.out(i)] = twin.out(i)
     return travel.views[tensor]

@@ -19,7 +19,7 @@ from tfswap.compiler import grappler
 from tfswap.compiler.grappler import as_executed, as_planned
 from tfswap.compiler.marks import marked_to_keep
 from tfswap.importers.function import import_function
-from tfswap.importers.run_grappler import NO_GPU_KERNEL, run_grappler, unsaid
+from tfswap.importers.run_grappler import NO_GPU_KERNEL, run_grappler, without_message
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 
@@ -318,6 +318,6 @@ def test_kernels_that_an_absent_gpu_would_have_are_not_missed_in_print(capfd):
         b"2026-11-24 20:00:00.000000: " + first % b"Mul" + b"  device='CPU'\n",
         b"2026-11-24 20:00:00.000000: E another\n",
     ]
-    with unsaid(NO_GPU_KERNEL):
+    with without_message(NO_GPU_KERNEL):
         os.write(2, b"".join(lines))
     assert capfd.readouterr().err.encode() == b"".join(line for line in lines if b"No registered" not in line)

@@ -1,9 +1,9 @@
-"""What loops and conditionals run becomes a graph of its own, each with the sizes that its node gives it.
+"""Imports the functions of loops and conditionals as bodies: graphs of their own, with the sizes of their arguments.
 
-A function of the library can be run by several nodes, with arguments of other sizes: each node gets its own copy.
+Several nodes can run one library function with arguments of different sizes, so each node has its own copy.
 
-Not handled: a loop variable whose shape changes from one iteration to the next keeps the dimensions unknown that
-change; what is computed from it has no size then.
+Not handled: dimensions of a loop variable that change between iterations stay unknown, and so do the sizes of tensors
+computed from it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def import_with_bodies(
     """The IR of `graph_def`, pruned to what runs, with shapes as TensorFlow infers them, and with bodies.
 
     Args:
-        arguments: what the feeds are given, by name.
-        feeds, fetches, targets: as `import_graph_def`'s.
-        known_types: tensors ("node:0"; "loop[1]/node:0" in a body, by `inside`) whose sizes TensorFlow can't infer, and
-            what they are.
+        arguments: the types and values of the feeds, by name.
+        feeds, fetches, targets: as of `import_graph_def`.
+        known_types: types of tensors whose sizes TensorFlow can't infer ("node:0"; "loop[1]/node:0" in a body, as of
+            `inside`).
 
     Raises:
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
@@ -88,7 +88,7 @@ class _Called(NamedTuple):
 
 
 class _Import:
-    """A graph that is imported again and again, the more is known of its tensors' sizes; and its bodies."""
+    """A graph and its bodies during the import. The graph is imported again whenever more sizes are known."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class _Import:
         ends: Ends,
         known_types: Mapping[str, TensorType],
     ):
-        # A part of a graph can be colocated with the rest of it, a loop's body with what the loop was given.
+        # A body's node can be colocated with a node outside of the body, which is not in this graph.
         drop_lost_colocations(graph_def.node)
         self._graph_def = graph_def
         self._arguments = arguments
         self._ends = ends
         self._scratch = contextlib.ExitStack()
         self._known: dict[str, Argument] = {}
-        self._news: dict[str, Argument] = {}  # what waits to be known
+        self._news: dict[str, Argument] = {}  # pending facts
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
@@ -129,7 +129,7 @@ class _Import:
         self._import_bodies()
 
     def argument(self, name: str) -> Argument:
-        """The tensor as what another graph is given."""
+        """The tensor as an argument of another graph."""
         argument = self._inferred.argument(name)
         content = self._contents.get(self.graph.tensor(name))
         bound = name in self._open if content is None else content.bound
@@ -137,34 +137,34 @@ class _Import:
 
     @property
     def _contents(self) -> Contents:
-        """What is in lists and optionals, with all that is known by now."""
+        """The contents of lists and optionals, as far as known by now."""
         if self._found is None:
             self._found = find_contents(self.graph, self._inferred, self._given, self._bounded())
         return self._found
 
     def _given(self, tensor: Output) -> Content | None:
-        """What is in a list or an optional that the graph is given, or that a loop or a conditional gives."""
+        """The contents of a list or an optional that is an argument, or a result of a loop or a conditional."""
         found = self._arguments.get(tensor.node.name) or self._known.get(tensor.name)
         return None if found is None else found.content
 
     def argument_and_value(self, name: str) -> Argument:
-        """The same with its value: for what is evaluated once."""
+        """The tensor as an argument with its value, for a body that runs once."""
         argument = self.argument(name)
         value = self._inferred.value(name)
         return replace(argument, value=value, bound=argument.bound or (value is not None and self._bounded()))
 
     def value(self, name: str) -> tuple[int, ...] | None:
-        """The integers that it holds, where they are certain."""
+        """A tensor's integers, where they are certain."""
         return None if self._bounded() else self._inferred.value(name)
 
     def results(self) -> list[Argument]:
-        """What the graph gives."""
+        """The graph's results."""
         return [self._result(f) for f in self.graph.fetches]
 
     def _result(self, tensor: Output) -> Argument:
         argument = self.argument(tensor.name)
         given = self._arguments.get(passed_on(tensor).node.name)
-        # A branch can hand on a shape that is known outside, by which what comes after it is sized.
+        # A branch can pass on a shape that is known outside, which decides later sizes.
         return argument if given is None or given.value is None else replace(argument, value=given.value)
 
     def known_inside(self, node: str, position: int) -> dict[str, TensorType]:
@@ -180,16 +180,16 @@ class _Import:
             if self._news_matters(node):
                 self._take_news()
             bodies[node.name], results = _bodies(node, self, library)
-            # What a loop gives is known better from its body than from its node: for lists, what is in them.
+            # The body of a loop shows more about its results than the node does: the contents of lists.
             self._learn([{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results])
         self._take_news()
         self.graph.bodies = {self.graph[name]: graphs for name, graphs in bodies.items()}
 
     def _learn(self, ways: Sequence[Mapping[str, Argument]]) -> None:
-        """Take in what is known of tensors; the first of several ways that the graph allows.
+        """Add facts about tensors: the first of several alternatives that the graph allows.
 
-        What is certain waits until something is asked that depends on it: to infer all shapes anew takes as long as
-        to import the graph, and an unrolled decoder has a loop for every token.
+        Certain facts stay pending until they matter: inferring all shapes anew takes as long as importing the graph,
+        and an unrolled decoder has a loop for every token.
         """
         certain = len(ways) == 1 and not any(r.bound for r in ways[0].values())
         if certain:
@@ -201,14 +201,14 @@ class _Import:
                 return
 
     def _take_news(self) -> None:
-        """Take in the pending facts: all of them, or, where they contradict each other, as many as fit."""
+        """Add the pending facts: all of them, or, where they contradict each other, as many as are consistent."""
         news, self._news = self._news, {}
         if news and not self._take(news):
             for name, result in news.items():
                 self._take({name: result})
 
     def _take(self, results: Mapping[str, Argument]) -> bool:
-        """Take in what is known of tensors, as far as it is news; whether the graph allows it."""
+        """Add facts about tensors that are new; whether the graph allows them."""
         more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
         if more and not self._takes(more):
             return False
@@ -218,14 +218,14 @@ class _Import:
         return True
 
     def _news_matters(self, node: Node) -> bool:
-        """Whether more may be known of what a node is given once what waits is taken in."""
+        """Whether pending facts may say more about a node's inputs."""
         if not self._news:
             return False
         given = reach(node.inputs, lambda tensor: () if _is_known(tensor) else tensor.node.inputs)
         return any(tensor.name in self._news for tensor in given if not _is_known(tensor))
 
     def _takes(self, more: Mapping[str, Argument]) -> bool:
-        """Take in what is news of tensors, unless two sizes that turn out equal have different bounds then."""
+        """Add new facts, unless two sizes that turn out to be equal would have different bounds; whether it did."""
         before = self._known
         self._known = {**before, **more}
         try:
@@ -237,9 +237,9 @@ class _Import:
 
     @property
     def graph(self) -> Graph:
-        """The graph, with all that is known by now."""
+        """The graph, with all facts known by now."""
         if self._graph is None:
-            # What has no size without the bounds has one by them.
+            # Tensors without a size before the bounds have one because of the bounds.
             bounds = self._open if self._bounded() else ()
             self._graph = import_graph_def(self._graph_def, *self._ends, bounds=bounds)
             self._graph.prune_traced()
@@ -250,7 +250,7 @@ class _Import:
         self._scratch.close()
 
     def _take_shapes(self) -> None:
-        """Take in values of shapes that TensorFlow's inference does not read: it does that of a Shape."""
+        """Add values of shapes that TensorFlow's inference does not compute. It computes those of Shape ops."""
         asked = [n.name for n in self._graph_def.node if gives_shape_values(n.op)]
         while asked and self._unknown():
             news: dict[str, Argument] = {}
@@ -264,8 +264,8 @@ class _Import:
             self._infer()
 
     def take_back_from_choices(self) -> None:
-        """Take in what is known of a choice for what it chooses among. A bound makes the trips of loops uncertain, so
-        this comes last, and only where something is unknown still.
+        """Bound the inputs of element-wise choices by the size of the result. Bounds make the iteration counts of loops
+        uncertain, so this comes last, and only where sizes are still unknown.
         """
         if self._unknown() and any(chosen_inputs(node.op) for node in self.graph):
             self._take_back(chosen_inputs)
@@ -273,8 +273,7 @@ class _Import:
             self._import_bodies()
 
     def _take_back(self, inputs_of: Callable[[str], tuple[int, ...]] = no_larger_inputs) -> None:
-        """Take in what is said of a result (`tf.ensure_shape`) for what it is computed from element by element: that is
-        no larger.
+        """Bound the inputs of element-wise ops by the declared size of the result (`tf.ensure_shape`).
 
         Args:
             inputs_of: positions of an op's inputs that are no larger than its result.
@@ -293,7 +292,7 @@ class _Import:
                 return
 
     def _declare(self, known_types: Mapping[str, TensorType]) -> None:
-        """Take in declared types of tensors."""
+        """Add declared types of tensors."""
         for name, kind in known_types.items():
             self._known[name] = replace(self._inferred.argument(name), shape=kind.shape, bound=kind.bound)
         self._infer()
@@ -314,8 +313,8 @@ class _Import:
         return frozenset(t.name for t in tensors if t.type.nbytes is None)
 
     def _bind(self, *, exact: bool = False) -> None:
-        """Give what values decide the size of the largest that it can have; with `exact` only where it is its own. Give
-        what lists and optionals hold the size of what was put in.
+        """Give tensors whose sizes depend on values their largest sizes, with `exact` only the exact ones. Give
+        elements of lists and optionals the sizes of the tensors that were put in.
         """
         while self._decides or self._holds:
             held = [self.graph[name] for name in self._holds if name in self.graph]
@@ -328,21 +327,21 @@ class _Import:
                     certain = self._inferred.evaluated_shape(name)
                     argument = replace(self._inferred.argument(name), shape=shape, bound=not is_exact)
                     bounds[name] = argument if certain is None else replace(argument, shape=certain, bound=False)
-            # The elements of a list can have several sizes, which contradict each other.
+            # Elements of one list can have different sizes, which contradict each other.
             sizes = {name: argument for name, argument in bounds.items() if not argument.handles}
             if not (bounds and self._takes(bounds)) and not (sizes and len(sizes) < len(bounds) and self._takes(sizes)):
                 return
 
 
 def _opened(argument: Argument) -> Argument:
-    """`argument` without what is a bound."""
+    """`argument` without its bound."""
     if argument.content is not None:
         return replace(argument, content=None, handles=[with_shape(kind, None) for kind in argument.handles])
     return replace(argument, value=None) if argument.value is not None else replace(argument, shape=None)
 
 
 def _is_known(tensor: Output) -> bool:
-    """Whether there is nothing to learn of a tensor: its size is certain, and its contents are not asked for."""
+    """Whether the size of a tensor is certain, and its value or contents do not matter."""
     dtype, count = tensor.type.dtype, tensor.type.num_elements
     asked = dtype in HANDLES or (dtype in ("int32", "int64") and count is not None and count <= SMALL_INTEGERS)
     return not asked and count is not None and not tensor.type.bound
@@ -364,7 +363,7 @@ def _knows_more(made: Shape, known: Shape) -> bool:
 
 
 def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
-    """What a loop or a conditional runs, and what is known of what it gives: as much as it can be, or less."""
+    """The bodies of a loop or a conditional, and alternative facts about its results: the largest sizes first."""
     kind = control_flow(node.op)
     assert kind is not None
     called = [_Called(name, made.known_inside(node.name, k)) for k, name in enumerate(functions_of(node))]
@@ -383,11 +382,11 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
 
 
 def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
-    """What is known of a conditional's result: the most that it can be, and what is known of branches that give less.
+    """Alternative facts about a conditional's result: its largest size, then the bounds of branches with smaller ones.
 
-    A branch that leaves out rows can have the lower bound, where another gives all since there are none to leave out:
-    then so few are all (Keras' optimizers, of a table's gradient: as many rows as the table has at most, and as many as
-    ids at most). What the result is combined with decides.
+    A branch that drops rows can have the lower bound, and the branch that runs where there is nothing to drop the
+    higher one; then the lower bound holds for both. Keras' optimizers bound a table's gradient by the table's rows, and
+    by the number of ids. The ops that read the result decide which alternative is consistent.
     """
     given = _held(branches, position)
     largest = functools.reduce(_larger, given)
@@ -398,7 +397,7 @@ def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int
 
 
 def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
-    """The facts on a result, by branch. Branches that return an empty list or optional count only where all do."""
+    """The facts about a result, by branch. Branches that return an empty list or optional count only where all do."""
     every = [results[position] for _, results in branches]
     return [r for r, (graph, _) in zip(every, branches, strict=True) if not _is_empty(graph.fetches[position])] or every
 
@@ -415,7 +414,7 @@ def _loop(
     condition, body = called
     steady, made, results = _steady(body, list(arguments), library)
     if known_types := _with_invariants(made, arguments, values):
-        # Values that no iteration gets to use can contradict each other.
+        # Values in a loop without iterations can contradict each other.
         with contextlib.suppress(InvalidModel):
             steady, made, results = _steady(body, known_types, library)
     test = _body(condition, steady, library)[0]
@@ -423,7 +422,7 @@ def _loop(
 
 
 def _steady(body: _Called, given: list[Argument], library: Library) -> tuple[list[Argument], Graph, list[Argument]]:
-    """What is known of a loop's variables in all iterations, its body for that, and what the body gives."""
+    """Facts about a loop's variables that hold in all iterations, the body for these, and its results."""
     while True:
         made, results = _body(body, given, library)
         common = [either(before, after) for before, after in zip(given, results, strict=True)]
@@ -435,9 +434,8 @@ def _steady(body: _Called, given: list[Argument], library: Library) -> tuple[lis
 def _with_invariants(
     body: Graph, arguments: Sequence[Argument], values: Sequence[Values | None]
 ) -> list[Argument] | None:
-    """`arguments`, with the values of what is the same in all iterations, where the body has tensors of unknown size;
-    None where nothing more is known. A filter's gradient has the shape that the loop is given (`tf.vectorized_map`
-    makes loops of convolutions').
+    """`arguments` with the values of loop invariants, where the body has tensors of unknown size; None where no value
+    is known. The gradient of a filter in a loop of `tf.vectorized_map` has a shape that is a loop invariant.
     """
     if all(kind.nbytes is not None for node in body for kind in node.outputs):
         return None
@@ -456,7 +454,7 @@ def _after_loop(
     values: Sequence[Values | None],
     results: list[Argument],
 ) -> list[Argument]:
-    """`results`, with how long the lists are that the iterations have made longer, where they can be counted."""
+    """`results` with the lengths of lists that grow in the iterations, where these can be counted."""
     grown = [i for i, r in enumerate(results) if r.content is not None and r.content.length is None]
     lengths = {i: a.content.length for i, a in enumerate(arguments) if a.content is not None}
     if not any(lengths.get(i) is not None for i in grown):
@@ -473,7 +471,7 @@ def _after_loop(
 
 
 def _larger(one: Argument, other: Argument) -> Argument:
-    """What is known of a tensor that is the one or the other: it is as large as the larger at most."""
+    """Facts about a tensor that is one of two: its size is bounded by the larger one."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return either(one, other)
     pairs = zip(one.shape, other.shape, strict=True)
@@ -482,11 +480,11 @@ def _larger(one: Argument, other: Argument) -> Argument:
 
 
 def _body(called: _Called, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
-    """The graph of a library function for these arguments, and what is known of its results."""
+    """The graph of a library function for these arguments, and the facts about its results."""
     graph_def, ends, calls = as_graph_def(library[called.name], library)
     with contextlib.closing(
         _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.known_types)
     ) as made:
-        made.graph.library = None  # what its loops and conditionals run are graphs too
+        made.graph.library = None  # the functions of its loops and conditionals are bodies
         made.graph.calls = calls
         return made.graph, made.results()

@@ -1,7 +1,7 @@
-"""A model from a file can be damaged in any way: what TensorFlow then stumbles over becomes one clear error.
+"""Turns TensorFlow's errors on a damaged file into one clear error.
 
-What tfswap reads itself is checked before (validate.py). So an error that its own code raises is a defect of it, and
-passes.
+validate.py checks the parts of a file that tfswap reads itself. An error raised by tfswap's own code is therefore a
+defect of tfswap, and is passed on.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FOREIGN = frozenset(("google", "keras", "numpy", "tensorflow"))
 
 @contextlib.contextmanager
 def named_as_damage(what: str) -> Iterator[None]:
-    """Turn what TensorFlow raises on damaged files into InvalidModel. It raises errors of any type.
+    """Turn TensorFlow's errors on damaged files, which are of any type, into InvalidModel.
 
     Args:
-        what: is read, for the message.
+        what: the file or its part, for the message.
     """
     import tensorflow as tf
 
@@ -40,7 +40,7 @@ def named_as_damage(what: str) -> Iterator[None]:
 
 
 def _is_foreign(trace: TracebackType | None) -> bool:
-    """Whether the code that raised an error is TensorFlow's, or of what it is made of. Python's own is its caller's."""
+    """Whether a package of FOREIGN raised an error, itself or in a call of Python's standard library."""
     foreign = False
     while trace is not None:
         package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]

@@ -1,6 +1,6 @@
-"""ConcreteFunction to IR, with every dimension that can be known bound to its real size.
+"""ConcreteFunction to IR, with open dimensions bound to the sizes of a call.
 
-The graph is as it was traced: what TensorFlow's optimizers make of it comes after (compiler/grappler.py).
+The graph is as traced. TensorFlow's optimizers run on it later (compiler/grappler.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def import_function(
 
     Args:
         concrete: a `ConcreteFunction`.
-        arguments: the flat tensor arguments of the first call; their shapes bind dimensions that the trace
-            left open. May be empty when the trace knows every dimension.
-        known_types: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
+        arguments: the flat tensor arguments of a call. Their shapes bind dimensions that the trace left open. May be
+            empty where the trace knows every dimension.
+        known_types: types of tensors ("node:0") whose sizes TensorFlow can't infer.
 
     Raises:
         UnsupportedGraph: the step is compiled by XLA, or has TensorFlow 1 loop frames.
@@ -54,7 +54,7 @@ def import_function(
     }
     outputs = own_outputs(concrete)
     fetches = [t.name for t in outputs]
-    # TensorFlow lists them in the order of a set of objects, another one in each process.
+    # TensorFlow lists them in the order of a set of objects, which differs between processes.
     waited_for = {operation.name for operation in func_graph.control_outputs}
     targets = [node.name for node in graph_def.node if node.name in waited_for]
     inlined: Mapping[str, tuple[str, ...]] = {}
@@ -64,7 +64,7 @@ def import_function(
         graph_def, fetches, targets, inlined = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
         _restore_compiled(graph_def)
         for node in graph_def.node:
-            if node.name in traced:  # what set_shape has said is in no op
+            if node.name in traced:  # no op has the shapes of set_shape
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
@@ -85,8 +85,8 @@ def import_function(
 
 
 def _said_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
-    """Sizes in what loops and conditionals run that only the trace knows, as `import_with_bodies` names them: what
-    `set_shape` has said there, and what the object knows that a tensor came from, as a queue does.
+    """Sizes of tensors in bodies that only the trace knows, by names as of `import_with_bodies`: from `set_shape`, or
+    from the Python object that a tensor comes from, as a queue.
     """
     found: dict[str, TensorType] = {}
     for node, bodies in graph.bodies.items():
@@ -100,11 +100,11 @@ def _said_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
 
 
 def _said(body: Graph, traced: Any) -> dict[str, TensorType]:
-    """The same of the body's own tensors."""
+    """`_said_inside` for a body's own tensors."""
     found: dict[str, TensorType] = {}
     every = (node.out(i) for node in body for i in range(len(node.outputs)))
     for tensor in (t for t in every if t.type.nbytes is None or t.type.bound):
-        with contextlib.suppress(KeyError):  # of a function that is called
+        with contextlib.suppress(KeyError):  # a tensor of an inlined function
             shape = traced.get_tensor_by_name(tensor.name).shape
             if shape.is_fully_defined():
                 found[tensor.name] = TensorType(tensor.type.dtype, tuple(shape.as_list()))
@@ -112,23 +112,22 @@ def _said(body: Graph, traced: Any) -> dict[str, TensorType]:
 
 
 def sparse_shapes(concrete: Any) -> dict[str, tuple[int, ...]]:
-    """What the trace knows that some of its inputs hold, by their names: the dense shapes of sparse tensors.
-
-    A shape that is open in part is not among them: TensorFlow's ops are given it as a tensor, whole.
+    """The values of inputs that are the dense shapes of sparse tensors, by the inputs' names, from the trace's
+    signature. Shapes with open dimensions are left out.
     """
     inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
     return dense_shapes(concrete.structured_input_signature, [tensor.op.name for tensor in inputs])
 
 
 def dense_shapes(signature: Any, inputs: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The same of a signature's nested specs, and the names of the inputs that it flattens to."""
+    """`sparse_shapes` for a signature's nested specs and the names of its flat inputs."""
     import tensorflow as tf
 
     given = tf.nest.flatten(signature)
     parts = [[p for p in tf.nest.flatten(s, expand_composites=True) if isinstance(p, tf.TypeSpec)] for s in given]
     ends = list(accumulate(map(len, parts)))
     if not ends or ends[-1] != len(inputs):
-        return {}  # a variable that is given twice is one input
+        return {}  # a variable that is passed twice is one input
     found: dict[str, tuple[int, ...]] = {}
     for spec, end in zip(given, ends, strict=True):
         if isinstance(spec, tf.SparseTensorSpec) and spec.shape.is_fully_defined():
@@ -141,14 +140,16 @@ def _has_open_size(node: Node) -> bool:
 
 
 def own_outputs(concrete: Any) -> list[Any]:
-    """The tensors that a ConcreteFunction returns. Once it has been differentiated its graph lists more outputs
-    after them: what the backward function needs.
+    """The tensors that a ConcreteFunction returns. After differentiation, its graph has further outputs, which the
+    backward function reads.
     """
     return concrete.graph.outputs[: len(concrete.function_def.signature.output_arg)]
 
 
 def _restore_compiled(graph_def: Any) -> None:
-    """Leave functions that XLA compiles as they were: TensorFlow knows them by their names, with what is in them."""
+    """Restore the definitions of functions that XLA compiles, in place: TensorFlow has registered them under their
+    names.
+    """
     from tensorflow.python.eager import context
 
     runtime = context.context()
@@ -158,20 +159,21 @@ def _restore_compiled(graph_def: Any) -> None:
     def called(name: str) -> list[str]:
         return [f for node in library[name].node_def for f in called_functions(node)] if name in library else []
 
-    for name in reach(compiled, called):  # what it calls is asked of it as it was restored
+    for name in reach(compiled, called):  # `called` reads the definitions restored so far
         if runtime.has_function(name):
-            if name not in library:  # what was inlined in them
+            if name not in library:  # it was inlined
                 library[name] = graph_def.library.function.add()
             library[name].CopyFrom(runtime.get_function_def(name))
 
 
 def compiled_by(attributes: Any) -> str | None:
-    """The attribute of a node or function that has XLA compile it, if there is one."""
+    """The attribute of a node or function by which XLA compiles it; None where there is none."""
     asked = (a for a in XLA_ATTRIBUTES if a in attributes and (attributes[a].b or attributes[a].s))
     return next(asked, None)
 
 
 def refuse_xla(name: str, attributes: Any) -> None:
+    """Raise UnsupportedGraph where XLA compiles the node or function of this name."""
     attribute = compiled_by(attributes)
     if attribute is not None:
         raise UnsupportedGraph(
@@ -184,7 +186,7 @@ def refuse_xla(name: str, attributes: Any) -> None:
 def _arguments(
     func_graph: Any, shapes: dict[str, tuple[int | None, ...]], values: dict[str, tuple[int, ...]]
 ) -> dict[str, Argument]:
-    """The inputs of `func_graph` for `infer_shapes`, with these shapes bound, and these values known."""
+    """The inputs of `func_graph` for `infer_shapes`, with these shapes and values, by name."""
     result = {}
     for tensor in func_graph.inputs:
         name = tensor.op.name

@@ -1,8 +1,8 @@
 """GraphDef to IR.
 
-Attributes become plain Python values (bytes, int, float, bool, Dtype, Dims, tuples); tensors and function
-references stay serialised. Shapes come from `_output_shapes`, which TensorFlow writes when asked to
-(`as_graph_def(add_shapes=True)`); the attribute itself is left out of the IR.
+Attributes become plain Python values (bytes, int, float, bool, Dtype, Dims, tuples). Tensors and function references
+stay serialised. Shapes come from the attribute `_output_shapes` (`as_graph_def(add_shapes=True)`), which is left out of
+the IR.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def import_graph_def(
     """The IR of `graph_def`.
 
     Args:
-        feeds: node names that the caller gives values to.
-        fetches: tensor names ("node:0") that the caller gets back.
-        targets: node names that must run all the same.
-        bounds: tensor names whose shapes are the largest that they can have.
+        feeds: names of the nodes that are arguments.
+        fetches: names of the tensors ("node:0") that are results.
+        targets: names of further nodes that must run.
+        bounds: names of tensors whose shapes are upper bounds.
 
     Raises:
         UnsupportedGraph: TensorFlow 1 loop frames, or a name that is not in the graph.
@@ -62,7 +62,7 @@ def import_graph_def(
 class _Importer:
     """Nodes first, then the edges between them: a GraphDef lists its nodes in any order.
 
-    Of a hundred thousand nodes some dozens differ in their attributes and types. Equal ones share one object.
+    A graph has few distinct attributes and types. Equal ones share one object.
     """
 
     def __init__(self, bounds: Collection[str]):
@@ -131,7 +131,7 @@ class _Importer:
 
 
 def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ...] | None:
-    """What an integer constant holds, flat; None where that is much."""
+    """The flat values of an integer constant; None where it has more than SMALL_INTEGERS."""
     count = node.outputs[0].num_elements
     if count is None:
         count = math.prod(d.size for d in tensor.tensor_shape.dim)
@@ -143,7 +143,7 @@ def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ..
 
 
 def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:
-    """Give tensors of unknown size the shape that a later view of them has: what EnsureShape checks."""
+    """Give tensors of unknown size, in place, the shape of a later EnsureShape of them."""
     pending = [node for node, _ in nodes if passes_on(node.op)]
     while pending:
         node = pending.pop()
@@ -158,7 +158,7 @@ def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:
 
 
 class _AttrDecoder:
-    """AttrValue to Python, remembering what it has seen: a graph repeats few distinct values."""
+    """AttrValue to Python, with a cache: a graph has few distinct values."""
 
     def __init__(self) -> None:
         from tensorflow.python.framework import dtypes
@@ -204,7 +204,7 @@ def _dims(proto: tensor_shape_pb2.TensorShapeProto) -> Dims | None:
 
 
 class _Signature:
-    """How many outputs an op has, and of which element types, from TensorFlow's registry."""
+    """The element types of an op's outputs, by its attributes, from TensorFlow's registry."""
 
     def __init__(self, op: str):
         from tensorflow.python.framework import dtypes, op_def_registry

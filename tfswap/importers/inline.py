@@ -1,6 +1,6 @@
-"""Nested function calls become part of the graph that is planned: a call hides what it holds.
+"""Inlines function calls, so that their nodes are part of the planned graph.
 
-TensorFlow's own function optimizer does it, alone: no other part of Grappler touches the graph.
+TensorFlow's function optimizer does it. No other part of Grappler runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOWERING = "_lower_using_switch_merge"
 FETCH = "tfswap_fetch_"
 TARGET = "tfswap_target"
 ENDS = re.compile(r"Func/(?P<call>.*)/(?P<end>input|input_control_node|output|output_control_node)/_(?P<number>\d+)")
-"""Names of the nodes that stand for what an inlined function was given, and for what it gave."""
+"""Names of the nodes that represent an inlined function's arguments and results."""
 
 
 class Inlined(NamedTuple):
     """A graph without calls.
 
     Attributes:
-        fetches, targets: names of what was fetched, and of what must run.
+        fetches, targets: names of the fetched tensors, and of nodes that must run.
         calls: as in `Graph.calls`.
     """
 
@@ -46,6 +46,7 @@ class Inlined(NamedTuple):
 
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
+    """Whether the graph calls functions by name."""
     functions = {f.signature.name for f in graph_def.library.function}  # TensorFlow 1's calls have their names for ops
     return any(node.op in CALLS or node.op in functions for node in graph_def.node)
 
@@ -53,12 +54,12 @@ def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
 def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], targets: list[str]) -> Inlined:
     """`graph_def` with its calls inlined, without inferred shapes.
 
-    Calls that TensorFlow does not inline (marked so, or compiled by XLA) are left as they are.
+    Calls that TensorFlow does not inline (with `_noinline`, or compiled by XLA) stay.
 
     Args:
         graph_def: the graph.
-        fetches: tensor names that are fetched, with the number of TensorFlow's enum for their types.
-        targets: nodes that must run.
+        fetches: names of fetched tensors, with TensorFlow's enum number of their types.
+        targets: names of nodes that must run.
     """
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.protobuf import rewriter_config_pb2
@@ -78,7 +79,7 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
     lowered = False
     for node in _nodes(whole):
         if node.op not in CALLS and LOWERING in node.attr:
-            # A lowered loop is a cyclic graph, and branches have dead tensors: neither can be planned, or put in order.
+            # A lowered loop is a cyclic graph, and lowered branches have dead tensors: neither can be planned.
             lowered |= node.attr[LOWERING].b
             del node.attr[LOWERING]
     _call_originals(whole)
@@ -87,7 +88,7 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
         optimizers=["function"], function_optimization=rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     )
     made = run_grappler(whole, [*names, *placeholders], options)
-    for node in made.node:  # colocation with nodes of the inlined body, which are gone
+    for node in made.node:  # colocation with nodes of inlined functions that no longer exist
         node.attr.pop("_class", None)
     ends = {node.name: list(node.input) for node in made.node if node.name in names}
     without_ends = graph_pb2.GraphDef(versions=made.versions)
@@ -113,10 +114,10 @@ def _tensor(name: str) -> str:
 
 
 def _originals(nodes: Sequence[Any], made: Any, given: Any) -> Any:
-    """The functions that `nodes` run, in the order that their nodes were given in: Grappler sorts them as well.
+    """A library of the functions that `nodes` run, with their nodes in the original order, which Grappler changes.
 
     Args:
-        made: the library that Grappler has made of `given`.
+        made: Grappler's library for `given`.
     """
     functions = {f.signature.name: f for library in (made, given) for f in library.function}
     library = type(made)()
@@ -126,7 +127,7 @@ def _originals(nodes: Sequence[Any], made: Any, given: Any) -> Any:
 
 
 def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, tuple[str, ...]]:
-    """`Graph.calls` of a graph, given the nodes that it has without calls."""
+    """`Graph.calls` of a graph, from its nodes after inlining."""
     names = {node.name for node in made}
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
     calls: dict[str, list[str]] = {}
@@ -151,14 +152,14 @@ def _calls(graph_def: graph_pb2.GraphDef, made: Sequence[Any]) -> Mapping[str, t
 
 
 def _wait_for_control_inputs(graph_def: graph_pb2.GraphDef, made: graph_pb2.GraphDef, calls: Collection[str]) -> None:
-    """Let functions in `made`, in place, wait for what their calls in `graph_def` waited for, and for nothing else.
+    """Give inlined functions in `made`, in place, the control inputs of their calls in `graph_def`, and no others.
 
-    Grappler lets them wait for all that they are given (AddStrictInputSemantics in function_optimizer.cc). Where
-    TensorFlow runs a step, calls are inlined before Grappler, and do not wait so (inline_function_utils.cc).
+    Grappler makes them wait for all arguments (AddStrictInputSemantics in function_optimizer.cc). TensorFlow inlines
+    calls before Grappler, without these edges (inline_function_utils.cc).
     """
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
     ends = {(end["call"], end["end"]): name for name in (n.name for n in made.node) if (end := ENDS.fullmatch(name))}
-    waits: dict[str, set[str]] = {}  # by what a function's nodes wait for
+    waits: dict[str, set[str]] = {}  # control inputs, by the node that a function's nodes wait for
 
     def add(prefix: str, start: str, nodes: Sequence[Any]) -> None:
         for node in nodes:
@@ -178,7 +179,7 @@ def _wait_for_control_inputs(graph_def: graph_pb2.GraphDef, made: graph_pb2.Grap
         del node.input[:]
         node.input.extend(reads)
 
-    for begins, controls in waits.items():  # callers come before what they call
+    for begins, controls in waits.items():  # callers come before the functions that they call
         if begins in nodes:
             keep(nodes[begins], (controls - dropped).__contains__)
             if not nodes[begins].input:
@@ -192,8 +193,8 @@ def _wait_for_control_inputs(graph_def: graph_pb2.GraphDef, made: graph_pb2.Grap
 
 
 def _call_originals(graph_def: graph_pb2.GraphDef) -> None:
-    """Let `graph_def`, in place, call the functions that its optimized steps were made from: they are part of the step
-    that calls them, and planned with it.
+    """Replace calls of optimized steps in `graph_def`, in place, by calls of their original functions, which are
+    planned as a part of the calling step.
     """
     library = {f.signature.name: f for f in graph_def.library.function}
     for node in _nodes(graph_def):
@@ -207,7 +208,7 @@ def _call_originals(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def _nodes(graph_def: graph_pb2.GraphDef) -> Iterator[Any]:
-    """The nodes of a graph and of its functions: a call's body can become part of the graph."""
+    """The nodes of a graph and of its library."""
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def

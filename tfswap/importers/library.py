@@ -1,4 +1,4 @@
-"""Functions of a library, as FunctionDefs: as graphs of their own, and what their nodes leave out."""
+"""Functions of a library (FunctionDefs) as GraphDefs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fill_defaults(nodes: Iterable[Any]) -> None:
-    """Give each node, in place, the attributes that files leave out because they have their default value."""
+    """Give each node, in place, the attributes with default values that files leave out."""
     from tensorflow.python.framework import op_def_registry
 
     for node in nodes:
@@ -27,9 +27,9 @@ def fill_defaults(nodes: Iterable[Any]) -> None:
 
 
 def drop_lost_colocations(nodes: Collection[Any]) -> None:
-    """Let `nodes`, in place, not ask to be colocated with others that are not among them, which TensorFlow refuses.
+    """Remove requests for colocation with nodes that are not among `nodes`, in place. TensorFlow refuses them.
 
-    Where that node was put by name nothing is lost: TensorFlow has given its device to those colocated with it.
+    Where such a node has a device, TensorFlow has given it to the nodes that are colocated with it.
     """
     there = {f"loc:@{node.name}".encode() for node in nodes}
     for node in nodes:
@@ -44,13 +44,13 @@ def drop_lost_colocations(nodes: Collection[Any]) -> None:
 
 
 Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]
-"""Names of what a graph is fed, of what is fetched from it, and of what runs besides, as `import_graph_def`'s."""
+"""Names of feeds, fetches and targets, as of `import_graph_def`."""
 
 
 def as_graph_def(
     fdef: Any, library: Mapping[str, Any]
 ) -> tuple[graph_pb2.GraphDef, Ends, Mapping[str, tuple[str, ...]]]:
-    """A function with its calls inlined, as a GraphDef that has the functions that it runs; its ends; `Graph.calls`."""
+    """A function with its calls inlined, as a GraphDef with its library; its feeds, fetches and targets; `Graph.calls`."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
@@ -73,12 +73,12 @@ def as_graph_def(
 
 
 class Passed(NamedTuple):
-    """What a function does that only calls another one.
+    """A function that only calls another one.
 
     Attributes:
-        called: the other one.
-        arguments: by its argument, the position of the caller's that it is given.
-        results: by result of the caller, the position of the other one's; None where it is none of these.
+        called: the other function.
+        arguments: for each argument of the other function, the position of the caller's argument.
+        results: for each result of the caller, the position of the other function's result. None: it is another tensor.
     """
 
     called: Any
@@ -87,10 +87,10 @@ class Passed(NamedTuple):
 
 
 def through_call(fdef: Any, find: Callable[[str], Any]) -> Passed | None:
-    """The function that `fdef` does nothing but call, with all of its own arguments; None for any other function.
+    """The only function that `fdef` calls, where it does nothing else and passes all its arguments; None otherwise.
 
     Args:
-        find: a function by its name; None where there is none of that name.
+        find: gives a function by its name, or None.
     """
     nodes = {node.name: node for node in fdef.node_def}
     calls = [node for node in fdef.node_def if calls_functions(node.op)]

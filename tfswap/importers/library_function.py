@@ -1,9 +1,9 @@
-"""FunctionDef to IR: one function of a saved file's library, with its open dimensions bound for planning.
+"""FunctionDef to IR: one function of a saved file's library, with its open dimensions bound.
 
-The file is read as it is: nothing is loaded, no variable is made. Shapes are inferred anew by TensorFlow from
-the arguments' shapes, and from the types that a file keeps of its resource arguments.
+No model is loaded, and no variable is created. TensorFlow infers the shapes anew, from the arguments' shapes and from
+the types of resource arguments in the file.
 
-Not handled: the old calling convention in which a node's op is a function's name.
+Not handled: calls by nodes whose op is a function's name (TensorFlow 1).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def import_library_function(
 
     Args:
         library: the file's FunctionDefs by name.
-        name: the function's.
-        shapes: shapes of arguments by argument name; an argument that is not named has the shape that the file
-            gives it.
-        handles: what the resource arguments stand for, where the file's function does not say it.
-        values: what arguments hold, where that is known.
+        name: the function's name.
+        shapes: shapes of arguments, by name. Other arguments have their shapes in the file.
+        handles: the types of variables behind resource arguments that the file's function leaves out.
+        values: known integer values of arguments, by name.
 
     Raises:
-        UnsupportedGraph: it is compiled by XLA, or has TensorFlow 1 loop frames.
-        InvalidModel: it uses an op that this process does not know.
+        UnsupportedGraph: the function is compiled by XLA, has TensorFlow 1 loop frames, or uses an op that this process
+            does not know.
+        InvalidModel: tfswap has already rewritten the function, or the graph does not fit the arguments.
     """
     fdef = library[name]
     refuse_compiled(name, fdef.attr, fdef.node_def, library)
@@ -63,7 +63,7 @@ def import_library_function(
 
 
 def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
-    """The shape that the file gives an argument; None where it says nothing."""
+    """The shape of an argument in the file; None where the file has none."""
     names = [a.name for a in fdef.signature.input_arg]
     index = names.index(argument)
     if index in fdef.arg_attr and "_output_shapes" in fdef.arg_attr[index].attr:
@@ -85,7 +85,7 @@ def refuse_compiled(name: str, attributes: Any, nodes: Iterable[Any], library: M
 
 
 def require_known_ops(nodes: Iterable[Any]) -> None:
-    """Raise InvalidModel, naming them, when the graph has ops that this process does not know."""
+    """Refuse ops that this process does not know. Raises UnsupportedGraph, or InvalidModel for tfswap's own ops."""
     from tensorflow.python.framework import op_def_registry
 
     unknown = sorted({n.op for n in nodes if op_def_registry.get(n.op) is None})

@@ -1,17 +1,17 @@
-"""What lists and optionals hold, where the trace left sizes open and they are bound since.
+"""The types of elements in lists and optionals whose sizes the trace left open.
 
-A list knows of its elements what the trace said of them, and TensorFlow's inference leaves it at that, also where an
-element with all its sizes known is put in: what a loop over open sizes reads and saves, and what a conditional hands
-to its gradient, would stay of unknown size. Here a list's elements have the sizes of those that are put in, and it has
-as many of them as it was made with. Elements can be lists and optionals themselves: what a loop inside of a loop saves,
-or a conditional. And where a forward loop saves a shape in each iteration, which is the same each time, its backward
-loop is given it: by that shape gradients are summed.
+TensorFlow's inference gives a list's elements the shape of the trace, even where an element with a known shape is put
+in. Tensors that a loop over open sizes saves, and those that a conditional passes to its gradient, would have unknown
+sizes. Here a list's elements have the shapes of the tensors that are put in, and a list has the length that it was
+created with. Elements can be lists and optionals themselves: those that inner loops and conditionals save. Where a
+forward loop saves the same shape in each iteration, its value is known to the backward loop, which sums gradients to
+that shape.
 
-The branches of a conditional put what they save into the same optionals, each its own, and the gradient's branches take
-it out again: what is in such an optional is known branch by branch.
+Each branch of a conditional puts its own tensors into the same optionals, which the gradient's branches read. The
+contents of such an optional are recorded by branch.
 
-Not handled: lists whose elements have several sizes, where the trace left these open (`tf.TensorArray` with
-`infer_shape=False`). What is put in last is taken for all, and TensorFlow's inference refuses what does not fit that.
+Not handled: lists whose elements have different shapes that the trace left open (`tf.TensorArray` with
+`infer_shape=False`). All elements get the last one's shape, and TensorFlow's inference refuses inconsistent ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tfswap.ir.op_traits import passes_on, pops_list, unwraps
 from tfswap.ir.types import Shape
 
 Contents = Mapping[Output, Content]
-"""What is in a graph's lists and optionals, as far as that is known."""
+"""The known contents of a graph's lists and optionals."""
 
 
 class _Made:
-    """A node that makes a list or an optional, and what is known of what it reads."""
+    """A node that makes a list or an optional, and the facts about its inputs."""
 
     def __init__(self, node: Node, inferred: Inferred, found: Contents, bounded: bool):
         self.node = node
@@ -46,11 +46,11 @@ class _Made:
         return None if value is None or len(value) != 1 else value[0]
 
     def values(self, position: int) -> tuple[int, ...]:
-        """The integers that an input holds; none where they are not known."""
+        """The integers of an input; empty where unknown."""
         return self._inferred.value(self.node.inputs[position].name) or ()
 
     def element(self, position: int) -> Argument:
-        """An input that is put in."""
+        """An input that becomes an element."""
         tensor = self.node.inputs[position]
         argument, value = self._inferred.argument(tensor.name), self._inferred.value(tensor.name)
         bound = tensor.type.bound or (value is not None and self._bounded)
@@ -66,7 +66,7 @@ _Rule = Callable[[_Made], Content | None]
 
 
 def _filled(made: _Made, position: int, length: Callable[[int], int | None]) -> Content | None:
-    """The first input with one more element in it."""
+    """The first input with one more element."""
     content = made.content(0)
     if content is None:
         return None
@@ -96,7 +96,7 @@ def _split_rows(made: _Made) -> Content:
 
 
 def _split_at(made: _Made) -> Content:
-    """Parts of the first input, one after the other, as long as the third says."""
+    """Consecutive parts of the first input, with the lengths in the third."""
     lengths = made.node.inputs[2]
     values = set(made.values(2))
     row = made.row()
@@ -125,7 +125,7 @@ def _wrapped(made: _Made) -> Content:
 
 
 def _sum(made: _Made) -> Content | None:
-    """Lists added element by element, or zeros: of the same sizes, and other integers."""
+    """Lists added element by element, or zeros: the elements keep their sizes and lose their values."""
     both = functools.reduce(joined, [made.content(i) for i in range(len(made.node.inputs))])
     if both is None or both.parts is None:
         return both
@@ -149,7 +149,7 @@ _MADE: Mapping[str, _Rule] = {
     "TensorListSplit": _split_at,
     "ZerosLike": _sum,
 }
-"""By op: what is in the list or optional that is its first output."""
+"""The contents of the list or optional that is an op's first output."""
 
 
 def _stacked(length: int, element: Shape, rows: Sequence[int]) -> Iterator[tuple[int, Shape]]:
@@ -168,32 +168,32 @@ _JOINED: Mapping[str, Callable[[int, Shape, Sequence[int]], Iterator[tuple[int, 
     "TensorListConcatV2": _concatenated,
     "TensorListStack": _stacked,
 }
-"""By op: the shapes of its outputs, by how many elements its list has, of which shape, and, where the op is given it,
-of how many rows each (in the gradient of TensorListSplit)."""
+"""The shapes of an op's outputs, from the length of its list, the shape of the elements, and their numbers of rows
+(in the gradient of TensorListSplit)."""
 
 _COUNTS = frozenset(("TensorListLength",))
-"""What gives the number of a list's elements."""
+"""Ops that give the number of a list's elements."""
 
 _RANKS = frozenset(("TensorListElementShape",))
-"""What gives the shape of a list's elements."""
+"""Ops that give the shape of a list's elements."""
 
 _GETS = frozenset(("TensorListGetItem",))
-"""What gives an element of a list, whichever, or zeros where none is set."""
+"""Ops that give any element of a list, or zeros where it is not set."""
 
 
 def has_contents(op: str) -> bool:
-    """Whether more may be known of what the op gives than TensorFlow infers, by what is put in, or by what is in it."""
+    """Whether the contents of lists and optionals may say more about the op's results than TensorFlow infers."""
     return op in _MADE or op in _JOINED or op in _COUNTS or op in _RANKS or op in _GETS or pops_list(op) or unwraps(op)
 
 
 def find_contents(
     graph: Graph, inferred: Inferred, given: Callable[[Output], Content | None], bounded: bool
 ) -> Contents:
-    """What is in the lists and optionals of `graph`.
+    """The contents of the lists and optionals of `graph`.
 
     Args:
-        given: what is in those that the graph is given, and that loops and conditionals give.
-        bounded: whether integers may be the most that they can be.
+        given: gives the contents of arguments, and of results of loops and conditionals.
+        bounded: whether integer values may be upper bounds.
     """
     found: dict[Output, Content] = {}
     if not any(kind.dtype == "variant" for node in graph for kind in node.outputs):
@@ -212,7 +212,7 @@ def find_contents(
 
 
 def _taken(node: Node, output: int, found: Contents, given: Callable[[Output], Content | None]) -> Content | None:
-    """What is in a list or an optional that comes out of another one, or from elsewhere."""
+    """The contents of a list or an optional that is an element of another one, or that `given` knows."""
     if (taken := _taken_out(node)) and node.inputs:
         part = _part(found.get(node.inputs[0]), output - taken[0], node.outputs[output].shape)
         return None if part is None else part.content
@@ -220,14 +220,14 @@ def _taken(node: Node, output: int, found: Contents, given: Callable[[Output], C
 
 
 def _taken_out(node: Node) -> range:
-    """Outputs that are elements of the first input."""
+    """The numbers of outputs that are elements of the first input."""
     if node.op in _GETS or unwraps(node.op):
         return range(len(node.outputs))
     return range(1, len(node.outputs)) if pops_list(node.op) else range(0)
 
 
 def _part(content: Content | None, position: int, traced: Shape) -> Argument | None:
-    """What is in a list or an optional, where the trace says this of its shape."""
+    """The element at a position, as far as it is consistent with the shape in the trace."""
     if content is None:
         return None
     choices = content.by_branch or (content,)
@@ -237,7 +237,7 @@ def _part(content: Content | None, position: int, traced: Shape) -> Argument | N
 
 
 def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str, Argument]]:
-    """Tensors of `node`, of which more is known by what is in lists and optionals than TensorFlow has inferred."""
+    """Facts about outputs of `node` that the contents of lists and optionals give, and TensorFlow does not infer."""
     if node.op in _MADE:
         yield from _news_of_list(node.out(), inferred, found.get(node.out()))
     if not node.inputs:
@@ -276,7 +276,7 @@ def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str,
 
 
 def _news_of_list(tensor: Output, inferred: Inferred, content: Content | None) -> Iterator[tuple[str, Argument]]:
-    """Of a list: the shape of its elements."""
+    """The shape of a list's elements, where it is new."""
     known = inferred.argument(tensor.name)
     if len(known.handles) != 1 or content is None or content.parts is None or len(content.parts) != 1:
         return
@@ -287,7 +287,7 @@ def _news_of_list(tensor: Output, inferred: Inferred, content: Content | None) -
 
 
 def joined(one: Content | None, other: Content | None) -> Content | None:
-    """What is true of the one and of the other; of one in which there is nothing everything is."""
+    """The facts that hold for both; an empty one agrees with any other."""
     if one is None or other is None or one.optional != other.optional:
         return None
     length = one.length if one.length == other.length else None
@@ -305,7 +305,7 @@ def joined(one: Content | None, other: Content | None) -> Content | None:
 
 
 def of_branches(contents: Sequence[Content | None]) -> Content | None:
-    """What is in a list or an optional that a conditional gives, where its branches give these."""
+    """The contents of a list or an optional that a conditional returns, from those of its branches."""
     both = functools.reduce(joined, contents)
     if all(c is None or not c.optional for c in contents) or all(c == both for c in contents):
         return both
@@ -313,9 +313,8 @@ def of_branches(contents: Sequence[Content | None]) -> Content | None:
 
 
 def in_branch(argument: Argument, branch: int, branches: int) -> Argument:
-    """What a branch of so many is given.
-
-    What the conditional of a forward pass has wrapped in a branch is unwrapped in that of its gradient.
+    """The argument of one branch of a conditional. An optional that the forward pass's branches have wrapped has the
+    contents of the branch of the same number.
     """
     content = argument.content
     if content is None or len(content.by_branch) != branches:
@@ -324,7 +323,7 @@ def in_branch(argument: Argument, branch: int, branches: int) -> Argument:
 
 
 def either(one: Argument, other: Argument) -> Argument:
-    """What is known of a tensor that is the one or the other."""
+    """The facts about a tensor that is one of two."""
     return Argument(
         one.dtype,
         common(one.shape, other.shape),
@@ -356,7 +355,7 @@ def _contradict(one: Shape, other: Shape) -> bool:
 
 
 def merged(one: Shape, other: Shape) -> Shape:
-    """What both say of one tensor; `one`, where they contradict each other."""
+    """One tensor's shape from both; `one` where they contradict each other."""
     if one is None or other is None:
         return other if one is None else one
     if _contradict(one, other):
@@ -365,14 +364,14 @@ def merged(one: Shape, other: Shape) -> Shape:
 
 
 def common(one: Shape, other: Shape) -> Shape:
-    """What is true of the one and of the other."""
+    """The dimensions that two shapes have in common; None where their ranks differ."""
     if one is None or other is None or len(one) != len(other):
         return None
     return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
 
 
 def with_shape(kind: HandleType, shape: Shape) -> HandleType:
-    """The same of another shape."""
+    """The handle type with another shape."""
     from tensorflow.python.framework import tensor_shape
 
     return (kind[0], tensor_shape.TensorShape(shape).as_proto(), *kind[2:])

@@ -1,8 +1,8 @@
-"""Functions that nodes run in the step, out of the graph's sight: what they hold on the device is in no count.
+"""Opaque calls: functions that nodes run in the step and that are not in the graph, so that their memory is unknown.
 
-Seen are calls that become part of the graph (inline.py), loops and conditionals (bodies.py). Data pipelines run on the
-host. What is left: dataset loops, calls that TensorFlow does not inline, and ops that nobody knows here. Of calls that
-XLA compiles it is measured what they hold (runtime/xla_calls.py).
+They are dataset loops, calls that TensorFlow does not inline, and unknown ops. Other calls are inlined (inline.py).
+Loops and conditionals have bodies (bodies.py), and data pipelines run on the host. The memory of calls that XLA
+compiles is measured (runtime/xla_calls.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfswap.ir.op_traits import control_flow, makes_pipeline
 
 
 def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
-    """Nodes of `graph` and of its bodies that run functions out of sight, with those functions' names."""
+    """Nodes of `graph` and of its bodies that make opaque calls, with the names of the functions."""
     for part in (graph, *graph.all_bodies()):
         for node in part:
             if node in part.bodies or _is_on_host(node):
@@ -26,12 +26,12 @@ def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether it makes a pipeline; the scan that AutoGraph makes of `for x in dataset` runs on the step's device."""
+    """Whether the node makes a data pipeline. AutoGraph's scan for `for x in dataset` runs on the step's device."""
     return makes_pipeline(node.op) and node.attrs.get("use_default_device", True) is True
 
 
 def library_functions(graph: Graph) -> Mapping[str, Any]:
-    """The FunctionDefs that come with a graph, by name."""
+    """The FunctionDefs of a graph's library, by name."""
     from tensorflow.core.framework import graph_pb2
 
     if graph.library is None:
@@ -41,14 +41,13 @@ def library_functions(graph: Graph) -> Mapping[str, Any]:
 
 
 def functions_of(node: Node) -> list[str]:
-    """Names of the functions that a node runs: of a loop or conditional as its bodies are, of others by attribute.
-
-    Attributes come from a protobuf map, whose order is another one in each process.
+    """Names of the functions that a node runs: those of a loop or conditional in the order of its bodies, others in the
+    order of the attributes' names. The order of a protobuf map differs between processes.
     """
     kind = control_flow(node.op)
     attributes = [node.attrs[name] for name in (sorted(node.attrs) if kind is None else kind.functions)]
     encoded = [value.data for value in attributes if isinstance(value, Opaque) and value.kind == "attr"]
-    if not encoded:  # a graph without any is planned where there is no TensorFlow
+    if not encoded:  # such a graph can be planned without TensorFlow
         return []
     from tensorflow.core.framework import attr_value_pb2
 

@@ -1,4 +1,4 @@
-"""Which Python functions that a graph calls (`tf.py_function`) are gradients, and of which calls."""
+"""Finds the calls whose gradients Python functions of a graph compute (`tf.py_function`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def asked_token(token: bytes) -> bytes | None:
-    """The token of the call whose tape a function asks; None for a function that is no gradient, or not known here.
+    """The token of the call whose tape a function uses; None for functions that are no gradients, or are unknown.
 
     Args:
-        token: by which TensorFlow finds the function.
+        token: TensorFlow's key of the function.
     """
     registry: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     function = registry._py_funcs.get(token.decode())

@@ -1,4 +1,4 @@
-"""Which functions of a library nodes refer to."""
+"""The library functions that nodes refer to."""
 
 from __future__ import annotations
 

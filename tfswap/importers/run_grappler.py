@@ -1,4 +1,4 @@
-"""TensorFlow's own optimizers, run on a graph outside of a session."""
+"""Runs TensorFlow's own graph optimizers on a graph outside of a session."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from tensorflow.core.protobuf import rewriter_config_pb2
 
 LARGE = 10_000
-"""Nodes from which on it counts what the optimizers leave behind: some 8 KiB for each node."""
+"""Graphs with more nodes: the optimizers leave some 8 KiB per node in malloc, which are returned to the system."""
 NO_GPU_KERNEL = re.compile(
     rb"^[^\n]*No registered '[^\n]*' OpKernel for GPU .*?(?=^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |\Z)", re.M | re.S
 )
-"""What a TensorFlow built without GPUs prints of a node that is on one: the node, and each kernel that there is."""
+"""The message of a TensorFlow without GPUs for a node on a GPU: the node, and all registered kernels."""
 
 
 def run_grappler(
     graph_def: graph_pb2.GraphDef, kept: Iterable[str], options: rewriter_config_pb2.RewriterConfig, cluster: Any = None
 ) -> graph_pb2.GraphDef:
-    """What Grappler makes of `graph_def`, however small that is.
+    """`graph_def` after Grappler, which runs on graphs of any size here.
 
     Args:
         graph_def: the graph.
-        kept: names of nodes that are there afterwards, under these names.
-        options: which optimizers run, and how.
-        cluster: the devices (`tensorflow.python.grappler.cluster.Cluster`); else this machine's.
+        kept: names of nodes that must stay, under these names.
+        options: Grappler's options.
+        cluster: the devices (`tensorflow.python.grappler.cluster.Cluster`). None: this machine's.
 
     Raises:
-        tf.errors.OpError: where an optimizer fails.
+        tf.errors.OpError: an optimizer fails.
     """
     from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
     from tensorflow.python.grappler import tf_optimizer
@@ -44,10 +44,10 @@ def run_grappler(
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.CopyFrom(options)
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    with unsaid(NO_GPU_KERNEL) if _has_absent_gpu(cluster) else contextlib.nullcontext():
+    with without_message(NO_GPU_KERNEL) if _has_absent_gpu(cluster) else contextlib.nullcontext():
         made = tf_optimizer.OptimizeGraph(config, meta, cluster=cluster)
     if len(graph_def.node) > LARGE:
-        _give_back()
+        _trim_heap()
     return made
 
 
@@ -59,10 +59,10 @@ def _has_absent_gpu(cluster: Any) -> bool:
 
 
 @contextlib.contextmanager
-def unsaid(pattern: re.Pattern[bytes]) -> Iterator[None]:
-    """Leave out of what is printed to the standard error file what fits `pattern`; all else follows when this ends.
+def without_message(pattern: re.Pattern[bytes]) -> Iterator[None]:
+    """Remove matches of `pattern` from the standard error file. Everything else is printed when this ends.
 
-    TensorFlow reads how much it is to print once, when it is loaded.
+    TensorFlow reads its log level once, when it is loaded, so it cannot be changed here.
     """
     with tempfile.TemporaryFile() as printed:
         before = os.dup(2)
@@ -77,7 +77,7 @@ def unsaid(pattern: re.Pattern[bytes]) -> Iterator[None]:
                 errors.write(pattern.sub(b"", printed.read()))
 
 
-def _give_back() -> None:
-    """Let the system have what malloc keeps of the copies that the optimizers have made, where there is such a call."""
+def _trim_heap() -> None:
+    """Return the memory of the optimizers' copies, which malloc keeps, to the system, where glibc has this call."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Shapes of a GraphDef's tensors, inferred by TensorFlow from its arguments' shapes."""
+"""Shapes of a GraphDef's tensors, which TensorFlow infers from the arguments' shapes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, tensor_shape_pb2
 
 HANDLES = frozenset(("resource", "variant"))
-"""Element types of tensors that stand for others."""
+"""Element types of handles: of variables, lists and other objects."""
 
 HandleType = tuple[int, Any] | tuple[int, Any, Any]
-"""Element type (as TensorFlow numbers them) and shape proto of what is behind a resource, or in a tensor list; for
-the latter also its full type's proto."""
+"""The element type (TensorFlow's enum) and shape proto of a variable, or of a list's elements; for a list also the
+proto of its full type."""
 
 
 @dataclass
 class Argument:
-    """What a graph is given: an element type (as TensorFlow numbers them), a shape, and what is behind a handle.
+    """The known facts about an argument of a graph.
 
     Attributes:
-        bound: whether the shape, or the value, is the largest that the step can make it.
-        value: the integers that it holds, flat, where they are known.
-        content: what is in it, if it is a list or an optional (see contents.py).
+        dtype: the element type (TensorFlow's enum).
+        shape: the shape.
+        handles: the types behind a handle.
+        bound: whether the shape, or the value, is an upper bound.
+        value: its integers, flat; None where unknown.
+        content: the contents of a list or an optional (list_elements.py).
     """
 
     dtype: int
@@ -41,14 +44,14 @@ class Argument:
 
 @dataclass(frozen=True)
 class Content:
-    """What is known of what is in a list or an optional.
+    """The known contents of a list or an optional.
 
     Attributes:
-        parts: what each element of the list is (one Argument for all), or the optional's components; none where there
-            is nothing in it, and None where nothing is known.
-        length: how many elements the list has, set or not.
+        parts: the type of a list's elements (one Argument for all), or an optional's components. Empty: it has no
+            elements. None: unknown.
+        length: the number of a list's elements, set or not; None where unknown.
         optional: whether it is an optional.
-        by_branch: the same for each branch of a conditional that may have made it, where that differs.
+        by_branch: the contents by branch of the conditional that made it, where these differ.
     """
 
     parts: tuple[Argument, ...] | None
@@ -58,18 +61,18 @@ class Content:
 
     @property
     def bound(self) -> bool:
-        """Whether some of it may be smaller."""
+        """Whether a part of it is an upper bound."""
         inside = (*(part.content for part in self.parts or ()), *self.by_branch)
         return any(p.bound for p in self.parts or ()) or any(c.bound for c in inside if c is not None)
 
 
 def shape_of(proto: tensor_shape_pb2.TensorShapeProto) -> Shape:
-    """The shape as types have it."""
+    """The shape of a proto, as in TensorType."""
     return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
 
 
 def handle_types(tensor: Any) -> list[HandleType]:
-    """What is behind a symbolic tensor that stands for others, where TensorFlow knows it."""
+    """The types behind a symbolic handle; empty where TensorFlow does not know them."""
     from tensorflow.python.ops import handle_data_util
 
     data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
@@ -77,7 +80,7 @@ def handle_types(tensor: Any) -> list[HandleType]:
 
 
 class Inferred:
-    """What TensorFlow knows of a graph's tensors, by their names ("node:0")."""
+    """TensorFlow's inferred facts about a graph's tensors, by their names ("node:0")."""
 
     def __init__(self, graph: Any, bound: Mapping[str, Any], shapes: Mapping[str, Any]):
         self._graph = graph
@@ -85,21 +88,21 @@ class Inferred:
         self._shapes = shapes
 
     def forget(self) -> None:
-        """Give back what TensorFlow holds for this: constants too, in the device's own memory where that is a CPU's.
+        """Free TensorFlow's graph, and its constants in the arena of a CPU.
 
-        A graph refers to itself: without this it is there until the garbage collector comes.
+        A graph refers to itself: otherwise it would exist until the next garbage collection.
         """
         _dismantle(self._graph)
 
     def argument(self, name: str) -> Argument:
-        """The tensor as what another graph is given."""
+        """The tensor as an argument of another graph."""
         tensor = self._tensor(name)
         node, _, index = name.partition(":")
         shape = shape_of(self._shapes[node].list.shape[int(index)])
         return Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor))
 
     def value(self, name: str) -> tuple[int, ...] | None:
-        """The integers that a small tensor holds, flat, where TensorFlow knows them without running the graph."""
+        """The integers of a small tensor, flat, where TensorFlow can compute them without running the graph."""
         tensor = self._tensor(name)
         count = tensor.shape.num_elements()
         if tensor.dtype.name not in ("int32", "int64") or count is None or count > SMALL_INTEGERS:
@@ -108,7 +111,7 @@ class Inferred:
         return None if found is None else tuple(found.ravel().tolist())
 
     def evaluated_shape(self, name: str) -> Shape:
-        """The shape of a tensor that depends on constants alone; None for others."""
+        """The shape of a tensor that depends on constants only; None for others."""
         found = _evaluated(self._tensor(name))
         return None if found is None else found.shape
 
@@ -118,7 +121,7 @@ class Inferred:
 
 
 def _evaluated(tensor: Any) -> Any:
-    """What the tensor holds, as an array, where it depends on constants alone; else None."""
+    """The value of a tensor that depends on constants only, as an array; None for others."""
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.try_evaluate_constant(tensor)
@@ -127,13 +130,16 @@ def _evaluated(tensor: Any) -> Any:
 def infer_shapes(
     graph_def: graph_pb2.GraphDef, arguments: Mapping[str, Argument], known: Mapping[str, Argument] | None = None
 ) -> Inferred:
-    """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
+    """Write the `_output_shapes` of `graph_def`, in place, as TensorFlow infers them from the arguments.
 
-    Those that it has already are taken for true: a trace knows what `set_shape` said, and ops do not say it.
+    Existing ones are used as declared: those of a trace include the shapes of `set_shape`.
 
     Args:
-        arguments: per fed node, what it is given.
-        known: tensors ("node:0") of which more is known than TensorFlow can infer.
+        arguments: the arguments, by the names of their nodes.
+        known: facts about tensors ("node:0") that TensorFlow does not infer.
+
+    Raises:
+        InvalidModel: the graph does not fit the arguments.
     """
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
@@ -144,7 +150,7 @@ def infer_shapes(
             tensors = {**(known or {}), **{f"{name}:0": a for name, a in arguments.items()}}
             for i, (name, argument) in enumerate(tensors.items()):
                 resource = tf.as_dtype(argument.dtype) == tf.resource
-                # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
+                # Another name, since "a/b" would occupy the name "a" too, and a node "a" would be imported as "a_1".
                 stand_in = f"tfswap_argument_{i}"
                 if argument.value is not None:
                     made = tf.constant(argument.value, argument.dtype, argument.shape, name=stand_in)

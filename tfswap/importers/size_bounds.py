@@ -1,22 +1,22 @@
-"""Sizes that a step decides by its values, and how large they can get.
+"""Upper bounds of sizes that depend on values.
 
-How many rows `tf.unique`, `tf.where` or `tf.boolean_mask` give is known when they have run; a plan is made before.
-It counts on the most that their inputs' sizes allow, and says that this is a bound (`TensorType.bound`). What is
-computed from such a tensor gets its shape from TensorFlow's own inference.
+The number of rows that `tf.unique`, `tf.where` or `tf.boolean_mask` return is known after they have run. A plan needs
+it before, and uses the largest number that their inputs' sizes allow: `TensorType.bound` is then true. TensorFlow's
+inference gives the shapes of tensors computed from these.
 
-A look-up in a table gives as much for each key as the table's default value is. TensorFlow's inference does not say so
-of a table that is made outside of the step; the trace knows whether keys are single numbers or texts, and
-so whether this is the size itself or the most that it can be.
+A table look-up returns a tensor of the shape of the table's default value for each key. TensorFlow does not infer this
+for a table from outside the step. Where the trace knows the rank of the result, the size is exact; otherwise it is a
+bound.
 
-What a Python function returns (`tf.py_function`) TensorFlow does not know either. As a rule such a function works
-element by element, or checks, or logs: where the user says nothing else (`tf.ensure_shape`, `set_shape`), it is taken
-to return as much as it is given of that type. Its gradients are exactly as large as what it was given.
+TensorFlow does not infer the result of a Python function (`tf.py_function`). Most such functions compute element by
+element, check or log. Without another declaration (`tf.ensure_shape`, `set_shape`), the result is assumed to be no
+larger than the largest argument of its type. Gradients have the exact sizes of the function's arguments.
 
-Rows that are stitched together (`tf.dynamic_stitch`, a lookup in a list of tables) are taken to have an index each, as
-TensorFlow asks for: of a row that has none, nobody knows what is in it.
+`tf.dynamic_stitch` is assumed to have an index for each row, as TensorFlow requires: the contents of other rows are
+undefined.
 
-Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that hang
-on the step's arguments alone can be computed before it (runtime/dynamic_sizes.py).
+Not handled: sizes computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that depend on the step's
+arguments only can be computed before the step (runtime/dynamic_sizes.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfswap.ir.views import passed_on
 
 
 class Largest(NamedTuple):
-    """The largest shape that an output can have; with `exact` it always has it."""
+    """The largest shape of an output, by its number. With `exact`, it is the shape."""
 
     output: int
     shape: Shape
@@ -45,7 +45,7 @@ Rule = Callable[[Node], Iterator[Largest]]
 
 
 def _elements(node: Node, *outputs: int) -> Iterator[Largest]:
-    """As many elements as the first input has."""
+    """The outputs have at most as many elements as the first input."""
     count = node.inputs[0].type.num_elements
     if count is not None:
         yield from (Largest(i, (count,)) for i in outputs)
@@ -66,14 +66,14 @@ def _where(node: Node) -> Iterator[Largest]:
 def _partitions(node: Node) -> Iterator[Largest]:
     data, rows = (t.type for t in node.inputs)
     if data.num_elements is not None and rows.num_elements is not None:
-        assert data.shape is not None, "it has a size"
-        assert rows.shape is not None, "so has this"
+        assert data.shape is not None
+        assert rows.shape is not None
         shape = (rows.num_elements, *data.shape[len(rows.shape) :])
         yield from (Largest(i, shape) for i in range(len(node.outputs)))
 
 
 def _stitched(node: Node) -> Iterator[Largest]:
-    """A row for each index. The parts of one vector, all of them, have as many indices together as that has."""
+    """A row for each index. All parts of one partitioned vector have together as many indices as the vector."""
     indices, data = node.inputs[: len(node.inputs) // 2], node.inputs[len(node.inputs) // 2 :]
     if indices[0].type.shape is None or data[0].type.shape is None:
         return
@@ -89,11 +89,11 @@ def _stitched(node: Node) -> Iterator[Largest]:
 
 
 MOST_EMPTY = 1024
-"""Parts without rows of a list that is joined: their number is not known, and their lengths take next to nothing."""
+"""The assumed number of elements without rows in a concatenated list. Their lengths take a few bytes each."""
 
 
 def _joined(node: Node) -> Iterator[Largest]:
-    """How many parts a list of unknown length has that are joined: as many as rows, and some that have none."""
+    """The lengths of a concatenated list's elements: one for each row, and some for elements without rows."""
     shape = node.outputs[0].shape
     if shape and shape[0] is not None:
         yield Largest(1, (shape[0] + MOST_EMPTY,))
@@ -106,7 +106,7 @@ def _boxes(node: Node) -> Iterator[Largest]:
 
 
 def _filled(node: Node) -> Iterator[Largest]:
-    """One more for each row, all of which may be empty."""
+    """One more value for each row: all may be empty."""
     indices, values = (tensor.type for tensor in node.inputs[:2])
     rows = node.outputs[2].num_elements
     if values.num_elements is not None and rows is not None and indices.shape is not None and len(indices.shape) == 2:
@@ -116,24 +116,24 @@ def _filled(node: Node) -> Iterator[Largest]:
 
 
 def _hits(node: Node) -> Iterator[Largest]:
-    """Of each true class one, where none is sampled twice."""
+    """One hit for each true class, where classes are sampled without repetition."""
     if passed_on(node.inputs[1]).node.attrs.get("unique"):
         yield from _elements(node, 0, 1, 2)
 
 
 def _found(node: Node) -> Iterator[Largest]:
-    """What a table holds for each key. Keys of a dense table can be vectors, and then there are fewer."""
+    """A value for each key. Keys of a dense table can be vectors: then there are fewer."""
     _, keys, default = (t.type for t in node.inputs)
     if keys.num_elements is None or default.num_elements is None:
         return
-    assert keys.shape is not None, "it has a size"
-    assert default.shape is not None, "so has this"
+    assert keys.shape is not None
+    assert default.shape is not None
     shape, traced = (*keys.shape, *default.shape), node.outputs[0].shape
     yield Largest(0, shape, exact=traced is not None and len(traced) == len(shape))
 
 
 def _rows(node: Node) -> Iterator[Largest]:
-    """As many rows as the ragged tensor has; how long they are made, the call must say (`shape=`)."""
+    """As many rows as the ragged tensor has. Their length must be given in the call (`shape=`)."""
     shape, partitions, kinds = node.outputs[0].shape, node.inputs[3:], node.attrs.get("row_partition_types")
     if not shape or None in shape[1:] or not isinstance(kinds, tuple) or kinds[:1] != (b"ROW_SPLITS",):
         return
@@ -143,7 +143,7 @@ def _rows(node: Node) -> Iterator[Largest]:
 
 
 def _called(node: Node) -> Iterator[Largest]:
-    """Of a Python function; for its gradient, which runs once the function itself has, what that was given."""
+    """Results of a Python function; for its gradient, the types of the function's arguments."""
     call = differentiated(node)
     given = [tensor.type for tensor in (node if call is None else call).inputs]
     if call is not None:
@@ -189,7 +189,7 @@ def _shapes(node: Node, _: ValueOf) -> Iterator[tuple[int, Values]]:
 
 
 def _reshaped(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
-    """The dense shape of a sparse tensor that is reshaped: one dimension may be left open (-1)."""
+    """The dense shape of a reshaped sparse tensor; one dimension may be open (-1)."""
     before, after = (value_of(tensor.name) for tensor in node.inputs[1:3])
     if before is None or after is None:
         return
@@ -204,30 +204,30 @@ _SHAPE_VALUES: dict[str, Callable[[Node, ValueOf], Iterator[tuple[int, Values]]]
     "ShapeN": _shapes,
     "SparseReshape": _reshaped,
 }
-"""Ops that give shapes as tensors, whose values TensorFlow's inference does not know."""
+"""Ops whose results are shapes, which TensorFlow does not infer."""
 
 
 def gives_shape_values(op: str) -> bool:
-    """Whether the op gives shapes as tensors, whose values TensorFlow does not infer."""
+    """Whether the op's results are shapes, which TensorFlow does not infer."""
     return op in _SHAPE_VALUES
 
 
 def shape_values(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
-    """Of a node that gives shapes, those that are known, by output.
+    """The known shapes that a node returns, by output.
 
     Args:
-        value_of: what a small tensor of integers holds, by its name, where that is known.
+        value_of: gives the value of a small integer tensor by name, or None.
     """
     yield from _SHAPE_VALUES[node.op](node, value_of)
 
 
 def decides_sizes(op: str) -> bool:
-    """Whether the op gives tensors whose size TensorFlow may not infer, and for which there is a bound."""
+    """Whether there is a bound here for results of the op that TensorFlow may not infer."""
     return op in _RULES
 
 
 def largest_shapes(node: Node) -> Iterator[Largest]:
-    """Of the outputs of unknown size of a node that decides sizes: the largest shape that its inputs' allow."""
+    """The largest shapes of a node's outputs of unknown size, by its inputs' shapes."""
     for found in _RULES[node.op](node):
         if node.outputs[found.output].nbytes is None:
             yield found

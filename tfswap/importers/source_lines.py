@@ -1,9 +1,9 @@
-"""Which line of the user's own made a node, also where it has come out of a called function, or is in a loop's body.
+"""Finds the user's source line that created a node, also for nodes of inlined functions and of bodies.
 
-TensorFlow keeps for each function that it traces where each of its nodes was made. A node that was inlined is called
-"call/node", by the call's name and its own name in the function that was called.
+TensorFlow records a stack trace for each node of a traced function. An inlined node is called "call/node", with the
+name of the call and its own name in the called function.
 
-Not handled: two bodies that have nodes of one name. Then all their lines are reported.
+Not handled: two bodies with nodes of the same name. All their lines are reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tfswap.ir.op_traits import control_flow
 # Frames of these packages are not the user's own lines.
 LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfswap")
 
-# When TensorFlow differentiates a called function it makes its loops and conditionals anew, and does not keep where.
-# What they run then is called as it was before, and this.
+# TensorFlow copies the loops and conditionals of a called function when it differentiates it, without their traces. It
+# adds this suffix to the names of their functions.
 REWRITTEN = "_rewritten"
 
 Frame = tuple[str, int]
@@ -30,7 +30,7 @@ Frame = tuple[str, int]
 
 
 class SourceLines:
-    """A look-up from a node's name to the user's own line that made it ("model.py:12"), or None.
+    """Gives the user's source line that created a node ("model.py:12") by the node's name, or None.
 
     Args:
         concrete: the trace that the nodes come from.
@@ -47,7 +47,7 @@ class SourceLines:
         return " or ".join(sorted(filter(None, lines))) or None
 
     def debug_info(self, names: Iterable[str]) -> Any:
-        """The trace's GraphDebugInfo, by which TensorFlow reports where failing nodes were made, with `names` in it."""
+        """The trace's GraphDebugInfo with `names` added. TensorFlow reads source lines from it for its errors."""
         made = _Merged(self._concrete._inference_function.graph_debug_info)
         for name in names:
             if name not in made.info.name_to_trace_id:
@@ -57,13 +57,13 @@ class SourceLines:
         return made.info
 
     def called(self, node_op: str, attr: Mapping[str, Any]) -> str | None:
-        """The function that a node calls, and that inlining puts in its place."""
+        """The function that a node calls; None where it is no call that TensorFlow inlines."""
         if node_op in self._functions:  # TensorFlow 1's calls have their functions' names for ops
             return node_op
         return attr["f"].func.name if node_op in CALLS else None
 
     def frames_of_loop(self, bodies: Collection[str]) -> list[Frame]:
-        """Where the loop or conditional was made that runs `bodies`, as far as that is known."""
+        """The stack trace of the loop or conditional that runs `bodies`; empty where unknown."""
         for function in self._functions.values():
             for name, run in function.loops.items():
                 if name in function.traces and set(run) == bodies:
@@ -77,7 +77,7 @@ class SourceLines:
             return None
 
     def _origins(self, name: str) -> list[tuple[_Function, str]]:
-        """The functions that a node can come from, and what it is called there."""
+        """The functions that a node can come from, and its name there."""
         for prefix, rest in _splits(name):
             own = self._own(prefix)
             if own is not None and (called := self.called(own.type, own.node_def.attr)) is not None:
@@ -109,7 +109,7 @@ class _Function:
 
     @functools.cached_property
     def traces(self) -> Mapping[str, Any]:
-        """Where its nodes were made, by their names."""
+        """Stack traces of its nodes, by their names."""
         from tensorflow.python.util import tf_stack
 
         return {} if self.info is None else tf_stack.LoadTracesFromDebugInfo(self.info)
@@ -122,11 +122,11 @@ class _Function:
 
     @functools.cached_property
     def loops(self) -> dict[str, list[str]]:
-        """What loops and conditionals run, by their names."""
+        """The functions of its loops and conditionals, by these nodes' names."""
         return {n.name: called_functions(n) for n in self._nodes if control_flow(n.op)}
 
     def frames(self, name: str) -> list[Frame]:
-        """Where a node was made, outermost first."""
+        """The stack trace of a node, outermost first."""
         if name in self.traces:
             return _frames(self.traces[name])
         return self._lines.frames_of_loop({body.partition(REWRITTEN)[0] for body in self.loops[name]})
@@ -137,7 +137,7 @@ class _Function:
 
 
 class _Merged:
-    """A GraphDebugInfo that takes in what others say: files, frames and traces, which refer to each other by number."""
+    """A GraphDebugInfo into which others are merged: files, frames and traces, which refer to each other by number."""
 
     def __init__(self, info: Any):
         self.info = type(info)()
@@ -145,7 +145,7 @@ class _Merged:
         self._first_trace: dict[_Function, int] = {}
 
     def add(self, name: str, function: _Function, inner: str) -> None:
-        """Let the node `name` have been made where `inner` of `function` was."""
+        """Give the node `name` the stack trace of `inner` in `function`."""
         if function not in self._first_trace:
             self._first_trace[function] = self._take_in(function.info)
         self.info.name_to_trace_id[name] = self._first_trace[function] + function.info.name_to_trace_id[inner]
@@ -173,7 +173,7 @@ def _frames(trace: Any) -> list[Frame]:
 
 
 def _line(frames: Iterable[Frame]) -> str | None:
-    """The innermost of the user's own lines."""
+    """The innermost line outside of LIBRARIES."""
     own = [f"{file}:{line}" for file, line in frames if not file.startswith(_library_folders())]
     return own[-1] if own else None
 

@@ -1,12 +1,12 @@
-"""Graphs from files are checked against the definitions of their ops before anything else reads them.
+"""Checks graphs from files against the definitions of their ops, before any other module reads them.
 
-Whatever a file holds, behind this border each node has the attributes that its op requires, of their kinds; reads
-tensors that there are, as many as its op takes; and runs functions that there are, which take and return what it passes
-on. So malformed files are one error, with the node in it, and the importers need not expect any.
+Ensures: each node has the attributes that its op requires, of the right kinds. It reads existing tensors, as many as
+its op takes. It runs existing functions, whose numbers of arguments and results fit. A malformed file gives one error
+that names the node, and the importers need no checks of their own.
 
-Handles: attributes, inputs, control edges, results, cycles, called functions, and loops' and conditionals' bodies. Not
-handled: whether shapes and the types of elements fit together, which TensorFlow checks when it builds the graph; ops
-that this process does not know.
+Checked: attributes, inputs, control edges, results, cycles, called functions, and the bodies of loops and conditionals.
+Not checked: shapes and element types, which TensorFlow checks when it builds the graph; ops that this process does not
+know.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ KINDS = {
     "tensor": "tensor",
     "func": "func",
 }
-"""The field of an AttrValue, and of its list, that has a value of each kind of attribute."""
+"""The field of an AttrValue, or of its list, for each kind of attribute."""
 MAX_OUTPUTS = 1 << 20
-"""More than any node has: what is larger is damage, and would be counted through."""
+"""More outputs than any node has. A larger number means damage, and would take long to iterate over."""
 
 
 class _Argument(NamedTuple):
-    """An input or output of an op: its name, the attribute that says how many tensors it is, and how many these are
-    where a node leaves that attribute out.
+    """An input or output of an op: its name, the attributes that give its number of tensors or list of types, and the
+    number of tensors without them.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Definition(NamedTuple):
     """What an op requires of its nodes."""
 
     attributes: tuple[tuple[str, str, bool], ...]
-    """Name, kind, and whether a node has to say it."""
+    """Name, kind, and whether it is required."""
     inputs: tuple[_Argument, ...]
     outputs: tuple[_Argument, ...]
 
@@ -81,7 +81,7 @@ def _definition(op: str) -> _Definition | None:
 
 
 def validate_functions(what: str, library: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check functions of a library, and all that they run. Raises InvalidModel, which says `what` is damaged."""
+    """Check functions of a library, and all functions that they run. Raises InvalidModel, which names `what`."""
     roots = list(names)
     nodes = [node for name in roots for node in library[name].node_def]
     for name in sorted({*roots, *reachable(nodes, library)}):
@@ -90,7 +90,7 @@ def validate_functions(what: str, library: Mapping[str, Any], names: Iterable[st
 
 
 def validate_graph(what: str, nodes: Sequence[Any], library: Mapping[str, Any]) -> None:
-    """Check a graph, and all that it runs. Raises InvalidModel, which says `what` is damaged."""
+    """Check a graph, and all functions that it runs. Raises InvalidModel, which names `what`."""
     _Part(f"{what} is damaged: it", nodes, library).check_graph()
     validate_functions(what, library, reachable(nodes, library))
 
@@ -99,7 +99,7 @@ class _Part:
     """The nodes of one graph or function.
 
     Args:
-        where: what messages begin with.
+        where: the beginning of messages.
     """
 
     def __init__(self, where: str, nodes: Sequence[Any], library: Mapping[str, Any]):
@@ -135,8 +135,8 @@ class _Part:
         self._check_edges(self._is_numbered_tensor, ())
 
     def _check_edges(self, is_tensor: Callable[[str], bool], given: Collection[str]) -> None:
-        """Inputs and control edges lead to nodes that exist, and there are as many as the op takes; no node waits for
-        itself.
+        """Check that inputs and control edges come from existing nodes, that there are as many as the op takes, and
+        that there is no cycle.
         """
         sources: dict[str, list[str]] = {}
         for node in self._nodes.values():
@@ -181,7 +181,7 @@ class _Part:
         self._check_bodies(node)
 
     def _check_bodies(self, node: Any) -> None:
-        """What loops and conditionals run takes and returns what they pass on."""
+        """Check the numbers of arguments and results of the functions of a loop or conditional."""
         flow = control_flow(node.op)
         if flow is None:
             return
@@ -201,9 +201,7 @@ class _Part:
                     )
 
     def _outputs_of(self, name: str) -> dict[str, int] | None:
-        """How many tensors a node makes, by output; None where nothing is known of its op, or where it calls a function
-        by the op's name.
-        """
+        """The number of tensors of each output of a node; None where its op is unknown, or is a function's name."""
         if name not in self._outputs:
             node = self._nodes[name]
             definition = _defined(node)
@@ -211,7 +209,7 @@ class _Part:
         return self._outputs[name]
 
     def _is_tensor(self, name: str, given: Collection[str]) -> bool:
-        """Of a function's: "argument" or "node:output:0"."""
+        """Whether a name in a function ("argument" or "node:output:0") is a tensor."""
         if name in given:
             return True
         node, _, rest = name.partition(":")
@@ -222,7 +220,7 @@ class _Part:
         return outputs is None or int(index or 0) < outputs.get(output, 0)
 
     def _is_numbered_tensor(self, name: str) -> bool:
-        """Of a graph's: "node" or "node:0"."""
+        """Whether a name in a graph ("node" or "node:0") is a tensor."""
         node, _, index = name.partition(":")
         if node not in self._nodes or not _is_index(index or "0"):
             return False
@@ -240,7 +238,7 @@ def _is_index(text: str) -> bool:
 def _is_of_kind(value: Any, kind: str) -> bool:
     if not kind.startswith("list("):
         return value.WhichOneof("value") == KINDS.get(kind) and (kind != "type" or is_type(value.type))
-    # An empty list can have been left out, and one that is there has one kind of entries.
+    # An empty list has no field, another one has one kind of entries.
     if value.WhichOneof("value") != "list":
         return False
     kept = KINDS.get(kind[len("list(") : -1])
@@ -248,7 +246,7 @@ def _is_of_kind(value: Any, kind: str) -> bool:
 
 
 def _defined(node: Any) -> _Definition | None:
-    """The definition of a node's op; None where it is not known, or where a function's caller says what it does."""
+    """The definition of a node's op; None where it is unknown, or where an attribute is a placeholder for callers."""
     open_to_callers = any(value.WhichOneof("value") == "placeholder" for value in node.attr.values())
     return None if open_to_callers else _definition(node.op)
 

@@ -6,24 +6,24 @@ from typing import Final
 
 NAMESPACE: Final = "Tfswap>"
 
-# (tensor: T) -> (handle: variant); attrs T, owner: int (whose step it is), disk: bool (where it goes), and of one node
-# per step step_bytes and step_limit (ints): the host memory that the step takes and may take; spill_dir (text),
-# spill_bytes and spill_limit (ints): the same on disk. Starts the copy to the host, or to disk.
+# (tensor: T) -> (handle: variant); attrs T, owner: int (the step's number), disk: bool (copies to disk). One node of a
+# step also has step_bytes and step_limit (ints): the host memory that the step takes and may take; and spill_dir
+# (text), spill_bytes and spill_limit (ints): the same on disk. Starts the copy to the host, or to disk.
 SWAP_OUT: Final = "Tfswap>SwapOut"
 
-# (handle: variant) -> (); no attrs. Waits for that copy and frees the device tensor. Has no output:
-# only control edges keep it in a graph.
+# (handle: variant) -> (); no attrs. Waits for that copy and frees the device tensor. It has no output, so only control
+# edges keep it in a graph.
 RELEASE: Final = "Tfswap>Release"
 
-# (handle: variant) -> (tensor: T, ticket: variant); attrs T, shape (for shape inference; default
-# unknown rank). Allocates the tensor and starts the copy back.
+# (handle: variant) -> (tensor: T, ticket: variant); attrs T, shape (for shape inference, by default of unknown rank).
+# Allocates the tensor and starts the copy back.
 SWAP_IN: Final = "Tfswap>SwapIn"
 
 # (tensor: T, ticket: variant) -> (output: T); attr T. Waits for that copy; the same buffer.
 AWAIT: Final = "Tfswap>Await"
 
-# (list: variant) -> (output: variant); attr nbytes: int (of the tensor, for plans). Does SwapIn's part for the last
-# handle of a tensor list, if there is one, and passes the list on.
+# (list: variant) -> (output: variant); attr nbytes: int (of the tensor, for plans). If the tensor list has elements,
+# starts the copy back of its last one, as SwapIn does. Passes the list on.
 PREFETCH: Final = "Tfswap>Prefetch"
 
 ALL: Final = frozenset(
@@ -36,28 +36,29 @@ ALL: Final = frozenset(
     }
 )
 
-# --- kernels side by side --------------------------------------------------------------------------------
+# --- concurrent kernels ----------------------------------------------------------------------------------
 
-# (what the first reads..., what the second reads...) -> (what both make...); attrs Tin, Tout: their types, kernels: the
-# two nodes, allocations: int (how many the first makes). Runs two of TensorFlow's kernels.
+# (inputs of the first..., inputs of the second...) -> (outputs of both...); attrs Tin, Tout: their types, kernels: the
+# two nodes, allocations: int (the number of the first kernel's requests). Runs two of TensorFlow's kernels.
 PAIR: Final = "Tfswap>Pair"
 
-# (what the kernels read of others...) -> (what they make...); attrs Tin, Tout: their types, kernels: the nodes, and
-# lists of integers. sources: of each input where it comes from; overwrites: whether it is written over; chunks: bytes;
-# requests: of each kernel, by chunk and offset; kept: which outputs are read; ranks: who starts first; waits: pairs of
-# kernels of which the second starts when the first has ended. Runs several of TensorFlow's kernels, each as soon as
-# what it reads is there.
+# (inputs from other kernels...) -> (outputs of all...); attrs Tin, Tout: their types, kernels: the nodes, and lists of
+# integers. sources: the source of each input; overwrites: whether an input is written over; chunks: sizes in bytes;
+# requests: the chunk and offset of each kernel's requests; kept: whether an output is read by others; ranks: the order
+# of starts; waits: pairs of kernels, of which the second starts when the first has ended. Runs several of TensorFlow's
+# kernels, each as soon as its inputs are ready.
 GROUP: Final = "Tfswap>Group"
 
 # --- chunks of a request's own size ----------------------------------------------------------------------
 
-# () -> (rest: variant); attr nbytes: int. Parts the chunk that such a request would be given, where it is too large.
+# () -> (rest: variant); attr nbytes: int. Splits the chunk that a request of nbytes would get, where it is larger, and
+# holds the rest.
 SPLIT_CHUNK: Final = "Tfswap>SplitChunk"
 
 # () -> (rest: variant). From then on each request gets a chunk of its own size.
 EXACT_CHUNKS: Final = "Tfswap>ExactChunks"
 
-# (rest: variant) -> (). Gives back what SPLIT_CHUNK keeps between the two, or ends what EXACT_CHUNKS has begun.
+# (rest: variant) -> (). Frees the rest that SPLIT_CHUNK holds, or ends the effect of EXACT_CHUNKS.
 FREE_REST: Final = "Tfswap>FreeRest"
 
 # --- codecs (docs/encodings.md) --------------------------------------------------------------------------
@@ -66,7 +67,7 @@ FREE_REST: Final = "Tfswap>FreeRest"
 # (tensor: T) -> (mask: uint8); attrs T, predicate ("positive", "relu6"; "true" for bool).
 ENCODE_MASK: Final = "Tfswap>EncodeMask"
 
-# (mask, shape) -> (tensor: T); attrs T (bool, or numbers that are 1 and 0), Tshape.
+# (mask, shape) -> (tensor: T); attrs T (bool, or a numeric type for 1 and 0), Tshape.
 DECODE_MASK: Final = "Tfswap>DecodeMask"
 
 # (gradients: T, mask) -> (products: T); attr T. ReluGrad, Relu6Grad.
@@ -90,8 +91,8 @@ ENCODE_INTEGERS: Final = "Tfswap>EncodeIntegers"
 # (encoded: U) -> (tensor: T); attrs T, U, minimum: int.
 DECODE_INTEGERS: Final = "Tfswap>DecodeIntegers"
 
-# (tensor: T) -> (encoded: uint8, spill: variant); attrs T, capacity: int. `encoded` has room for `capacity`
-# values that are not zero; what is more goes to host memory, which `spill` holds.
+# (tensor: T) -> (encoded: uint8, spill: variant); attrs T, capacity: int. `encoded` has room for `capacity` nonzero
+# values. `spill` holds the others in host memory.
 ENCODE_SPARSE: Final = "Tfswap>EncodeSparse"
 
 # (encoded, spill, shape) -> (tensor: T); attrs T, Tshape, capacity: int.
@@ -109,7 +110,7 @@ ENCODE_GROUPS: Final = "Tfswap>EncodeGroups"
 # (encoded, shape) -> (tensor: T); attrs T, Tshape, bits, group_size.
 DECODE_GROUPS: Final = "Tfswap>DecodeGroups"
 
-# Those that make or undo an encoding: stateful, so that TensorFlow neither merges nor folds them.
+# The ops that encode and decode: stateful, so that TensorFlow neither merges nor folds them.
 CODECS: Final = frozenset(
     {
         ENCODE_MASK,
@@ -126,7 +127,7 @@ CODECS: Final = frozenset(
     }
 )
 
-# Those that stand in the place of one of TensorFlow's kernels and take an encoding: pure.
+# The ops that replace one of TensorFlow's kernels and read an encoding: pure.
 FROM_ENCODED: Final = frozenset(
     {
         MULTIPLY_BY_MASK,
@@ -139,64 +140,65 @@ FROM_ENCODED: Final = frozenset(
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 
-# (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a result to where its caller may keep it: the
-# kernel has room for so many results of so many elements.
+# (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a small result to one of the result slots that
+# the kernel holds, for the caller to keep.
 HAND_OVER: Final = "Tfswap>HandOver"
 
 # (tensor: T) -> (output: T); attrs T, shape (for shape inference; by default the tensor's). The same buffer. Stateful,
-# so that TensorFlow computes nothing that reads it before the step runs.
+# so that TensorFlow does not fold its readers.
 DEFER: Final = "Tfswap>Defer"
 
 # --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------
 
-# (results...) -> (gradients...); attrs T: their types, room: int (so many tensors of each result's size besides).
-# Stands, while a step is planned, for what its caller does between its forward and its backward pass; no graph that
-# runs has one.
+# (results...) -> (gradients...); attrs T: their types, room: int (the number of further tensors of each result's size).
+# Represents, while a step is planned, the caller's work between the forward and the backward pass. No graph that runs
+# has one.
 OUTSIDE: Final = "Tfswap>Outside"
 
-# (what all members are given...) -> (what all members give...); attr members. Stands, while a step is planned, for
-# collectives that run concurrently (passes/prepare/collective_order.py); TensorFlow does not know it.
+# (inputs of all members...) -> (outputs of all members...); attr members. Represents, while a step is planned,
+# collectives that run concurrently (passes/prepare/collective_order.py). It is no registered op.
 TOGETHER: Final = "Tfswap>Together"
 
-# (tensor: T) -> (carrier: variant); attr T. Puts it where the other half of the step finds it.
+# (tensor: T) -> (carrier: variant); attr T. Holds the tensor for a Deliver in the step's other function.
 CARRY: Final = "Tfswap>Carry"
 
-# (carrier: variant) -> (tensor: T); attr T. Takes it out again, once.
+# (carrier: variant) -> (tensor: T); attr T. Takes the tensor out of the carrier, once.
 DELIVER: Final = "Tfswap>Deliver"
 
-# () -> (); attrs gate: int, owner: int (whose step begins here), waits: bool (whether its kernels may wait for other
+# () -> (); attrs gate: int, owner: int (the step's number), waits: bool (whether the step's kernels may wait for other
 # steps). Every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
-# (what the step is given...) -> (its results...); attrs Tin, Tout: their types, f, config_proto and executor_type as of
-# StatefulPartitionedCall, step: int, waits: bool. Runs a planned step inside another function: what Python has for it
-# by that number, or else f (csrc/core/inside_ops.cc).
+# (arguments of the step...) -> (its results...); attrs Tin, Tout: their types, f, config_proto and executor_type as of
+# StatefulPartitionedCall, step: int, waits: bool. Runs a planned step inside another function: the step that this
+# process has registered under that number, or else f (csrc/core/inside_ops.cc).
 INSIDE: Final = "Tfswap>Inside"
 
-# Not an op: the type of the executors that run planned steps (csrc/core/step_executor.cc).
+# --- names and attributes that are no ops ------------------------------------------------------------------
+
+# The type of the executors that run planned steps (csrc/core/step_executor.cc).
 EXECUTOR: Final = "TFSWAP"
 
-# Not an op: the attribute that names a node's kernel among those of its op, and what names the kernels of ours that
-# TensorFlow's ops have in a planned step (csrc/core/loop_ops.cc, ordered_split_ops.cc, random_ops.cc, sum_ops.cc,
-# zeros_ops.cc).
+# The attribute that selects a kernel of an op by its label, and the label of tfswap's kernels for TensorFlow's ops
+# (csrc/core/loop_ops.cc, ordered_split_ops.cc, random_ops.cc, sum_ops.cc, zeros_ops.cc).
 KERNEL: Final = "_kernel"
 OWN_KERNEL: Final = "tfswap"
 
-# Not an op: which results of a loop's iteration, or of a branch, are copied to buffers that lie where they would after
-# any other number of iterations, or any other branch (csrc/core/relocation.h).
+# The results of a loop's iteration, or of a branch, that are copied to buffers whose addresses do not depend on the
+# number of iterations, or on the branch (csrc/core/relocation.h).
 RELOCATED: Final = "_tfswap_relocated"
 
-# Not an op: which input of a sum in a loop takes the place of the first one, and that one its own, by iteration of the
-# loops around it, and how many iterations of each have an entry; the last holds for all that follow
+# The input that a sum in a loop exchanges with its first input, by the iterations of the loops around it, and the
+# number of iterations of each loop that have an entry. The last entry holds for all later iterations
 # (simulator/iteration_table.py, csrc/core/sum_ops.cc).
 FIRST: Final = "_tfswap_first"
 FIRST_SHAPE: Final = "_tfswap_first_shape"
 
-# Not an op: whose generator's state a random op shares, by number, and which of theirs.
+# The owner of the generator's state that a random op shares, by number, and the place of the state among the owner's.
 STATE_OWNER: Final = "_tfswap_owner"
 STATE_PLACE: Final = "_tfswap_place"
 
-# TensorFlow's ops that have a generator's state in their kernels.
+# TensorFlow's ops whose kernels keep a random generator's state.
 DRAWS: Final = frozenset(
     {
         "AllCandidateSampler",
@@ -221,8 +223,8 @@ DRAWS: Final = frozenset(
     }
 )
 
-# Not an op: how the names of kernels that run again begin.
+# The prefix of the names of recomputing nodes.
 AGAIN: Final = "tfswap/again/"
 
-# Not an op: how the names of nodes that make an encoding begin.
+# The prefix of the names of encoding nodes.
 ENCODED: Final = "tfswap/encoded/"

@@ -1,9 +1,9 @@
-"""The dataflow graph that everything between import and export works on. Free of TensorFlow and protobufs.
+"""The dataflow graph, between import and export. It has no TensorFlow and no protobufs.
 
-Invariant: every input and control input of a node belongs to the same graph, and inputs are immutable
-tuples changed only through the Graph's own methods, so that no use can be left dangling.
+Invariant: every input and control input of a node belongs to the same graph. Inputs are immutable tuples that only the
+methods of `Graph` change, so that no use is left dangling.
 
-Loops and conditionals are nodes that call functions: what such a node runs is in `Graph.bodies`, a graph each.
+Loops and conditionals are nodes that call functions. Each function of such a node is a graph in `Graph.bodies`.
 
 Not handled: the reference edges and frames of TensorFlow 1 loops (Enter, Merge, NextIteration); importers
 refuse them. Functions that other nodes call stay in `Graph.library`, opaque.
@@ -21,11 +21,11 @@ from tfswap.ir.types import TensorType
 from tfswap.support.reach import reach
 
 SMALL_INTEGERS = 16
-"""Elements up to which the values of integers are kept and followed: sizes, axes, permutations, a tensor's paddings."""
+"""The most elements of an integer tensor whose values are known here: sizes, axes, permutations, paddings."""
 
 
 class Opaque(NamedTuple):
-    """A serialised value that the IR carries and does not look into: a tensor, a function with its attrs."""
+    """A serialised value that the IR does not decode: a tensor, a function with its attributes."""
 
     kind: str
     data: bytes
@@ -35,7 +35,7 @@ class Opaque(NamedTuple):
 
 
 class Dims(tuple[int | None, ...]):
-    """A shape-valued attribute; distinguished from a list of ints by its type."""
+    """A shape-valued attribute. Its type distinguishes it from a list of ints."""
 
     __slots__ = ()
 
@@ -118,22 +118,22 @@ class Graph:
     """Nodes in insertion order, by unique name.
 
     Attributes:
-        feeds: the nodes that the caller gives values to, in the caller's order.
-        fetches: the tensors that the caller gets back, in order.
+        feeds: the graph's arguments, in the caller's order.
+        fetches: the graph's results, in order.
         targets: nodes that must run although nothing is fetched from them.
         library: functions that nodes call by name, and the graph's versions; opaque.
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
-        bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
+        bodies: the functions of loops and conditionals, in the order of the op's attributes (cond, body). A body's
             feeds are the function's arguments, its fetches the results.
-        order: in a body, names of the kernels in the order in which they were chained.
-        paired: in a body, kernels that run as a group with the next one of its order, with that one.
-        permits: what the user allows to be done to tensors, of those to which not everything may be.
-        traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
-        executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
-        calls: of function calls that were inlined, by the call's name, the nodes of the function in its order, inner
-            calls among them; "" has those of the graph itself. Empty where it had no calls.
-        names_in_bodies: by the name of a node of an unrolled loop, its name in the body.
-        read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
+        order: in a body, names of the kernels in their planned order.
+        paired: in a body, kernels that run in a group with the next kernel of the order, which is the value.
+        permits: the permits of tensors with restrictions by the user.
+        traced: the graph that the user traced, where this one is the result of TensorFlow's optimizers.
+        executed: names of the nodes in the order in which TensorFlow's executor gets them. Empty: the order here.
+        calls: the nodes of each inlined function, inner calls among them, by the call's name; "" is the graph itself.
+            Empty where there were no calls.
+        names_in_bodies: names of nodes in the loop's body, by their names in the unrolled loop.
+        read_in_vain: names of tensors that were read by unneeded nodes only, which were pruned at import.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Graph:
         outputs: Iterable[TensorType] = (),
         device: str = "",
     ) -> Node:
-        """Add a node under a name that is not taken yet. Raises ValueError on a taken name or a stranger."""
+        """Add a node. Raises ValueError where the name is taken, or an input is not of this graph."""
         if name in self._nodes:
             raise ValueError(f"the graph already has a node called {name!r}")
         node = Node(name, op, tuple(inputs), tuple(controls), attrs or {}, tuple(outputs), device)
@@ -200,18 +200,18 @@ class Graph:
         return name
 
     def restrict(self, tensor: Output, permit: Permit) -> None:
-        """Let no more be done to `tensor` than `permit` allows, and what was noted before."""
+        """Restrict `tensor` to the tactics of `permit`, in addition to earlier restrictions."""
         if permit.tactics != ANYTHING.tactics:
             self.permits[tensor] = self.permits.get(tensor, ANYTHING) & permit
 
     def move_behind(self, followers: Mapping[Node, Sequence[Node]]) -> None:
-        """Put nodes right behind others in the order of insertion, by which `topological` decides ties."""
+        """Put nodes right after others in the insertion order, by which `topological` breaks ties."""
         moved = {node for nodes in followers.values() for node in nodes}
         stay = [node for node in self if node not in moved]
         self._nodes = {n.name: n for node in stay for n in (node, *followers.get(node, ()))}
 
     def arrange(self, rank: Mapping[Node, int]) -> None:
-        """Sort nodes by rank in the order of insertion, by which `topological` decides ties."""
+        """Sort the insertion order, by which `topological` breaks ties, by rank."""
         self._nodes = {node.name: node for node in sorted(self, key=rank.__getitem__)}
 
     def replace_input(self, node: Node, position: int, value: Output) -> None:
@@ -227,7 +227,7 @@ class Graph:
         return True
 
     def replace_uses(self, old: Output, new: Output, where: Callable[[Node], bool] = lambda _: True) -> int:
-        """Point the nodes that satisfy `where` from `old` to `new`; returns the number of inputs changed."""
+        """Replace `old` by `new` in the inputs of nodes that satisfy `where`; returns the number of changed nodes."""
         changed = 0
         for node in self:
             if old in node.inputs and where(node):
@@ -236,12 +236,13 @@ class Graph:
         return changed
 
     def join(self, joint: Mapping[Node, Sequence[Node]]) -> None:
-        """Put nodes in the place of several others each, whose outputs theirs are, in order; those go.
+        """Replace several nodes by one, for each item of `joint`: the new node, and its members.
 
-        Each comes where the last of its members was.
+        The outputs of the new node are those of its members, in order. It takes the last member's place in the
+        insertion order. The members are removed.
         """
         self.move_behind({members[-1]: (node,) for node, members in joint.items()})
-        stands_for: dict[Node, tuple[Node, int]] = {}  # by member: what it is part of, and its outputs' place there
+        stands_for: dict[Node, tuple[Node, int]] = {}  # by member: its new node, and its first output there
         for node, members in joint.items():
             place = 0
             for member in members:
@@ -267,9 +268,9 @@ class Graph:
             self._discard(node)
 
     def bring_forward(self, since: int) -> None:
-        """Put the nodes that were added since there were so many right before the first that reads or awaits them.
+        """Put the nodes after the first `since` right before their first reader in the insertion order.
 
-        Where several nodes could come next, it is the order of insertion that decides (`topological`).
+        `topological` breaks ties by that order.
         """
         nodes = list(self)
         rank = {node: place for place, node in enumerate(nodes[:since])}
@@ -295,7 +296,7 @@ class Graph:
         return gone
 
     def prune_traced(self) -> None:
-        """`prune` a graph as it was traced. TensorFlow's graph passes still see what goes."""
+        """`prune` a traced graph, and record the inputs of pruned nodes, which TensorFlow's graph passes still see."""
         self.read_in_vain = frozenset(tensor.name for node in self.prune() for tensor in node.inputs)
 
     def _discard(self, node: Node) -> None:
@@ -340,11 +341,12 @@ class Graph:
                 yield body
 
     def named_bodies(self, within: str = "") -> dict[str, Graph]:
-        """The bodies of `all_bodies`, in that order, by name: "node[n]" is the n-th that a node runs, and what a body
-        of its own is called follows after a slash.
+        """The bodies of `all_bodies`, in that order, by name.
+
+        "node[n]" is the n-th body of a node, "node[n]/inner[m]" a body of one of its nodes.
 
         Args:
-            within: comes before all names.
+            within: a prefix of all names.
         """
         found: dict[str, Graph] = {}
         for node, bodies in self.bodies.items():
@@ -367,13 +369,12 @@ class Graph:
         return found
 
     def topological(self) -> list[Node]:
-        """Nodes so that each comes after what it reads or waits for; ties by insertion order.
-
-        Raises ValueError, which names a cycle, where there is one.
+        """The nodes in topological order; ties by insertion order. Raises ValueError, with the cycle, where there is
+        one.
         """
         done: dict[Node, None] = {}
-        waiting: dict[Node, int] = {}  # nodes that were passed over: traced graphs have few
-        users: dict[Node, list[tuple[int, Node]]] = {}  # of those, by what they wait for
+        waiting: dict[Node, int] = {}  # nodes whose inputs come later, with the number of these: traced graphs have few
+        users: dict[Node, list[tuple[int, Node]]] = {}  # the same nodes, by their missing inputs
         for rank, node in enumerate(self):
             missing = {source for source, _ in node.inputs if source not in done}
             missing.update(source for source in node.controls if source not in done)
@@ -400,10 +401,10 @@ class Graph:
         return to_networkx(self)
 
     def live_nodes(self) -> set[Node]:
-        """Nodes that a fetch or a target needs; the rest never runs."""
+        """Nodes that a fetch or a target needs. TensorFlow does not run the others."""
         return self.needed([*(f.node for f in self.fetches), *self.targets])
 
     @staticmethod
     def needed(roots: Iterable[Node]) -> set[Node]:
-        """`roots` and all that they read or wait for."""
+        """`roots`, and all nodes that they read or await, directly or not."""
         return set(reach(roots, lambda node: (*[source for source, _ in node.inputs], *node.controls)))

@@ -1,7 +1,4 @@
-"""A graph as networkx has it, for questions that networkx answers, and for people.
-
-networkx is imported when it is needed: most steps are planned without it.
-"""
+"""A graph as a networkx graph, for its algorithms and for export. networkx is imported on first use."""
 
 from __future__ import annotations
 

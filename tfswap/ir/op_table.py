@@ -10,22 +10,22 @@ from enum import Flag, auto
 
 
 class Trait(Flag):
-    """What may be said of a type of op."""
+    """A fact about a type of op."""
 
     PURE = auto()
-    """Its outputs follow from its inputs and attributes: it may run again, or not at all."""
+    """Its outputs depend on its inputs and attributes only: it may be recomputed, or dropped when unused."""
     VIEW = auto()
     """Its output is its input's buffer, and it is cheap to repeat."""
     SAME = auto()
-    """Each output is the input of that position: its buffer, and its shape."""
+    """Each output is the input of the same position: its buffer, and its shape."""
     METADATA = auto()
     """It needs its inputs' shapes or dtypes, not their contents."""
     CONST = auto()
     """A tensor that is part of the graph."""
     FEED = auto()
-    """Stands for a value that the caller gives."""
+    """An argument of the graph."""
     FETCH = auto()
-    """Hands a value to the caller."""
+    """Returns a value to the caller."""
     HANDLE = auto()
     """Makes a handle to a resource."""
     READS_VARIABLE = auto()
@@ -33,44 +33,44 @@ class Trait(Flag):
     WRITES_VARIABLE = auto()
     """Changes a variable."""
     COPY_ON_READ = auto()
-    """Turns its variable's copy-on-read mode on, until an op turns it off: from then on every ReadVariableOp and every
-    dense update of that variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess). What is updated
-    in part is updated in place, but for a read that was held when the mode came on."""
+    """Turns its variable's copy-on-read mode on, until an op turns it off. In this mode every ReadVariableOp and every
+    dense update of the variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess). Sparse updates
+    are in place, unless a read from before the mode is still held."""
     SHARED_READS = auto()
     """Turns its variable's copy-on-read mode off: reads share the buffer again."""
     ADOPTS = auto()
     """The variable adopts the buffer of the value that it is given."""
     SIZED_BY_VALUE = auto()
-    """How large its output is depends on its inputs' contents and not on their sizes."""
+    """The size of its output depends on its inputs' values, and not on their sizes."""
     SMALL_EXTRAS = auto()
     """Outputs whose size TensorFlow does not infer are small."""
     NOT_FOLDED = auto()
     """TensorFlow computes it in each step, even from constants alone."""
     SUM = auto()
-    """Adds up its inputs, however many, and holds all of them until the last has been computed."""
+    """Adds up any number of inputs, and holds all of them until the last has been computed."""
     DEPENDS_ON_OWNERS = auto()
-    """The last bits of its result depend on which of its inputs nobody else holds when it runs: the buffer that is
-    forwarded decides in which order it computes."""
+    """The last bits of its result depend on which of its inputs have no other owner when it runs: the input whose
+    buffer is forwarded is added first."""
     ADDS_WHEN_READY = auto()
-    """Adds each of its inputs as soon as that is ready: the order of execution is that of the additions."""
+    """Adds each input as soon as it is ready, so that the order of execution is the order of the additions."""
     RUNS_PYTHON = auto()
     """Runs Python code, whose allocations are not known."""
     SHARES_BY_VALUE = auto()
-    """Its output is a part of its input's buffer where values and alignment allow it, and a copy otherwise."""
+    """Its output is a view of its input where values and alignment allow it, and a copy otherwise."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
     """Does something outside the graph that must happen once."""
     WAITS = auto()
-    """Its kernel may wait for what other steps, processes or the user's Python do."""
+    """Its kernel may wait for other steps, other processes or the user's Python code."""
     CALLS = auto()
-    """Runs functions, whose insides are not in this graph."""
+    """Runs functions, whose nodes are not in this graph."""
     PIPELINE = auto()
     """Makes or saves a data pipeline, which runs its functions on the host, when an element is asked for."""
     DATASET_LOOP = auto()
     """Runs a function for each element of a dataset, one after the other."""
     NEXT_ELEMENT = auto()
-    """Gives what a data pipeline gives next, perhaps in an optional."""
+    """Gives the next element of a data pipeline, perhaps in an optional."""
     FRAME = auto()
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     LOOP_FRAME = auto()
@@ -86,30 +86,30 @@ class Trait(Flag):
     WRAPS = auto()
     """Makes an optional of its inputs."""
     UNWRAPS = auto()
-    """Gives what is in the optional that is its input."""
+    """Gives the components of the optional that is its input."""
     LENGTH = auto()
-    """Reads how many elements a list has, and nothing of them."""
+    """Reads the number of a list's elements only."""
     ENCODES = auto()
-    """Makes a smaller form of its input, to be kept in place of it."""
+    """Encodes its input: gives a smaller form that is kept in its place."""
     DECODES = auto()
-    """Makes a tensor of such a form."""
+    """Decodes: gives the tensor from its smaller form."""
     ONE_NODE = auto()
-    """Several nodes do not do what this one does when it runs several times: its kernel keeps a state, what it makes or
-    waits for is called after it, or it writes where others read."""
+    """Repeated runs of one node differ from single runs of several nodes: its kernel keeps a state, a resource or a
+    rendezvous has the node's name, or it writes over a tensor that others read."""
     COLLECTIVE = auto()
     """One of a group on several devices or workers, none of which ends before all have begun."""
     JOINED = auto()
-    """oneDNN's graph pass makes one kernel of it and of another that reads the same tensor, however far apart the two
-    are, where they have the same control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
+    """oneDNN's graph pass fuses it with another reader of the same tensor, at any distance, where both have the same
+    control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
     COMMUTATIVE = auto()
-    """TensorFlow takes it for equal to one with the same inputs in another order."""
+    """TensorFlow's optimizers merge two nodes of it whose inputs are the same in another order."""
     EINSUM = auto()
-    """Multiplies and sums what is named by letters in its `equation`."""
+    """Multiplies and sums over the labels of its `equation`."""
     ONLY_WAITS = auto()
     """Has neither inputs nor outputs: it joins control edges."""
     INLINE = auto()
-    """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
-    thread."""
+    """Its CPU kernel reports that it is not expensive (OpKernel::IsExpensive): the executor runs it on the thread that
+    made it ready."""
 
 
 _PURE = Trait.PURE
@@ -180,7 +180,7 @@ TRAITS: dict[str, Trait] = {
     "_ReadVariablesOp": _READS | Trait.INLINE,  # several variables in one op
     "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
     "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
-    "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # what follows must not come before it
+    "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # later reads must stay after it
     "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
     "AssignVariableOp": _WRITES | Trait.ADOPTS,  # drops the old buffer
     "AssignAddVariableOp": _WRITES,  # in place
@@ -233,7 +233,7 @@ TRAITS: dict[str, Trait] = {
     "Assign": _WRITES,  # TensorFlow 1: through a reference
     "AssignAdd": _WRITES,  # TensorFlow 1: through a reference
     "AssignSub": _WRITES,  # TensorFlow 1: through a reference
-    # Random: another value every time they run.
+    # Random: a new value in each run.
     "Multinomial": _DRAWS,
     "ParameterizedTruncatedNormal": _DRAWS,
     "RandomGamma": _DRAWS,
@@ -252,7 +252,7 @@ TRAITS: dict[str, Trait] = {
     "StatefulUniformFullInt": _RANDOM,
     "StatefulUniformInt": _RANDOM,
     "TruncatedNormal": _DRAWS | Trait.SIZED_BY_VALUE,
-    # Side effects: what they do outside the graph must happen once.
+    # Side effects outside the graph, which must happen once.
     "Assert": _EFFECT,
     "Abort": _EFFECT,
     "AudioSummaryV2": _EFFECT,
@@ -274,7 +274,7 @@ TRAITS: dict[str, Trait] = {
     "EagerPyFunc": _WAITS | Trait.RUNS_PYTHON,
     "HashTableV2": _ONE_EFFECT,
     "InitializeTableV2": _EFFECT,
-    "InplaceAdd": _ONE_EFFECT,  # writes over its first input, whoever else reads that
+    "InplaceAdd": _ONE_EFFECT,  # writes over its first input, even if others read it
     "InplaceSub": _ONE_EFFECT,  # the same
     "InplaceUpdate": _ONE_EFFECT,  # the same
     "IteratorGetNext": _WAITS | Trait.NEXT_ELEMENT,
@@ -372,7 +372,7 @@ TRAITS: dict[str, Trait] = {
     "SaveDatasetV2": _PIPELINE,
     "SnapshotDatasetV2": _PIPELINE,
     "TakeWhileDataset": _PIPELINE,
-    # AutoGraph makes of `for x in dataset` a scan that runs on the step's own device, and reads it by a reduction.
+    # AutoGraph turns `for x in dataset` into a scan on the step's device, which a reduction reads.
     "ExperimentalScanDataset": _PIPELINE | Trait.DATASET_LOOP,
     "ReduceDataset": Trait.DATASET_LOOP,
     "ScanDataset": _PIPELINE | Trait.DATASET_LOOP,
@@ -411,14 +411,14 @@ TRAITS: dict[str, Trait] = {
     "TensorListSplit": _LIST,
     "TensorListStack": _LIST,
     "TensorListConcatLists": _LIST,
-    # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops
-    # are too: their seed is an input.
+    # Pure: functions of their inputs and attributes, so that they may be recomputed. So are stateless random ops, whose
+    # seed is an input.
     "Abs": _PURE,
     "AccumulateNV2": _COMMUTATIVE | Trait.ADDS_WHEN_READY,  # a kernel for each term (accumulate_n_optimizer.cc)
     "Acos": _PURE,
     "Acosh": _PURE,
     "Add": _PURE,
-    "AddN": _COMMUTATIVE | Trait.SUM | Trait.DEPENDS_ON_OWNERS,  # begins with an input that nobody else holds
+    "AddN": _COMMUTATIVE | Trait.SUM | Trait.DEPENDS_ON_OWNERS,  # begins with an input that has no other owner
     "AddV2": _COMMUTATIVE,
     "AdjustContrastv2": _PURE,
     "AdjustHue": _PURE,
@@ -851,9 +851,9 @@ TRAITS: dict[str, Trait] = {
     "_MklNativeMaxPool3DGrad": _PURE,
     "_MklNativeMaxPoolGrad": _PURE,
     "_MklSwish": _PURE,
-    "Tfswap>Group": Trait(0),  # runs kernels of a plan, which are planned before it is there
-    "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
-    # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
+    "Tfswap>Group": Trait(0),  # added after planning
+    "Tfswap>Outside": _EFFECT,  # the caller's work between its two calls
+    # Codecs (docs/encodings.md). Those that encode and decode are registered as stateful: TensorFlow folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,
     "Tfswap>DecodeGroups": _DECODE_SIZED,
     "Tfswap>DecodeIntegers": _DECODE,

@@ -1,7 +1,7 @@
-"""What kinds of op there are: the one place where passes and planners learn what a type of op means.
+"""Questions about types of op. Passes and planners recognise ops by these only.
 
-The facts are lines of `TRAITS` (ir/op_table.py); an op that is not there is unknown, and taken as the worst: neither
-pure, nor a view, nor safe to repeat. What ops do to the allocator is another matter: kernels/kernel_memory.py.
+The facts are lines of `TRAITS` (ir/op_table.py). An op that is not in it is unknown, and counts as neither pure, nor a
+view, nor safe to repeat. The memory of kernels is in kernels/kernel_memory.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class ControlFlow(NamedTuple):
     """A loop or a conditional whose functions are graphs of their own.
 
     Attributes:
-        is_loop: whether the second function runs while the first one says so; else one of the functions runs.
+        is_loop: whether the second function runs while the first one returns true. Otherwise one of the functions runs.
         functions: the attributes that name the functions, in order.
-        first_argument: the first input that the functions are given.
+        first_argument: the position of the first input that is passed to the functions.
     """
 
     is_loop: bool
@@ -47,9 +47,9 @@ _STATEFUL_FORMS = {
 
 
 READ_VARIABLE = "ReadVariableOp"
-"""The value of a whole variable."""
+"""Reads a whole variable."""
 SHARE_READS = "DisableCopyOnRead"
-"""What turns a variable's copy-on-read mode off."""
+"""Turns a variable's copy-on-read mode off."""
 
 _GATHERS = {
     "ResourceGather": "Gather",
@@ -70,7 +70,7 @@ _ONLY_GIVES = Trait.PURE | Trait.FEED | Trait.FETCH | Trait.HANDLE | Trait.READS
 
 
 def traits(op: str) -> Trait:
-    """All that is known of a type of op; nothing for one that is not in the table."""
+    """All facts about a type of op; none for one that is not in the table."""
     return TRAITS.get(op, _NONE)
 
 
@@ -82,7 +82,7 @@ def is_known(op: str) -> bool:
 
 @cache
 def is_pure(op: str) -> bool:
-    """Whether it is certain that the op may run again, move, or be dropped when unused."""
+    """Whether the op may be recomputed, moved, or dropped when unused."""
     return Trait.PURE in traits(op)
 
 
@@ -94,43 +94,43 @@ def is_view(op: str) -> bool:
 
 @cache
 def passes_on(op: str) -> bool:
-    """Whether each output of the op is the input of that position, shape and all (Identity, EnsureShape)."""
+    """Whether each output of the op is the input of the same position, with its shape (Identity, EnsureShape)."""
     return Trait.SAME in traits(op)
 
 
 @cache
 def reads_metadata_only(op: str) -> bool:
-    """Whether the op needs only shapes or dtypes, so that it never needs a swapped tensor back."""
+    """Whether the op needs only shapes or dtypes of its inputs, so that these need not be in the arena."""
     return Trait.METADATA in traits(op)
 
 
 @cache
 def is_random(op: str) -> bool:
-    """Whether the op gives another value each time it runs."""
+    """Whether the op gives a new value in each run."""
     return Trait.RANDOM in traits(op)
 
 
 @cache
 def encodes(op: str) -> bool:
-    """Whether the op makes a smaller form of its input, to be kept in place of it."""
+    """Whether the op encodes its input: gives a smaller form that is kept in its place."""
     return Trait.ENCODES in traits(op)
 
 
 @cache
 def decodes(op: str) -> bool:
-    """Whether the op makes a tensor of the smaller form that was kept in place of it."""
+    """Whether the op decodes: gives the tensor from its smaller form."""
     return Trait.DECODES in traits(op)
 
 
 @cache
 def is_const(op: str) -> bool:
-    """Whether the op is a tensor of the graph itself."""
+    """Whether the op is a constant, whose tensor is part of the graph."""
     return Trait.CONST in traits(op)
 
 
 @cache
 def is_feed(op: str) -> bool:
-    """Whether the op stands for a value that the caller gives."""
+    """Whether the op is an argument of the graph."""
     return Trait.FEED in traits(op)
 
 
@@ -142,13 +142,13 @@ def makes_handle(op: str) -> bool:
 
 @cache
 def acts(op: str) -> bool:
-    """Whether anybody can notice that the op has run: what is not known to only compute, or to read, does."""
+    """Whether a run of the op can be observed. True for unknown ops."""
     return not traits(op) & _ONLY_GIVES
 
 
 @cache
 def may_wait(op: str) -> bool:
-    """Whether the op's kernel may wait for what others do; one that is not known, and not tfswap's, may do anything."""
+    """Whether the op's kernel may wait for other steps or processes. True for unknown ops that are not tfswap's."""
     return Trait.WAITS in traits(op) or not (is_known(op) or op.startswith("Tfswap>"))
 
 
@@ -177,13 +177,13 @@ def turns_off_copy_on_read(op: str) -> bool:
 
 
 def gather_of_read(op: str) -> str | None:
-    """The op that gives from a variable's value what this one reads of the variable in part; None for other ops."""
+    """The op that gathers from a tensor what this op gathers from a variable; None for other ops."""
     return _GATHERS.get(op)
 
 
 @cache
 def adopts_value(op: str) -> bool:
-    """Whether the op makes a variable adopt the buffer of the value that it is given."""
+    """Whether the op makes a variable adopt the buffer of its value."""
     return Trait.ADOPTS in traits(op)
 
 
@@ -195,13 +195,13 @@ def sized_by_value(op: str) -> bool:
 
 @cache
 def has_small_extras(op: str) -> bool:
-    """Whether outputs of unknown size may be taken to be small."""
+    """Whether outputs of unknown size are small."""
     return Trait.SMALL_EXTRAS in traits(op)
 
 
 @cache
 def is_one_node(op: str) -> bool:
-    """Whether several nodes of the op may do something else than one that runs several times. Unknown ones may."""
+    """Whether repeated runs of one node may differ from single runs of several nodes. True for unknown ops."""
     one = Trait.ONE_NODE | Trait.HANDLE | Trait.COLLECTIVE | Trait.RUNS_PYTHON | Trait.PIPELINE | Trait.DATASET_LOOP
     return not is_known(op) or bool(traits(op) & (one | Trait.FRAME))
 
@@ -213,25 +213,25 @@ def is_collective(op: str) -> bool:
 
 
 def group_key_input(op: str) -> int | None:
-    """Which input of a collective names its group; None where an attribute does, or a resource."""
+    """The position of the input with a collective's group key; None where it is an attribute or in a resource."""
     return _GROUP_KEYS.get(op)
 
 
 @cache
 def is_joined(op: str) -> bool:
-    """Whether oneDNN may make one kernel of the op and another, unless control edges distinguish them."""
+    """Whether oneDNN's graph pass may fuse the op with another one that has the same control edges."""
     return Trait.JOINED in traits(op)
 
 
 @cache
 def is_commutative(op: str) -> bool:
-    """Whether TensorFlow takes the op for equal to one with the same inputs in another order."""
+    """Whether TensorFlow's optimizers merge two nodes of the op whose inputs are the same in another order."""
     return Trait.COMMUTATIVE in traits(op)
 
 
 @cache
 def is_folded(op: str) -> bool:
-    """Whether TensorFlow computes the op once when all that it reads is constant."""
+    """Whether TensorFlow folds the op where its inputs are constant."""
     return is_pure(op) and Trait.NOT_FOLDED not in traits(op)
 
 
@@ -243,7 +243,7 @@ def calls_functions(op: str) -> bool:
 
 @cache
 def makes_pipeline(op: str) -> bool:
-    """Whether the op makes or saves a data pipeline: what its functions hold is no part of the step."""
+    """Whether the op makes or saves a data pipeline, whose functions run outside the step."""
     return Trait.PIPELINE in traits(op)
 
 
@@ -260,12 +260,12 @@ def takes_from_pipeline(op: str) -> bool:
 
 
 def control_flow(op: str) -> ControlFlow | None:
-    """What the op runs, if it is a functional loop or conditional."""
+    """The functions of a functional loop or conditional; None for other ops."""
     return _CONTROL_FLOW.get(op)
 
 
 def stateful_form(op: str) -> str:
-    """The op, or the one that does the same and says that it has effects (loops and conditionals)."""
+    """The stateful form of a stateless loop or conditional; other ops as they are."""
     return _STATEFUL_FORMS.get(op, op)
 
 
@@ -277,13 +277,13 @@ def is_frame(op: str) -> bool:
 
 @cache
 def is_sum(op: str) -> bool:
-    """Whether the op adds up its inputs, however many."""
+    """Whether the op adds up any number of inputs."""
     return Trait.SUM in traits(op)
 
 
 @cache
 def depends_on_owners(op: str) -> bool:
-    """Whether the last bits of the op's result depend on who else holds its inputs when it runs."""
+    """Whether the last bits of the op's result depend on other owners of its inputs when it runs."""
     return Trait.DEPENDS_ON_OWNERS in traits(op)
 
 
@@ -295,13 +295,13 @@ def adds_when_ready(op: str) -> bool:
 
 @cache
 def runs_python(op: str) -> bool:
-    """Whether the op runs Python code, of whose own memory nothing is known."""
+    """Whether the op runs Python code, whose memory is unknown."""
     return Trait.RUNS_PYTHON in traits(op)
 
 
 @cache
 def may_share_by_value(op: str) -> bool:
-    """Whether values and alignment decide if the op's output shares its input's buffer."""
+    """Whether the op's output is a view of its input or a copy, depending on values and alignment."""
     return Trait.SHARES_BY_VALUE in traits(op)
 
 
@@ -313,7 +313,7 @@ def is_loop_frame(op: str) -> bool:
 
 @cache
 def is_einsum(op: str) -> bool:
-    """Whether the op multiplies and sums what is named by letters in its `equation`."""
+    """Whether the op multiplies and sums over the labels of its `equation`."""
     return Trait.EINSUM in traits(op)
 
 
@@ -331,7 +331,7 @@ def uses_tensor_list(op: str) -> bool:
 
 @cache
 def may_run_again(op: str) -> bool:
-    """Whether the op gives the same each time, does nothing else, and keeps nothing."""
+    """Whether the op may be recomputed: it is pure, and holds no buffers of other tensors."""
     return is_pure(op) and not uses_tensor_list(op)
 
 
@@ -360,13 +360,13 @@ def wraps(op: str) -> bool:
 
 @cache
 def unwraps(op: str) -> bool:
-    """Whether the op gives what is in the optional that is its input."""
+    """Whether the op gives the components of the optional that is its input."""
     return Trait.UNWRAPS in traits(op)
 
 
 @cache
 def reads_list_length(op: str) -> bool:
-    """Whether the op reads how many elements a list has, and nothing of them."""
+    """Whether the op reads the number of a list's elements only."""
     return Trait.LENGTH in traits(op)
 
 

@@ -1,4 +1,4 @@
-"""What a user allows to be done to a tensor."""
+"""The tactics that a user allows for a tensor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TACTICS = ("swap", "recompute", "encode")
 
 
 class Permit(NamedTuple):
-    """What may be done to one tensor.
+    """The tactics allowed for one tensor.
 
     Attributes:
-        tactics: of TACTICS, those that may be used on it.
-        why: the reason that a report gives for those that may not.
+        tactics: a subset of TACTICS.
+        why: the reason against the others, for reports.
     """
 
     tactics: frozenset[str]
@@ -31,4 +31,4 @@ class Permit(NamedTuple):
 
 
 ANYTHING = Permit(frozenset(TACTICS), "")
-"""Of a tensor of which nobody said anything."""
+"""The permit of a tensor without restrictions."""

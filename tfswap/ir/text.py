@@ -1,6 +1,6 @@
 """A text form of Graph that people can read and that parses back to the same graph: for tests, bug reports.
 
-One node a line, in the graph's own order; an input may name a node that comes later:
+One node a line, in insertion order. An input may name a node that comes later:
 
     %sum = AddV2(%a, %b:1) {T=float32} ^before @"/device:CPU:0" -> float32[8,?]
     %axis = Const() {dtype=int32, value=tensor<0803>} -> int32[2] = (0, 1)
@@ -14,18 +14,19 @@ One node a line, in the graph's own order; an input may name a node that comes l
       fetches %i
 
 After `measured` stand the fields of `Node.measured` that are known (`measured {temporary_bytes=4096}`), after the last
-`=` the values of a small constant. What a loop or a conditional runs follows its graph, one
-`body` after the other, moved to the right by two blanks. Whatever is empty is left out; blank lines and
-lines that start with `#` are ignored. Attributes are written as
+`=` the values of a small constant. The bodies of loops and conditionals follow their graph, one `body` after the other,
+indented by two blanks. Empty parts are left out. Blank lines and lines that start with `#` are ignored. Attributes are
+written as
 
     float32  a Dtype          [2,?]  a Dims          b'SAME'       bytes
     true     a bool           [*]    None            (1, 2)        a tuple
     1        an int           1.0    a float         tensor<0803>  an Opaque, its data in hexadecimal
 
-Invariant: `parse_graph(format_graph(g))` equals `g`, attributes' types included, and text once printed is
-printed the same again. Serialised tensors are written whole: a graph with large constants has a long text.
+Invariant: `parse_graph(format_graph(g))` equals `g`, with the types of attributes, and `format_graph` of it gives the
+same text. Serialised tensors are written whole: a graph with large constants has a long text.
 
-Not handled: attributes of other types than those above (TypeError), and the payloads of NaNs.
+Not handled: attributes of other types than those above (TypeError), the payloads of NaNs, and the fields of Graph that
+have no line here (permits, calls, a body's order).
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ _Reference = tuple[str, int]
 
 
 class _Line:
-    """What is left to read of one line."""
+    """A line and the position up to which it has been parsed."""
 
     def __init__(self, number: int, text: str):
         self.number = number
@@ -216,7 +217,7 @@ class _Line:
         return value
 
     def listed(self, item: Callable[[_Line], T], close: str) -> list[T]:
-        """Items with commas between them, up to `close`; one comma more is allowed."""
+        """Items separated by commas, up to `close`; a trailing comma is allowed."""
         items: list[T] = []
         while not self.accept(close):
             items.append(item(self))
@@ -231,7 +232,7 @@ class _Line:
         return name, int(self.match(_INDEX, "an output's number")) if self.accept(":") else 0
 
     def resolve(self, graph: Graph, reference: _Reference, *, is_read: bool) -> Output:
-        """What a reference refers to: a node, or where `is_read` a tensor of it."""
+        """The tensor that a reference names; its output need not exist unless `is_read`."""
         name, index = reference
         if name not in graph:
             raise InvalidModel(f"line {self.number}: there is no node called {name!r}")

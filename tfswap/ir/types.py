@@ -1,8 +1,8 @@
 """Tensor types: element type and shape, without TensorFlow.
 
-Element types carry TensorFlow's names ("float32", "resource"). A dimension that is not known is None,
-and so is the whole shape when even the rank is not; nothing here guesses a size. Where values decide how large a
-tensor is (`tf.where`, `tf.unique`), its shape may be the largest that it can have: the type then says so.
+Element types have TensorFlow's names ("float32", "resource"). An unknown dimension is None, and so is a shape of
+unknown rank. Where values decide the size of a tensor (`tf.where`, `tf.unique`), its shape may be its largest one:
+`bound` is then true.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from functools import cached_property
 from typing import NamedTuple
 
-# Bytes of one element. Element types without a fixed size hold their payload outside the arena that
-# tfswap plans (strings and variants on the heap, a resource is a handle), so they count nothing here.
+# Bytes of one element. The contents of strings and variants are on the heap, outside the arena, and a resource is a
+# handle: these count as 0.
 ELEMENT_BYTES: dict[str, int] = {
     "bfloat16": 2,
     "bool": 1,
@@ -49,7 +49,7 @@ ELEMENT_BYTES: dict[str, int] = {
 }
 
 _ROUNDED = ("bfloat", "complex", "float")
-"""How the names of types begin whose sums are rounded."""
+"""Prefixes of the names of types whose sums are rounded."""
 
 
 def is_rounded(dtype: str) -> bool:
@@ -70,9 +70,12 @@ class _TensorType(NamedTuple):
 
 
 class TensorType(_TensorType):
-    """Element type and shape of one tensor; whether the latter is a bound, for what may turn out smaller.
+    """The type of one tensor. A graph has few distinct ones, which its nodes share, so that sizes are computed once.
 
-    Graphs share few distinct ones, so that sizes are computed once.
+    Attributes:
+        dtype: the element type.
+        shape: the dimensions; None where even the rank is unknown.
+        bound: whether `shape` is the largest that the tensor can have.
     """
 
     @cached_property

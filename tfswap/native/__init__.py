@@ -1,6 +1,5 @@
-"""The library of custom ops, seen from outside: op names, building, loading, status.
+"""Builds and loads the libraries of custom ops, and reports their status.
 
-Importing anything here neither imports TensorFlow nor builds anything. `import tfswap.ops`, by
-contrast, registers the ops with TensorFlow, which is why this is not a part of that package: Python
-runs a package's `__init__` before any module inside it.
+Importing a module of this package neither imports TensorFlow nor builds a library. `import tfswap.ops` registers the
+ops with TensorFlow. This is a package of its own because Python runs a package's `__init__` before any module in it.
 """

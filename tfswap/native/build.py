@@ -1,18 +1,17 @@
 """Builds the op libraries with the user's compiler, once per TensorFlow, into a cache.
 
-TensorFlow's C++ interface changes from release to release, so a library is compiled at first use, unless
-the installation has brought one that was compiled for this very TensorFlow (release/wheels.py). There
-are two, so that a step without encodings does not wait for the codecs' compilation. The cache holds one
-folder per key, a hash over everything that changes the library: sources, flags, compiler version,
-TensorFlow version. A folder holds the library and a manifest with the library's own hash.
+TensorFlow's C++ interface changes from release to release, so a library is compiled at first use, unless the
+installation has one that was compiled for this exact TensorFlow (release/wheels.py). There are two libraries, so that a
+step without encodings does not wait for the compilation of the codecs. The cache has one folder per key: a hash over
+sources, flags, compiler version and TensorFlow version. A folder has the library and a manifest with the library's
+hash.
 
-A library that is linked with another names it without a folder, and finds it because load.py has
-loaded it before: so there is one of it, and one host pool, in a process.
+The codecs' library is linked with the core library by its name without a folder, which load.py has loaded before. So a
+process has one core library, and one host pool.
 
-Invariants: a library is only ever opened when its bytes are those the manifest names. So a file cut
-short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS). Nothing
-is taken from a cache that another user could have written (trusted_files.py). The compiler is given the
-sources as relative paths in a folder that is made for one build, so that they may lie at any path.
+Invariants: a library is opened only if its hash is the manifest's. A file that a full disk has truncated is built
+again; mapping it could kill the process (SIGBUS). Nothing is loaded from a cache that another user could have written
+(trusted_files.py). The compiler reads copies of the sources by relative paths, so that the sources may have any path.
 
 Not handled: Windows and macOS (the flags and the locking are Linux's).
 """
@@ -45,19 +44,19 @@ from tfswap.support.trusted_files import TrustedFolder, UntrustedPath, is_own, t
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
 SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
-"""Where an installation has its libraries, in folders as the cache has them."""
+"""The libraries of an installation, in folders as in the cache."""
 MANIFEST_NAME = "manifest.json"
 LOCK_NAME = "lock"
 READABLE = 0o644
-"""The mode of what is built, whatever the umask: what others may write to is not loaded."""
+"""The mode of a built library, whatever the umask: files that others may write to are not loaded."""
 _WORK = "build-"
 _WORK_FOLDER = re.compile(rf"{_WORK}[a-z0-9_]{{8}}")
 _WORK_FILE = re.compile(r"unit_\d+\.(cc|o)|libtfswap_\w+\.so|core|codecs|emulated_gpu")
 _HALF_MANIFEST = re.compile(rf"{re.escape(MANIFEST_NAME)}\.[0-9a-f]{{32}}\.tmp")
-"""What folders are called in which a library is built, what is in these, and a manifest that is being written."""
+"""The names of folders for builds, of files in them, and of a manifest that is being written."""
 
-# No -march=native: a cache may lie on a file system that unlike machines share.
-# NDEBUG as in TensorFlow's own build, whose headers it changes.
+# No -march=native: different machines may share a cache by a network file system.
+# NDEBUG as in TensorFlow's own build: it changes classes in the headers.
 COMPILE_FLAGS = (
     "-O3",
     "-fPIC",
@@ -74,21 +73,21 @@ LINK_FLAGS = (
 
 
 _UNITS = 2
-"""How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
-takes, and no two files use one name. Each takes up to 1.25 GiB."""
+"""The number of translation units per library. Most of a file's compilation is TensorFlow's headers, so several files
+are compiled as one unit; no two define the same name. Each unit takes up to 1.25 GiB of memory."""
 _DURATION = "20 s to 2 min"
-"""What a library takes to compile, on four free cores and on one."""
+"""The time to compile a library, on four free cores and on one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """What one library is built from.
+    """The sources of one library.
 
     Attributes:
-        name: the library's, and its folder's in the cache.
-        content: what it holds, in messages.
+        name: the library's name, which begins the name of its folder in the cache.
+        content: its content, for messages.
         links_with: libraries whose headers it includes and whose exported functions it calls.
-        at: the folder all of whose .cc files go into it; None for the one in SOURCE_DIR that has its name.
+        at: the folder with its .cc files. None: the folder of its name in SOURCE_DIR.
     """
 
     name: str
@@ -116,7 +115,7 @@ CODECS = Sources("codecs", "codecs", links_with=(CORE,))
 
 @dataclasses.dataclass(frozen=True)
 class TensorFlowFacts:
-    """What a build depends on of the TensorFlow it is for."""
+    """The facts about TensorFlow that a build depends on."""
 
     version: str
     git_version: str
@@ -125,7 +124,7 @@ class TensorFlowFacts:
 
     @property
     def built_for(self) -> str:
-        """What the library is stamped with, and what load.py compares."""
+        """The stamp in the library, which load.py compares."""
         return f"{self.version} {self.git_version}"
 
 
@@ -134,7 +133,7 @@ class Library:
     """A library in the cache or in the installation, whether or not it has been built.
 
     Attributes:
-        shipped: it is a part of the installation, and trusted as its Python modules are.
+        shipped: whether it is a part of the installation, and trusted as its Python modules are.
     """
 
     sources: Sources
@@ -147,10 +146,10 @@ class Library:
         return self.folder / self.sources.library_name
 
     def opened(self, inputs_key: str | None = None) -> int | None:
-        """A descriptor of the library's file; None where it is missing, or is not what its manifest describes.
+        """A descriptor of the library's file; None where it is missing, or does not have the manifest's hash.
 
         Args:
-            inputs_key: what it has to be built from; by default whatever it was.
+            inputs_key: the required hash of its sources and flags. None: any.
 
         Raises:
             OpLibraryError: another user could have written it.
@@ -173,7 +172,7 @@ class Library:
 
     @contextlib.contextmanager
     def _read_from(self) -> Iterator[tuple[Callable[[str], bytes], Callable[[str], int]]]:
-        """How its files are read and opened, by name."""
+        """Functions that read and open its files by name."""
         if self.shipped:
             yield lambda name: (self.folder / name).read_bytes(), lambda name: os.open(self.folder / name, os.O_RDONLY)
         else:
@@ -214,14 +213,14 @@ def cache_dir() -> Path:
     if own:
         return absolute(own)
     xdg = os.environ.get("XDG_CACHE_HOME")
-    # The specification has relative paths ignored.
+    # By the specification, relative paths are ignored.
     if xdg and os.path.isabs(xdg):
         return Path(xdg) / "tfswap"
     return absolute("~/.cache/tfswap")
 
 
 def absolute(folder: str) -> Path:
-    """A folder that an environment variable names. Raises OpLibraryError where it is below a home that is not known."""
+    """The absolute path of a folder from an environment variable. Raises OpLibraryError for an unknown home folder."""
     try:
         return Path(folder).expanduser().absolute()
     except RuntimeError as error:
@@ -232,18 +231,18 @@ def absolute(folder: str) -> Path:
 
 
 def locate(sources: Sources, facts: TensorFlowFacts, compiler: Compiler) -> Library:
-    """Where the library for this TensorFlow and compiler is, or will be."""
+    """The library for this TensorFlow and compiler, which may not have been built yet."""
     key = _sha256("\n".join([_inputs_key(sources, facts), *compiler.command, compiler.version]).encode())[:24]
     return Library(sources, cache_dir() / f"{sources.name}-tensorflow-{facts.version}-{key}", facts.built_for)
 
 
 def locate_without_compiler(sources: Sources, facts: TensorFlowFacts) -> Library | None:
-    """An intact library that some compiler built from these inputs, for machines that have none now."""
+    """An intact library that any compiler has built from these sources, for machines without a compiler."""
     return _built_in(cache_dir(), sources, facts)
 
 
 def shipped(sources: Sources, facts: TensorFlowFacts) -> Library | None:
-    """The library that the installation has brought for this TensorFlow, if it is intact."""
+    """The installation's library for this TensorFlow, if it is intact."""
     return _built_in(SHIPPED_DIR, sources, facts, shipped=True)
 
 
@@ -259,7 +258,7 @@ def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts, *, shipped
 
 
 def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
-    """Returns the library, building it when it is missing or damaged (or `rebuild`), after what it links with.
+    """The library, built first where it is missing or damaged (or with `rebuild`), after the libraries it links with.
 
     Of concurrent processes that need the same library one builds it: the others wait for the lock.
 
@@ -280,7 +279,7 @@ def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = Fa
             f"{facts.version} is here."
         ) from error
     library = locate(sources, facts, compiler)
-    # Without the lock, so that a cache that can only be read works once it is filled.
+    # Without the lock, so that a read-only cache works once it is filled.
     if not rebuild and library.is_intact():
         return library
     linked = [shipped(needed, facts) or ensure_built(needed, facts) for needed in sources.links_with]
@@ -291,7 +290,7 @@ def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = Fa
 
 
 def require_place(library: Library) -> None:
-    """Raises OpLibraryError where the cache has no room for the library, as building it would; leaves nothing there."""
+    """Raise OpLibraryError where the library can't be written to the cache. Leaves no file there."""
     there = next(p for p in (library.folder, *library.folder.parents) if os.path.lexists(p))
     try:
         with trusted_folder(there) as folder:
@@ -311,7 +310,7 @@ def _build(
     start = time.monotonic()
     try:
         _clear(folder)
-        # In the cache, not in /tmp: a rename only works within one file system.
+        # In the cache, not in /tmp: a rename needs one file system.
         with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder.path) as work:
             built = _compile(library, linked, Path(work), facts, compiler)
             manifest = {
@@ -322,7 +321,7 @@ def _build(
                 "compile_flags": COMPILE_FLAGS,
             }
             built.chmod(READABLE)
-            # The manifest last: until it is there, nobody takes the library.
+            # The manifest is last: a library without one is not used.
             os.replace(built, library.path.name, dst_dir_fd=folder.descriptor)
             folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=1) + "\n").encode())
     except OSError as error:
@@ -331,7 +330,7 @@ def _build(
 
 
 def _clear(folder: TrustedFolder) -> None:
-    """Remove what builds left that were killed: who has the lock is the only one that builds. Nothing else goes."""
+    """Remove the files of builds that were killed. The caller has the lock, so no other process builds."""
     for name in os.listdir(folder.path):
         left = folder.path / name
         with contextlib.suppress(OSError):
@@ -350,9 +349,9 @@ def _is_work(left: Path, found: os.stat_result) -> bool:
 def _compile(
     library: Library, linked: Sequence[Library], work: Path, facts: TensorFlowFacts, compiler: Compiler
 ) -> Path:
-    """Compiles all sources, side by side, and links them. Returns the library's path in `work`.
+    """Compile all sources, concurrently, and link them. Returns the library's path in `work`.
 
-    The compiler runs in `work`, during copies of the sources: a path in an `#include` can hold no quote and no newline.
+    The compiler runs in `work` on copies of the sources: a path in an `#include` can have no quote and no newline.
     """
     used = [library.sources, *(needed.sources for needed in linked)]
     units = _units(library.sources.folder)
@@ -380,21 +379,21 @@ def _compile(
         for _ in pool.map(functools.partial(run_compiler, work), commands):
             advance()
     built = library.path.name
-    name_flag = f"-Wl,-soname,{built}"  # what a library that is linked with this one looks for
+    name_flag = f"-Wl,-soname,{built}"  # the name by which libraries that link with this one find it
     inputs = [*(f"{name}.o" for name in units), *(str(needed.path) for needed in linked)]
     run_compiler(work, [*compiler.command, *LINK_FLAGS, name_flag, "-o", built, *inputs, *facts.link_flags])
     return work / built
 
 
 def _copy_files(folder: Path, copy: Path) -> None:
-    """Unlike `shutil.copytree`, with the first error as it is: a full disk has a message of its own."""
+    """Copy the files of a folder. Unlike `shutil.copytree`, it raises the first error itself, for full disks."""
     copy.mkdir()
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, copy / file.name)
 
 
 def _units(folder: Path) -> dict[str, list[str]]:
-    """By name of each file that is compiled, the files that it includes; of about one size each."""
+    """The files of each translation unit, by the unit's name; units are of about equal size."""
     files = sorted(folder.glob("*.cc"))
     parts: list[list[Path]] = [[] for _ in range(_UNITS)]
     for file in sorted(files, key=lambda file: -file.stat().st_size):
@@ -403,7 +402,7 @@ def _units(folder: Path) -> dict[str, list[str]]:
 
 
 def _quiet_headers(flags: Sequence[str]) -> list[str]:
-    """TensorFlow's headers as system headers: their warnings are not ours."""
+    """Flags that make TensorFlow's headers system headers, whose warnings are not shown."""
     quiet: list[str] = []
     for flag in flags:
         quiet += ["-isystem", flag[2:]] if flag.startswith("-I") else [flag]
@@ -411,9 +410,9 @@ def _quiet_headers(flags: Sequence[str]) -> list[str]:
 
 
 def _inputs_key(sources: Sources, facts: TensorFlowFacts) -> str:
-    """A hash over all that goes into the library but the compiler.
+    """A hash over the library's sources and flags, without the compiler.
 
-    Paths (-I, -L) are left out: the same TensorFlow in two environments shares one library.
+    Paths (-I, -L) are left out, so that two environments with the same TensorFlow share one library.
     """
     digest = hashlib.sha256()
     for file in sources.included():
@@ -426,7 +425,7 @@ def _inputs_key(sources: Sources, facts: TensorFlowFacts) -> str:
 
 @contextlib.contextmanager
 def _locked(library: Library) -> Iterator[TrustedFolder]:
-    """The library's folder, in which no other process builds meanwhile."""
+    """The library's folder, locked against builds of other processes."""
     with contextlib.ExitStack() as opened:
         try:
             folder = opened.enter_context(trusted_folder(library.folder, create=True))

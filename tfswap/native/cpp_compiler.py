@@ -1,4 +1,4 @@
-"""The C++ compiler of the machine: found, run, and its failures explained."""
+"""Finds and runs the machine's C++ compiler, and explains its failures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tfswap.errors import OpLibraryError
 from tfswap.support.sizes import format_bytes
 
 BUILD_MB = 50
-"""What a build takes on disk while it lasts."""
+"""The disk space of a build while it runs, in 10^6 bytes."""
 _FULL_DISK = ("No space left on device", "Disk quota exceeded", "File size limit exceeded", "File too large")
-"""What compilers, assemblers and linkers print where a disk is full."""
+"""Messages of compilers, assemblers and linkers on a full disk."""
 _CAPTURED: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL,  # what CXX names may be a program that reads, and would wait at a terminal
+    "stdin": subprocess.DEVNULL,  # CXX may name a program that reads from the terminal
     "capture_output": True,
     "text": True,
     "encoding": "utf-8",
-    "errors": "backslashreplace",  # what programs print need not be text in any encoding: paths are not
+    "errors": "backslashreplace",  # programs may print paths, which need not be valid text
 }
 
 
@@ -37,7 +37,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """The compiler that CXX names, else the first of g++, c++ and clang++ on the PATH.
+    """The compiler in CXX, else the first of g++, c++ and clang++ on the PATH.
 
     Raises:
         OpLibraryError: there is none, or it does not run.
@@ -69,7 +69,7 @@ def find_compiler() -> Compiler:
 
 def _split(command: str) -> tuple[str, ...]:
     """The words of CXX. Raises OpLibraryError where a quote in it has no end."""
-    if shutil.which(command) is not None:  # a path with spaces or quotes, as it is
+    if shutil.which(command) is not None:  # a path that contains spaces or quotes
         words = [command]
     else:
         try:
@@ -81,7 +81,7 @@ def _split(command: str) -> tuple[str, ...]:
                 "use g++."
             ) from error
     program = os.path.abspath(words[0]) if words and os.sep in words[0] else "".join(words[:1])
-    return program, *words[1:]  # absolute, since it runs in another folder
+    return program, *words[1:]  # absolute, since the compiler runs in another folder
 
 
 def run_compiler(work: Path, command: Sequence[str]) -> None:
@@ -108,9 +108,9 @@ def run_compiler(work: Path, command: Sequence[str]) -> None:
 
 
 def full_disk(folder: Path, said: str) -> OpLibraryError:
-    """What is said where no more can be written. The compiler writes to the folder for temporary files too."""
+    """The error for a full disk. It names the cache and the folder for temporary files, to which the compiler writes."""
     places = []
-    # Of TMPDIR, Python takes no folder that is full.
+    # tempfile.gettempdir() skips a TMPDIR that is full.
     for place in (folder, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             there = next(p for p in (place, *place.parents) if p.exists())

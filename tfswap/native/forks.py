@@ -1,9 +1,10 @@
-"""Forked processes: TensorFlow's threads are not in them, and what is handed to one there never ends.
+"""Refuses optimized steps in forked processes without TensorFlow's threads, where work for these threads never ends.
 
-A process that is forked after its parent has initialised TensorFlow (by its first op or trace) refuses whatever would
-run an optimized step, before TensorFlow is asked for anything. One that is forked before has a TensorFlow of its own.
+A process that was forked after its parent has initialised TensorFlow (by its first op or trace) has no such threads.
+There, everything that would run an optimized step raises an error before TensorFlow is called. A process that was
+forked earlier initialises its own TensorFlow.
 
-Not handled: what TensorFlow runs there without tfswap, which hangs; so do portable rewritten files.
+Not handled: TensorFlow's own steps, and portable rewritten files, hang in such a process.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ REFUSAL = (
 )
 
 _late = False
-_steps: dict[bytes, str] = {}  # by what TensorFlow calls the function that runs it
+_steps: dict[bytes, str] = {}  # names of optimized steps, by TensorFlow's names of their functions
 
 
 def note_step(function: Any, name: str) -> None:
-    """Take note that a ConcreteFunction runs the optimized step `name`: other functions may call it."""
+    """Record that a ConcreteFunction, which other functions may call, runs the optimized step `name`."""
     _steps[function._inference_function.name] = name
 
 
@@ -37,7 +38,7 @@ def refuse_in_late_child(what: str) -> None:
 
 
 def _notice() -> None:
-    """In each child, when it begins."""
+    """Called in each forked process at its start."""
     global _late
     context: Any = sys.modules.get("tensorflow.python.eager.context")
     here = None if context is None else context._context
@@ -47,7 +48,7 @@ def _notice() -> None:
 
 
 def _guard_callers() -> None:
-    """Let functions of TensorFlow's that call optimized steps refuse too: no Python of tfswap's is in between."""
+    """Make TensorFlow's functions that call optimized steps refuse too: they run no Python code of tfswap."""
     from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 
     run = AtomicFunction.call_flat
@@ -82,11 +83,11 @@ def _with_children(function: Any) -> Iterator[Any]:
         if id(each) not in seen:
             seen.add(id(each))
             yield each
-            pending += getattr(each, "children", ())  # what loops run may be of another class
+            pending += getattr(each, "children", ())  # functions of loops may be of another class
 
 
 def _has_own_ops(function: Any) -> bool:
-    """Whether an AtomicFunction, or one that it calls, runs ops of tfswap's."""
+    """Whether an AtomicFunction, or one that it calls, has ops of tfswap."""
     definitions = (getattr(each, "cached_definition", None) for each in _with_children(function))
     return any(node.op.startswith(NAMESPACE) for made in definitions if made is not None for node in made.node_def)
 

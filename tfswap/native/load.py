@@ -1,9 +1,8 @@
 """Registers the ops with TensorFlow, and opens the libraries' C interfaces.
 
-Registering happens at most once in a process and can't be undone: TensorFlow has no way to unload an
-op. Copies can be slowed down from outside, for tests and what-if runs, by environment variables read
-here: TFSWAP_COPY_BANDWIDTH (bytes per second, each direction) and TFSWAP_COPY_LATENCY_US for copies to
-host memory, TFSWAP_DISK_BANDWIDTH and TFSWAP_DISK_LATENCY_US for those to disk.
+A library is registered at most once in a process. TensorFlow cannot unload an op. Environment variables slow copies
+down, for tests and what-if runs: TFSWAP_COPY_BANDWIDTH (bytes per second, each direction) and TFSWAP_COPY_LATENCY_US
+for copies to host memory, TFSWAP_DISK_BANDWIDTH and TFSWAP_DISK_LATENCY_US for copies to disk.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ class CLook(ctypes.Structure):
     """TfswapLook in core/arena_ops.cc, field for field.
 
     Attributes:
-        layout: of the arena, a number that identifies layouts; 0 where there is no arena, or it was not asked for.
-        current_bytes, peak_bytes: the allocator's own figures.
-        executed: how often there has been something for `executed` of ops/runtime.py, of any gate.
+        layout: a number that identifies the arena's layout; 0 where there is no arena, or none was requested.
+        current_bytes, peak_bytes: the allocator's statistics.
+        executed: the number of records so far for `executed` of ops/runtime.py, of all gates.
     """
 
     _fields_ = (
@@ -83,24 +82,24 @@ class OpLibrary:
 
     @property
     def ops(self) -> Any:
-        """Raises TfswapError where TensorFlow runs nothing any more (tfswap/native/forks.py)."""
+        """The wrappers. Raises TfswapError in a process that was forked too late (tfswap/native/forks.py)."""
         refuse_in_late_child("An op of tfswap's")
         return self.wrappers
 
 
 @dataclasses.dataclass(frozen=True)
 class OpLibraryStatus:
-    """What `tfswap doctor` shows of an op library.
+    """The state of an op library, for `tfswap doctor`.
 
     Attributes:
-        compiler: the command, or None when there is no compiler.
-        compiler_version: what it calls itself, or None.
-        cache_dir: the folder that holds all built libraries, or None where no home folder is known.
-        library: the library for this TensorFlow and compiler, or None when that is not known.
-        built: it is in the cache and undamaged.
-        loaded: the ops are registered in this process.
-        tensorflow_version: None when TensorFlow can't be imported.
-        error: what keeps the ops from being used here, with its remedy; "" when nothing does.
+        compiler: the compiler's command; None without a compiler.
+        compiler_version: the first line of its version; None without one.
+        cache_dir: the folder of all built libraries; None where no home folder is known.
+        library: the path of the library for this TensorFlow and compiler; None where unknown.
+        built: whether it is in the cache and intact.
+        loaded: whether the ops are registered in this process.
+        tensorflow_version: TensorFlow's version; None where it can't be imported.
+        error: the reasons why the ops can't be used, with remedies; "" where they can.
     """
 
     compiler: str | None
@@ -118,7 +117,7 @@ _loaded: dict[build.Sources, OpLibrary] = {}
 
 
 def load() -> OpLibrary:
-    """Builds the core library if needed, registers its ops, and returns it. Later calls return the same.
+    """Build the core library if needed, register its ops, and return it. Later calls return the same.
 
     Raises:
         OpLibraryError: TensorFlow is missing, or the library can't be built or loaded.
@@ -133,7 +132,7 @@ def load() -> OpLibrary:
 
 
 def load_codecs() -> OpLibrary:
-    """As `load`, which it does first, for the codecs' library.
+    """Build, register and return the codecs' library, after the core library.
 
     Raises:
         OpLibraryError: TensorFlow is missing, or a library can't be built or loaded.
@@ -148,7 +147,8 @@ def load_codecs() -> OpLibrary:
 
 
 def load_for(nodes: Iterable[Any]) -> None:
-    """Loads what graphs of these nodes need: the codecs only where one is among them, since they take long to build.
+    """Load the libraries that graphs of these nodes need. The codecs take long to build, so they are loaded only for
+    nodes that need them.
 
     Args:
         nodes: Nodes or NodeDefs, with those of bodies and functions.
@@ -162,7 +162,7 @@ def load_for(nodes: Iterable[Any]) -> None:
 
 
 def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
-    """Where an op library stands. Imports TensorFlow, but builds and registers nothing."""
+    """The state of an op library. Imports TensorFlow. Does not build or register the library."""
     errors: list[str] = []
     facts = compiler = library = None
     try:
@@ -209,14 +209,13 @@ def _open_built(sources: build.Sources) -> OpLibrary:
     facts = build.tensorflow_facts()
     shipped = build.shipped(sources, facts)
     if shipped is not None:
-        with contextlib.suppress(OpLibraryError):  # it needs a newer libc, say: then it is built here
+        with contextlib.suppress(OpLibraryError):  # it may need a newer libc: then it is built here
             return _open(shipped)
     library = build.ensure_built(sources, facts)
     try:
         return _open(library)
     except OpLibraryError:
-        # Intact by its hash, yet not loadable: the machine changed under the cache (another libc,
-        # say). A fresh build is the remedy, once.
+        # Intact, but not loadable: the machine has changed since it was built (another libc). Build it again, once.
         return _open(build.ensure_built(sources, facts, rebuild=True))
 
 
@@ -224,14 +223,12 @@ def _open(library: build.Library) -> OpLibrary:
     descriptor = library.opened()
     if descriptor is None:
         raise _unloadable(library, FileNotFoundError("it has been removed or damaged since"))
-    # Left open: TensorFlow and the loader know a library by its path, which must not become another file's.
+    # It stays open: TensorFlow and the loader identify a library by its path, which must not become another file's.
     return _load(library, _path_of(descriptor, library.path))
 
 
 def _path_of(descriptor: int, path: Path) -> str:
-    """A path of an open file, whatever its name leads to now. It is text, as TensorFlow needs it, and debuggers can
-    open it too.
-    """
+    """A path of an open file that does not depend on its name, as text for TensorFlow. Debuggers can open it too."""
     try:
         return f"/proc/{os.readlink('/proc/self')}/fd/{descriptor}"
     except OSError:
@@ -242,7 +239,7 @@ def _load(library: build.Library, path: str) -> OpLibrary:
     import tensorflow as tf
 
     try:
-        # Before ctypes: TensorFlow generates wrappers only for ops that its own dlopen registers.
+        # Before ctypes: TensorFlow generates wrappers only for ops that its own call of dlopen registers.
         ops = tf.load_op_library(path)
         c = ctypes.CDLL(path)
         c.tfswap_built_for.restype = ctypes.c_char_p
@@ -316,7 +313,7 @@ def _declare_core(c: ctypes.CDLL) -> None:
 
 
 def _declare_codecs(c: ctypes.CDLL) -> None:
-    """Those of codecs/gpu_pieces.cc."""
+    """The signatures of codecs/gpu_pieces.cc."""
     c.tfswap_compile_gpu_pieces.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
@@ -328,7 +325,7 @@ def _throttle_from_environment(c: ctypes.CDLL) -> None:
 
 
 def _throttle_asked(tier: str) -> tuple[float, float]:
-    """Bytes per second and microseconds. Raises OpLibraryError where one is no number."""
+    """The bandwidth in bytes per second and the latency in microseconds. Raises OpLibraryError for invalid numbers."""
     bandwidth = _number_from_environment(f"TFSWAP_{tier}_BANDWIDTH", "bytes per second, as in 12e9")
     return bandwidth, _number_from_environment(f"TFSWAP_{tier}_LATENCY_US", "microseconds, as in 10")
 

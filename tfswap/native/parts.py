@@ -1,6 +1,6 @@
-"""The nodes inside of joined nodes (PAIR, GROUP), which TensorFlow's own functions for graphs do not see.
+"""The kernels inside of joined nodes (PAIR, GROUP), which TensorFlow's functions for graphs do not see.
 
-Both kinds of a node hold their kernels: a Node of the IR as Nodes or as serialized NodeDefs, a NodeDef as the latter.
+A Node of the IR has its kernels as Nodes or as serialized NodeDefs, a NodeDef as serialized NodeDefs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tfswap.ir.graph import Node
 
 
 def parts(node: Any) -> Sequence[Any]:
-    """The kernels of a joined node, in order; of any other node, none."""
+    """The kernels of a joined node, in order; none for other nodes."""
     if node.op not in (PAIR, GROUP):
         return ()
     held: Any = node.attrs["kernels"] if isinstance(node, Node) else node.attr["kernels"].list.s
@@ -21,7 +21,7 @@ def parts(node: Any) -> Sequence[Any]:
 
 
 def with_parts(nodes: Iterable[Any]) -> Iterator[Any]:
-    """The nodes, and what is inside of them."""
+    """The nodes, and the kernels inside of them."""
     for node in nodes:
         yield node
         yield from with_parts(parts(node))

@@ -1,7 +1,7 @@
-"""The plan: a frozen, deterministic value that says what a rewritten step does. Saved as JSON.
+"""The plan: a frozen value with all changes of one step. Planning is deterministic. Saved as JSON.
 
-A plan names nodes and tensors of one graph and carries that graph's structural fingerprint, so that it can be
-applied later, on another machine or by another process, and is refused on any other graph.
+A plan names nodes and tensors of one graph and has that graph's structural fingerprint. It can be applied later, on
+another machine or in another process, and is refused for any other graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT_VERSION = 3
 
 @dataclass(frozen=True)
 class Eviction:
-    """One stay of a tensor in host memory. Positions count kernels in `Plan.order`.
+    """One eviction of a tensor from the arena by a swap. Positions count kernels in `Plan.order`.
 
     Attributes:
         tensor: the tensor's name ("node:0").
@@ -56,12 +56,12 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Split:
-    """A request that gets a chunk of its own size where the allocator would give it a larger one.
+    """A chunk split: a request that gets a chunk of its own size where the allocator would give it a larger one.
 
     Attributes:
-        step: number of the step, in the schedule of the plan's order, evictions and pairs, that makes the request.
-        nbytes: what it asks for.
-        at_end: whether that chunk is the end of the largest free one. No other request of the step then has a split.
+        step: the position of the request in the schedule of the plan's order, evictions and pairs.
+        nbytes: the bytes that it requests.
+        at_end: whether the chunk is the end of the largest free one. No other request of the step then has a split.
     """
 
     step: int
@@ -71,11 +71,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Inside:
-    """What is done inside of a body of a loop or a conditional, each time that it runs.
+    """The plan of a body of a loop or a conditional, which holds for each of its runs.
 
     Attributes:
-        body: the body, as `Graph.named_bodies` calls it.
-        order, evictions, splits: as of `Plan`, of the body's own kernels.
+        body: the body's name, as of `Graph.named_bodies`.
+        order, evictions, splits: as of `Plan`, for the body's own kernels.
     """
 
     body: str
@@ -85,31 +85,32 @@ class Inside:
 
     @property
     def paired(self) -> tuple[int, ...]:
-        """None: all of a loop runs on one thread."""
+        """Empty: a loop runs on one thread."""
         return ()
 
     @property
     def exact_chunks(self) -> bool:
-        """Where the step has them, its bodies have them too."""
+        """False: the step's plan decides about exact chunks for its bodies too."""
         return False
 
     @property
     def changes_nothing(self) -> bool:
+        """Whether the body stays as it was traced."""
         return not self.order
 
     @property
     def moves(self) -> int:
-        """How much it moves and recomputes, in tensors and kernels."""
+        """The number of evictions and recomputed kernels."""
         return len(self.evictions) + len(self.order) - len(set(self.order))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan: all that is done to one step to keep a limit. Bytes are ints, times seconds.
+    """All changes of one step by which it keeps a limit. Bytes are ints, times are seconds.
 
     Attributes:
         fingerprint: the fingerprint of the graph that the plan is for.
-        limit_bytes: the limit that it was made under; None when only measured, not limited.
+        limit_bytes: the limit that it was made for; None for a plan without a limit.
         order: names of the kernels in order, recomputed ones named again; empty when nothing is changed.
         evictions: the swapped tensors, and when each is copied and freed.
         paired: positions in the order whose kernels run concurrently with the one before them.
@@ -119,19 +120,18 @@ class Plan:
         seconds: predicted time of a step.
         solver: the name of the solver that made it.
         accumulators: names of the lists saved by loops whose elements are swapped inside of the loops.
-        encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The
-            order and the evictions are of the graph with these encodings in it, and with what is reduced.
+        encoded: names of the kernels that read an encoding in place of a tensor, in a body with the body's name as a
+            prefix. The order and the evictions are those of the graph with all smaller forms in it.
         reduced: tensors that are kept for the backward pass in fewer bits.
-        packed: tensors that are kept in a smaller form without loss.
+        packed: tensors that are kept in a lossless smaller form.
         disk_bytes: the peak of swapped tensors on disk.
         splits: requests that are served from exactly sized chunks.
         recomputed: names of the lists of loops whose elements are recomputed in place of being saved.
-        prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
+        prefetched: the names in `accumulators` whose elements are copied back one iteration before they are read.
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
-        concurrent: the bytes that kernels of the step which run in groups (planner/concurrent.py) hold while more than
-            one runs; 0 where none do.
-        inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
-            all that the other fields say has it.
+        concurrent: the bytes that the step's groups of kernels (planner/concurrent.py) hold while more than one kernel
+            runs; 0 without groups.
+        inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
     """
 
@@ -196,10 +196,10 @@ class Plan:
 
     @property
     def saved_disk_bytes(self) -> int:
-        """The bytes of tensors saved by loops that are on disk, since host memory has no room for them."""
+        """The bytes of tensors saved by loops that are on disk, for lack of host memory."""
         if not self.accumulators:
             return 0
-        stays: dict[str, tuple[int, int, int]] = {}  # by tensor: after which kernel, before which, and its bytes
+        stays: dict[str, tuple[int, int, int]] = {}  # by tensor: first position, last position, bytes
         for eviction in self.evictions:
             if eviction.disk:
                 first = eviction.release if eviction.out is None else eviction.out
@@ -210,7 +210,7 @@ class Plan:
 
     @property
     def needs(self) -> str:
-        """The module that a process imports before it loads a graph that carries the plan out."""
+        """The module that a process must import before it loads the rewritten graph."""
         return "tfswap.ops.codecs" if self.encoded or self.reduced or self.packed else "tfswap.ops"
 
     @property
@@ -239,7 +239,7 @@ class Plan:
 
 
 def _check_form(plan: Plan) -> None:
-    """Refuse what no plan can be, whatever its graph is."""
+    """Raise InvalidModel for values that no plan of any graph has."""
     sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "limit_bytes")
     for name in sizes:
         value = getattr(plan, name)
@@ -267,10 +267,10 @@ def _check_form(plan: Plan) -> None:
 
 
 def _check_moves(plan: Plan | Inside, where: str) -> None:
-    """Refuse evictions and splits that no order can have.
+    """Raise InvalidModel for evictions and splits that do not fit the plan's order.
 
     Args:
-        where: what the plan is called in messages.
+        where: the plan's name in messages.
     """
     for i, a in enumerate(plan.evictions):
         out = a.release - 1 if a.out is None else a.out
@@ -292,12 +292,12 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
 
 
 def fingerprint(graph: Graph, functions: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
-    """Structural fingerprint: ops, wiring, types, attributes and devices.
+    """The structural fingerprint of a graph: a hash of ops, edges, types, attributes and devices.
 
-    Names of nodes and tokens of Python functions do not count, nor which of several workers the step is of.
+    It does not depend on the names of nodes, on the tokens of Python functions, or on the worker.
 
     Args:
-        functions: by name of a function that nodes run and that is no part of the graph, what stands for its content.
+        functions: a hash of the content of each function that is called and is not in the graph, by its name.
     """
     name = re.compile(b"|".join(map(re.escape, sorted(functions, reverse=True)))) if functions else None
 
@@ -329,5 +329,5 @@ def fingerprint(graph: Graph, functions: Mapping[bytes, bytes] = MappingProxyTyp
 
 
 def _within(device: str) -> str:
-    """A device without its job and task: "GPU:0" on every worker."""
+    """A device's name without job and task: "GPU:0"."""
     return device.rpartition("/device:")[2]

@@ -1,18 +1,18 @@
-"""A schedule: the one total order in which a planned step's kernels and copies start.
+"""A schedule: the total order in which a planned step's kernels and copies start.
 
-It is what a plan says, what the simulator judges and what the passes turn into nodes and control edges. The
-swap contract is split in two at each end, so that every allocation and release has its place in the order:
+A plan determines it, the simulator replays it, and the passes turn it into nodes and control edges. Each copy has a
+start and a wait, so that every allocation and release has its place in the order:
 
     RUN n        kernel n runs
-    LEAD n       kernel n starts, and the next kernel as soon as this one has its output's buffer; they end together
-    RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
+    LEAD n       kernel n starts, and the next kernel starts once this one has its output's buffer; they end together
+    RERUN n      kernel n recomputes its outputs in new buffers, which later kernels read
     OUT v        the copy of value v to host memory starts; the copy holds v's buffer
     RELEASE v    waits until that copy has ended, then releases the buffer
-    IN v         allocates a fresh buffer and starts the copy back
-    AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
-    SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole
-                 although it is larger, so that it fits; one for each of that step's large requests. With -n the end of
-                 the largest free chunk, for one request of n bytes
+    IN v         allocates a new buffer and starts the copy back
+    AWAIT v      waits until that copy has ended; later kernels read the new buffer
+    SPLIT n      splits the chunk that a request of n bytes in the next other step would get whole, so that it gets n
+                 bytes; the rest is held until that step has ended. One for each large request of that step. With -n
+                 the chunk is the end of the largest free one, and the step has no other SPLIT
     EXACT 0      the first step: until the last one has ended, each request gets a chunk of its own size
 """
 
@@ -36,26 +36,34 @@ SPLIT = "split"
 EXACT = "exact"
 
 KERNELS = frozenset({RUN, LEAD, RERUN})
-"""What has a kernel for its subject."""
+"""Kinds of steps whose subject is a kernel."""
 COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
-"""What has a value for its subject."""
+"""Kinds of steps whose subject is a value."""
 
 
 class Step(NamedTuple):
-    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT, negative for a chunk's end."""
+    """One step of a schedule.
+
+    Attributes:
+        kind: RUN, LEAD, RERUN, OUT, RELEASE, IN, AWAIT, SPLIT or EXACT.
+        subject: a node's index for KERNELS, a value's index for COPIES, bytes for SPLIT (negative for a chunk's end).
+    """
 
     kind: str
     subject: int
 
 
 class Interval(NamedTuple):
-    """One stay of a value in host memory, as positions in the order of kernels.
+    """One eviction of a value by a swap, as positions in the order of kernels.
 
-    The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
-    kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
-    value's first eviction has one; later ones, with `out` None, find their copy in host memory already). The kernel
-    that reads it last before may be the one at `release` itself, which then can take the buffer over.
-    All stays of a value are in the same tier: host memory or, with `disk`, the disk.
+    Attributes:
+        value: the value's index.
+        out: the kernel after which the copy out starts. None: an earlier eviction has made the copy.
+        release: the kernel before which the buffer is released. If that kernel is the last reader, the buffer is
+            forwarded to it.
+        back: the kernel before which a new buffer is allocated and the copy back starts.
+        use: the first kernel that reads the new buffer.
+        disk: whether the copy is on disk, and not in host memory. The same for all evictions of a value.
     """
 
     value: int
@@ -78,15 +86,14 @@ def build_schedule(
     splits: Sequence[Split] = (),
     exact_chunks: bool = False,
 ) -> list[Step]:
-    """The schedule that runs the kernels in `order` and moves values as `evictions` say.
+    """The schedule with kernels in `order` and swaps as in `evictions`.
 
-    A kernel that `order` names again runs again. Copies that start at one position start in the order of their
-    deadlines.
+    A repeated kernel in `order` is recomputed. Copies that start at one position start in the order of their deadlines.
 
     Args:
-        paired: positions whose kernels run concurrently with the one before them. Nothing happens between the two: what
-            would be released or copied out there is so after both, and what would come back comes back before both.
-        splits: of steps of the schedule without them, by rising number, in the order of their requests.
+        paired: positions whose kernels run concurrently with the one before them. No step comes between the two:
+            copies out and releases move after both, copies back before both.
+        splits: chunk splits. Their steps count in the schedule without splits, and rise.
         exact_chunks: whether each request gets a chunk of its own size; then there are no splits.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
@@ -118,10 +125,10 @@ def build_schedule(
 
 
 def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflow, Sequence[Step]]]:
-    """All extremes of what is known only by a bound: facts, and `steps`, of `flow`, as a schedule of theirs.
+    """The extreme cases of facts that are known only by bounds, each with `steps` as a schedule of it.
 
-    Where a loop takes now this branch and now that, each leaves holes that another's tensors need not fit: so each
-    course is an extreme too. In exact chunks holes do not count: what holds most at each point peaks highest.
+    Each course of loops and conditionals is an extreme case: branches leave holes of different sizes in the arena. With
+    exact chunks there are no such holes, and one case that holds the most at each point covers all.
     """
     if is_exact(steps):
         yield from _renumbered(flow, steps, () if flow.covering is None else (flow.covering,)) or ((flow, steps),)
@@ -139,7 +146,7 @@ def is_exact(steps: Sequence[Step]) -> bool:
 def _renumbered(
     flow: Dataflow, steps: Sequence[Step], others: Sequence[Dataflow]
 ) -> list[tuple[Dataflow, Sequence[Step]]]:
-    """Other facts of the same step, whose values have numbers of their own, and `steps` as a schedule of theirs."""
+    """Other facts of the same step, each with `steps` in its own numbers of values."""
     found: list[tuple[Dataflow, Sequence[Step]]] = []
     for other in others:
         number = {s.subject: other.value_named[flow.values[s.subject].tensor.name] for s in steps if s.kind in COPIES}
@@ -148,7 +155,7 @@ def _renumbered(
 
 
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
-    """The schedule of a plan that was made for the step, or the body, with these facts."""
+    """The schedule of a plan for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     evictions = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.evictions]
     return build_schedule(order, evictions, plan.paired, plan.splits, plan.exact_chunks)

@@ -30,10 +30,10 @@ class Point:
         peak_bytes: predicted peak.
         time_ratio: predicted step time over that of the unoptimised step.
         step_s: predicted step time.
-        moved_bytes: what travels per step, both ways together.
-        host_bytes: the most host memory that swapped tensors take.
-        workspace_bytes: the largest workspace of a convolution; 0 where there is none, or cuDNN does not choose.
-        algorithms: how many convolutions have which algorithm, where cuDNN chooses.
+        moved_bytes: bytes copied in a step, both ways together.
+        host_bytes: peak of host memory for swapped tensors.
+        workspace_bytes: the largest workspace of a convolution; 0 without convolutions or without cuDNN.
+        algorithms: (name, number of convolutions) for each of cuDNN's algorithms.
     """
 
     limit_bytes: int
@@ -88,10 +88,10 @@ class Curve:
 
     @cached_property
     def knee(self) -> Point:
-        """The point from which less memory begins to cost much: the furthest below the line between the ends.
+        """The point below which less memory costs much more time: the furthest below the line between the ends, with
+        both axes scaled to the curve's extent (Satopaa et al. 2011, "Finding a Kneedle in a Haystack").
 
-        Both axes count from one end to the other (Satopaa et al. 2011, "Finding a Kneedle in a Haystack"). On a
-        flat curve it is the floor. Of the points that fit the machine, where any does.
+        The floor where the curve is flat. Points that do not fit the machine count only where none fits.
         """
         points = [p for p in self.points if self.fits(p)] or self.points
         first, last = points[0], points[-1]
@@ -114,7 +114,7 @@ class Curve:
         return json.dumps(content, indent=1, sort_keys=True)
 
     def summary(self) -> list[tuple[str, str]]:
-        """The figures that matter, as (label, text)."""
+        """The main figures, as (label, text)."""
         room = "no bound" if self.memory_bytes is None else format_bytes(self.memory_bytes)
         host = "no bound" if self.host_bytes is None else format_bytes(self.host_bytes)
         share = 100 * self.floor_bytes / max(self.baseline_peak_bytes, 1)
@@ -156,7 +156,7 @@ class Curve:
         return render("curve_cell.html", **self._drawing())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that shows the curve by itself, without a network."""
+        """Write an HTML page with the curve, which needs no network."""
         title = f"tfswap: {self.step}, memory against time"
         write_whole(path, render("curve.html", title=title, **self._drawing()))
 
@@ -177,7 +177,7 @@ class Curve:
         write_whole(path, png(figure))
 
     def _drawing(self) -> dict[str, Any]:
-        """What the curve's template is filled with: time over limit, the knee marked, what does not fit in grey."""
+        """The values for the curve's template: time over limit, with the knee marked and points that do not fit grey."""
         low, high = self.points[0].limit_bytes, max(self.points[-1].limit_bytes, self.baseline_peak_bytes)
         ratios = [*(p.time_ratio for p in self.points), 1.0]
         slowest, fastest = max(max(ratios), min(ratios) * 1.05), min(ratios)

@@ -1,4 +1,4 @@
-"""Why one tensor is kept, swapped or recomputed: where it is used, and what each tactic would cost."""
+"""Explains why one tensor is kept, swapped or recomputed: its uses, and the cost of each tactic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfswap.report.rows import TensorRow
 
 SUFFICES = "memory suffices without"
-"""Why what could leave, or be encoded, does not."""
+"""The reason where a tactic could be used and is not, and the plan keeps the limit."""
 UNMET = "no plan keeps the limit: the step is left as it is"
 OVER = "this plan leaves it where it is, and does not keep the limit"
 READERS_SHOWN = 6
@@ -101,18 +101,18 @@ class Explanation:
 
 
 def why_unused(plan: Plan) -> str:
-    """Why what could leave, or be encoded, does not."""
+    """The reason for tensors for which a tactic could be used and is not."""
     if plan.keeps_limit:
         return SUFFICES
     return UNMET if plan.changes_nothing else OVER
 
 
 def why_kept(problem: Problem, v: int, waits: bool, unused: str) -> str:
-    """Why nothing is done about a value.
+    """The reason why no tactic is used for a value.
 
     Args:
         waits: whether it waits between two uses.
-        unused: why nothing is done where something could be, as `why_unused` says.
+        unused: the reason where a tactic could be used, as of `why_unused`.
     """
     if refusal := problem.refusals.get(v):
         return refusal
@@ -130,14 +130,15 @@ def explain(
     unused: str,
     within: str = "",
 ) -> Explanation:
-    """What there is to know of the tensor `name`, or of the first output of a node of that name.
+    """The explanation of the tensor `name`, or of the first output of the node `name`.
 
     Args:
         problem: the step, or the body that has the tensor.
-        unused: why nothing is done where something could be, as `why_unused` says.
-        within: what comes before the tensor's name in `rows`.
+        unused: the reason where a tactic could be used, as of `why_unused`.
+        within: the prefix of the tensor's name in `rows`.
 
-    Raises TfswapError, with the nearest names, where there is no such tensor.
+    Raises:
+        TfswapError: there is no such tensor. The message has similar names.
     """
     flow = problem.flow
     v = _value(flow, name)
@@ -188,7 +189,7 @@ def _value(flow: Dataflow, name: str) -> int:
 
 
 def _rerun_s(problem: Problem, v: int) -> float | None:
-    """At the end of its longest wait in the order without reruns."""
+    """The seconds of recomputing a value at the end of its longest wait, in the order without recomputed kernels."""
     waits = [(wait.end - start, wait.rerun_s) for (value, start), wait in problem.uses.after.items() if value == v]
     if not waits:
         return None

@@ -1,4 +1,4 @@
-"""The planned graph as a file for graph viewers: every node, every tensor, and what the plan does to it."""
+"""The planned graph as a file for graph viewers: every node, every tensor, and the plan's decision about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def graphml(report: Report, graph: Graph) -> bytes:
-    """GraphML, for yEd, Gephi, Cytoscape and `networkx.read_graphml`."""
+    """The graph as GraphML, for yEd, Gephi, Cytoscape and `networkx.read_graphml`."""
     import networkx
 
     written = io.BytesIO()
@@ -22,7 +22,7 @@ def graphml(report: Report, graph: Graph) -> bytes:
 
 
 def dot(report: Report, graph: Graph) -> str:
-    """Graphviz's language. Raises TfswapError where pydot is missing."""
+    """The graph in Graphviz's language. Raises TfswapError where pydot is missing."""
     import networkx
 
     try:
@@ -38,8 +38,8 @@ def dot(report: Report, graph: Graph) -> str:
 def annotated(report: Report, graph: Graph) -> Any:
     """A networkx.MultiDiGraph of a graph and its bodies.
 
-    Nodes are numbered, since their names may be anything; `label` is the name, which a node of a body has after that of
-    its body. Edges for tensors that the plan does something about have its `tactic` and the `reason`.
+    Nodes are numbered, since names may have any characters. `label` is the name, with the body's name as a prefix.
+    Edges of tensors with a row in the report have its `tactic` and `reason`.
     """
     import networkx
 

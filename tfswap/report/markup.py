@@ -1,4 +1,4 @@
-"""What all reports are made of: templates of pages, round numbers for axes, figures for people."""
+"""Templates of pages, round numbers for axes and formatted times, for all reports."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FOLDER = Path(__file__).parent
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template of `templates/`. All text in `values` is escaped, and its control characters are shown.
+    """A page from a template in `templates/`. Text in `values` is escaped, control characters too.
 
     Args:
-        values: what the template names. `style` is always there.
+        values: the template's variables. `style` is added.
     """
     return _environment().get_template(template).render(style=trusted("page.css"), **values)
 
 
 def trusted(name: str) -> Any:
-    """A file of this folder, which goes into a page as it is."""
+    """The content of a file of this folder, to be inserted into a page without escaping."""
     from markupsafe import Markup
 
     return Markup((FOLDER / name).read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def trusted(name: str) -> Any:
 
 @functools.cache
 def _environment() -> Environment:
-    """Templates, which are loaded with the first page."""
+    """Jinja2's environment, created on first use."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -55,7 +55,7 @@ def _environment() -> Environment:
 
 
 def ticks(low: float, high: float, about: int = 5) -> Sequence[float]:
-    """About so many round numbers between two."""
+    """About `about` round numbers from `low` to `high`."""
     raw = (high - low) / about
     if raw <= 0:
         return [low]

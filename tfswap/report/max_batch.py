@@ -1,4 +1,4 @@
-"""The largest size with which a step keeps a limit, for people and for programs."""
+"""The result of the search for the largest batch, image or sequence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Fit:
         limit_bytes: the step's limit.
         varied: the axes that have the size, as (argument, axes).
         size: the largest that fits under a plan.
-        planned_size: the largest that has a plan; more than `size` where runs of larger ones passed the limit, with the
-            other tensors in the device's memory.
+        planned_size: the largest that has a plan. It exceeds `size` where runs of larger sizes exceeded the limit,
+            because of other tensors in the device's memory.
         unoptimised_size: the largest that fits without a plan; 0 where not even the smallest does.
         peak_bytes: planned peak at `size`.
         time_ratio: predicted step time at `size` over that of an unoptimised step of that size.

@@ -1,8 +1,9 @@
-"""A report as one page that needs no network: memory over the step, what runs when, and every tensor with its reason.
+"""A report as one page that needs no network: memory over the step, the lanes of kernels and copies, and every tensor
+with its reason.
 
-The markup is in `templates/`; this module computes what goes into it. `page.js` adds what a pointer asks for. Whatever
-the graph's size, a page stays below MOST_BYTES: stretches of time are columns, of which each shows the most in it, and
-of tensors and kernels that are too small to be seen only the sums are there.
+The markup is in `templates/`, its values are computed here, and `page.js` shows details under the pointer. A page stays
+below MOST_BYTES for graphs of any size: time is divided into columns, each of which shows its maximum, and tensors and
+kernels that are too small to be seen are summed up.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 6 << 20
 COLUMNS = 3000
-"""Stretches of time that a chart is drawn of: zoomed in, a part of it still has a thousand."""
+"""Columns of a chart, enough for zooming in on a third of it."""
 HEIGHT = 1000
 HOLDS = 4000
-"""Tensors and workspaces of a run, the largest, that the page lists one by one."""
+"""The number of a run's tensors and workspaces, the largest, that the page lists one by one."""
 ROWS = 10_000
-"""Tensors of the table: all that something is done about, and the largest of the others."""
+"""The most rows of the table of tensors: those with a tactic first, then the largest."""
 NAME_LENGTH, REASON_LENGTH = 160, 400
 BLOCK_COLUMNS = 0.7
-"""Blocks of a lane that are narrower are drawn as one."""
+"""Narrower blocks of a lane are merged with their neighbours."""
 LIMIT_SHOWN = 1.6
-"""A limit further above the highest peak than this many times is not worth the room in the chart."""
+"""A limit above this multiple of the highest peak is not drawn."""
 STACK = (OTHERS, *range(OTHERS), MARGIN)
-"""From the bottom to the top: persistent bytes first."""
+"""Kinds of memory from the bottom to the top: persistent bytes first."""
 ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
 BLOCKS = {"run": "kernels", "again": "recomputed kernels", "wait": "waiting for a copy", "copy": "copies"}
-"""What the blocks of the lanes are, by kind."""
+"""The legend of the lanes' blocks, by kind."""
 
 
 def page(report: Report, timeline: Timeline | None) -> str:
     """The whole page.
 
     Args:
-        timeline: of the step; without one there are no charts.
+        timeline: the simulated step. None: the page has no charts.
     """
     tensors = sorted((*report.rows, *report.others), key=lambda row: (row.tactic == "keep", -row.nbytes))
     names = _Names()
@@ -74,12 +75,12 @@ def page(report: Report, timeline: Timeline | None) -> str:
 
 
 def cell(report: Report, timeline: Timeline | None, rows: int) -> str:
-    """What a notebook shows: the figures, the charts as they stand, and the first rows."""
+    """The output of a notebook's cell: the figures, the charts without details, and the first rows."""
     return render("cell.html", **_summary(report), **_charts(report, timeline), rows=report.rows[:rows])
 
 
 def _summary(report: Report) -> dict[str, Any]:
-    """What matters most, and then the rest."""
+    """The main figures as cards, and the others."""
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
@@ -106,7 +107,7 @@ def _runs(timeline: Timeline | None) -> list[tuple[str, Run]]:
 
 
 def _width_s(timeline: Timeline | None) -> float:
-    """Seconds that all charts are as wide as."""
+    """The seconds that the width of all charts stands for."""
     return max((run.total_s for _, run in _runs(timeline)), default=0.0) or 1.0
 
 
@@ -149,7 +150,7 @@ def _chart(title: str, run: Run, width_s: float, top: float) -> dict[str, Any]:
     states = _states(run, width_s)
     kinds = dict(zip(states, run.at(states), strict=True))
     areas: list[tuple[str, str]] = []
-    for layer in range(len(STACK), 0, -1):  # each is drawn down to the ground, the highest first
+    for layer in range(len(STACK), 0, -1):  # each area reaches down to zero, so the highest is drawn first
         edge = [(c, _y(sum(kinds[state][k] for k in STACK[:layer]), top)) for c, state in columns]
         areas.append((KINDS[STACK[layer - 1]], _area(edge, end)))
     drawn = {block.kind for block in run.blocks}
@@ -166,7 +167,7 @@ def _chart(title: str, run: Run, width_s: float, top: float) -> dict[str, Any]:
 
 
 def _area(edge: Sequence[tuple[int, int]], end: int) -> str:
-    """The path of what is below an edge."""
+    """The SVG path of the area below an edge."""
     path: list[str] = []
     before = None
     for x, y in edge:
@@ -177,11 +178,11 @@ def _area(edge: Sequence[tuple[int, int]], end: int) -> str:
 
 
 Drawn = tuple[str, str, str, float, float, int]
-"""Lane, kind, name, start, end, and how many blocks it stands for."""
+"""Lane, kind, name, start, end, and the number of blocks that were merged into it."""
 
 
 def _drawn(run: Run, width_s: float) -> list[Drawn]:
-    """The blocks of all lanes; of those too narrow to be seen, neighbours are one while that is narrow."""
+    """The blocks of all lanes. Neighbours that are too narrow to be seen are merged."""
     narrow_s = BLOCK_COLUMNS * width_s / COLUMNS
     found: list[Drawn] = []
     for lane in LANES:
@@ -203,7 +204,7 @@ def _joined(before: Drawn, block: Block) -> Drawn:
 
 
 def _bars(blocks: Iterable[Drawn], width_s: float) -> list[tuple[str, str]]:
-    """By colour, the path of a lane's blocks."""
+    """The SVG paths of a lane's blocks, each with its colour."""
     paths: dict[str, list[str]] = {}
     for _, kind, _, start, end, _ in blocks:
         x, width = start / width_s * COLUMNS, max((end - start) / width_s * COLUMNS, BLOCK_COLUMNS / 2)
@@ -212,20 +213,20 @@ def _bars(blocks: Iterable[Drawn], width_s: float) -> list[tuple[str, str]]:
 
 
 def _byte_ticks(top: float) -> list[int]:
-    """Round sizes up to `top`, of a unit that leaves few digits."""
+    """Round sizes up to `top`, in a unit with few digits."""
     unit = next((u for u in (1 << 30, 1 << 20, 1 << 10) if top >= 2 * u), 1)
     return [round(t * unit) for t in ticks(0, top / unit, 7)]
 
 
 def _script_json(content: dict[str, Any]) -> Any:
-    """For a script element, of which no text in it can be the end."""
+    """JSON that can stand in a script element: no text in it ends the element."""
     from jinja2.utils import htmlsafe_json_dumps
 
     return htmlsafe_json_dumps(content, separators=(",", ":"))
 
 
 class _Names:
-    """Names, and other text that comes again and again, by number: each is in the page once."""
+    """Numbers for names and other repeated texts, each of which is in the page once."""
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
@@ -239,7 +240,7 @@ class _Names:
 
 
 def _run_data(run: Run, width_s: float, names: _Names) -> dict[str, Any]:
-    """What a pointer may ask of a run, as page.js takes it."""
+    """The details of a run for page.js."""
     columns = run.columns(COLUMNS, width_s)
     states = _states(run, width_s)
     kinds = dict(zip(states, run.at(states), strict=True))
@@ -271,6 +272,6 @@ def _row(row: TensorRow, names: _Names) -> dict[str, Any]:
 
 
 def _clipped(text: str, length: int) -> str:
-    """`text`, without its middle where it is longer."""
+    """`text`, shortened in the middle to about `length`."""
     half = length // 2
     return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"

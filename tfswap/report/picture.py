@@ -1,4 +1,4 @@
-"""Pictures as PNG, by matplotlib, which is an extra."""
+"""Pictures as PNG. They need matplotlib (the extra "plot")."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ COLOURS = {
     WORKSPACES: "#2aa08a",
     MARGIN: "#e6d7f2",
 }
-"""By kind, from the bottom of the stack to its top."""
+"""The colours of kinds of memory, from the bottom of the stack to its top."""
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A figure of so many inches. Raises TfswapError where matplotlib is missing."""
+    """A matplotlib figure; width and height in inches. Raises TfswapError where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -49,7 +49,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def png(figure: Any) -> bytes:
-    """A figure as the content of a file."""
+    """A figure as the content of a PNG file."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     return drawn.getvalue()

@@ -1,4 +1,4 @@
-"""What tfswap found in a step and decided, for people and for programs."""
+"""The report of a planned step, for people and for programs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ KINDS = {
     GRAPHML: "the graph",
     DOT: "the graph for Graphviz",
 }
-"""The kinds of files that a report can be saved as, by the name's ending. Of two that match, the first counts."""
-FOUND_OUT = (
+"""The kinds of files that a report can be saved as, by the ending of the name. The first match counts."""
+COMPUTED = (
     "baseline_peak_bytes",
     "time_ratio",
     "floor_bytes",
@@ -52,7 +52,7 @@ FOUND_OUT = (
     "working_set_bytes",
     "workspace_bytes",
 )
-"""Figures of a report that are not its fields."""
+"""Properties of a report that `to_json` adds to its fields."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class ConvolutionRow:
     """One convolution, or gradient of one.
 
     Attributes:
-        name, op: of its node.
-        free_bytes: bytes of the arena that the plan leaves free while it runs, for a workspace; the least of its runs.
+        name, op: the name and op type of its node.
+        free_bytes: bytes of the arena that the plan leaves free for a workspace while it runs; the least of all runs.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ConvolutionRow:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The figures of one planned step, all in bytes where not said otherwise.
+    """The figures of one planned step, in bytes unless stated otherwise.
 
     Attributes:
         planned_peak_bytes: predicted peak of the planned step. After a measured run, the one for that run's arena.
@@ -84,14 +84,13 @@ class Report:
         reruns: number of recomputed ones.
         rows: one for each tensor that was considered, the largest first.
         alive_at_peak: names and bytes of the tensors in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; in portable plans
-            also loops with too many courses to try each, and kernels whose values decide sizes, with the most bytes
-            that untried courses add to the planned peak; and calls of Python functions, whose allocations have no
-            bound.
+        unmodelled: kernels whose memory is not known exactly. The plan counts an upper bound where there is one. In
+            portable plans also loops with too many courses to try each, and kernels whose sizes depend on values, with
+            the most bytes that untried courses add to the planned peak. Calls of Python functions have no bound.
         trains: whether the step has a backward pass, or updates variables.
         costs: the source of the times: "analytic", "analytic, at measured rates" or "profiled".
-        measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
-            process has peaked higher before (its statistics can be reset).
+        measured_peak_bytes: the allocator's peak of a step that ran under this plan. None where no step has, or where
+            the process has had a higher peak before (its statistics can be reset).
         step: the name of the function or graph that the figures are of.
         notes: what the figures assume, and what could not be planned.
     """
@@ -126,7 +125,7 @@ class Report:
     def baseline_peak_bytes(self) -> int:
         """Predicted peak of the unoptimised step, computed on first access.
 
-        What iterations of a loop hold that run concurrently is not in it: `print(report)` says how much that can be.
+        It leaves out the bytes that concurrent iterations of a loop hold: `print(report)` gives their bound.
         """
         return self._baseline().peak_bytes
 
@@ -139,7 +138,8 @@ class Report:
     def floor_bytes(self) -> int:
         """The smallest possible limit. With a smaller one, the step is refused before it runs.
 
-        The planned peak may be below it: plans leave a margin, and room for tensors that others allocate meanwhile.
+        The planned peak may be below it: plans leave a margin, and room for tensors that others allocate during the
+        step.
         """
         return self._floor()
 
@@ -212,13 +212,13 @@ class Report:
         """All figures as JSON text."""
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
         content["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        content |= {name: getattr(self, name) for name in FOUND_OUT}
+        content |= {name: getattr(self, name) for name in COMPUTED}
         content["reuse"] = dataclasses.asdict(self.reuse)
         content["convolutions"] = [dataclasses.asdict(row) for row in self.convolutions]
         return json.dumps(content, indent=1, sort_keys=True)
 
     def summary(self) -> list[tuple[str, str]]:
-        """The figures that matter, as (label, text)."""
+        """The main figures, as (label, text)."""
         limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
         moved = sum(row.cost_bytes for row in self.rows)
         return [
@@ -304,7 +304,7 @@ class Report:
         return cell(self, self._drawn(), ROWS_SHOWN)
 
     def explain(self, tensor: str) -> Explanation:
-        """Why a tensor is kept, swapped or recomputed, where it is used, and what each tactic would cost.
+        """Explain why a tensor is kept, swapped or recomputed: its uses, and the cost of each tactic.
 
         Args:
             tensor: its name ("node:0"), or that of the node whose first output it is.
@@ -319,13 +319,13 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file. The ending of its name decides the kind.
 
-        - `.html`: one page, which needs no network: memory over the step, what runs when, every tensor and why.
+        - `.html`: a page that needs no network: memory over the step, kernels and copies, every tensor and its reason.
         - `.png`: memory over the step. Needs matplotlib (the extra "plot").
         - `.trace.json`: a trace for https://ui.perfetto.dev and Chrome: kernels, copies, and memory by kind.
         - `.json`: all figures, as `to_json` gives them.
-        - `.graphml`, `.dot`: the graph that is planned, with what is done to each tensor. The latter needs pydot.
+        - `.graphml`, `.dot`: the planned graph, with the tactic of each tensor. `.dot` needs pydot.
 
-        Times and memory over the step are simulated: planning does not run it.
+        Times and memory over the step are simulated.
 
         Raises:
             TfswapError: another ending; matplotlib or pydot is missing; there is nothing to draw; the file can't be
@@ -357,7 +357,7 @@ class Report:
         return self._graph()
 
     def _drawn(self) -> Timeline | None:
-        """The timeline with this report's planned peak, which is that for the arena of the latest step."""
+        """The timeline with this report's planned peak, which is the one for the arena of the latest step."""
         if self._timeline is None:
             return None
         return dataclasses.replace(self._timeline(), planned_peak_bytes=self.planned_peak_bytes)
@@ -370,7 +370,7 @@ class Report:
 
 
 def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KINDS)) -> str:
-    """The ending of a name, of `kinds`. Raises TfswapError for others, and where no file can be written to `path`."""
+    """The ending of a file's name, one of `kinds`. Raises TfswapError for others, and where `path` can't be a file."""
     name = os.fspath(path).lower()
     ending = next((ending for ending in KINDS if name.endswith(ending)), None)
     if ending is None or ending not in kinds:

@@ -30,21 +30,21 @@ from tfswap.simulator.working_set import Reuse, find_reuse
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """All that a report is made from.
+    """All facts that a report is made from.
 
     Attributes:
-        graph: the rewritten graph that `plan` is of, before its tactics.
+        graph: the graph that `plan` is for, before its tactics are applied.
         flow: the facts from which `planner` made `plan`.
-        saved: by name, the bytes of the lists that loops save in.
-        recompute_s: by name of the lists whose elements are recomputed, the seconds that it takes in a step.
-        permits: by name of these lists, what may be done to their elements.
+        saved: the bytes of the lists that loops save in, by name.
+        recompute_s: the seconds in a step of recomputing the elements of a list, by the list's name.
+        permits: the permits of lists, by name.
         encodings: the encodings that kernels of the step can read.
         inner: the encodings that kernels of its bodies can read.
         bodies: the bodies with a plan of their own.
         floor: gives the smallest limit that the planner reaches.
         baseline: gives the prediction for the unoptimised step.
         trains: as of the Report.
-        locate: gives the user's line of the node of a name.
+        locate: gives the user's source line of a node, by its name.
         timeline: gives the simulated step.
         largest: gives the kernel with the largest working set, and its bytes.
         snapshot: the arena before the step.
@@ -104,7 +104,7 @@ def make_report(step: PlannedStep) -> Report:
 
 
 class _Tables:
-    """The rows of a step's tensors, from what was planned of the step and inside of its bodies."""
+    """The rows of a step's tensors, from the plans of the step and of its bodies."""
 
     def __init__(self, step: PlannedStep):
         plan, value_named = step.plan, step.flow.value_named
@@ -124,7 +124,7 @@ class _Tables:
         self.saved_smaller = {e.saved.name: e for e in step.inner if e.saved is not None}
 
     def rows(self, *, rest: bool = False) -> tuple[TensorRow, ...]:
-        """Rows of the tensors that were considered, or of the rest; those that are not kept first, then the largest."""
+        """Rows of the tensors that were considered, or of the rest. Those with a tactic come first, then the largest."""
         step = self.step
         rows = tensor_rows(self.outer, self.smaller, self.unused, step.locate, rest=rest)
         for moves in self.inside:
@@ -141,7 +141,7 @@ class _Tables:
 
 
 def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
-    """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
+    """The most bytes that untried courses and sizes add to the planned peak; None where all were tried."""
     if not flow.is_undecided or plan.changes_nothing or (plan.exact_chunks and flow.covered):
         return None
     most = widest_bytes(flow, planned_schedule(flow, plan), planner.snapshot)
@@ -149,10 +149,10 @@ def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
 
 
 def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
-    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it.
+    """A kernel whose memory is not known exactly, for `Report.unmodelled`.
 
     Args:
-        more_bytes: where only some courses or sizes were tried, what others may take in addition.
+        more_bytes: as of `_more_bytes`.
     """
     bound = ""
     if runs_python(node.op):
@@ -187,7 +187,7 @@ def _explained(
     locate: Callable[[str], str | None],
     name: str,
 ) -> Explanation:
-    """Of a tensor of the step, or of a body that something is planned inside of."""
+    """The explanation of a tensor of the step, or of a body with a plan."""
     unused = why_unused(plan)
     for body in bodies:
         within = f"{body.inside.body}/"

@@ -92,12 +92,12 @@ class Moves:
         return cls(problem, evictions, again, starts_s, within, times)
 
     def duration(self, evictions: Sequence[Eviction]) -> str:
-        """How long a tensor is away, for people."""
+        """The time that a tensor is evicted, for people."""
         away_s = sum(self.starts_s[eviction.use] - self.starts_s[eviction.release] for eviction in evictions)
         return f"{format_seconds(away_s)}, {self._share(away_s)}"
 
     def moments(self, positions: Sequence[int]) -> str:
-        """When kernels run, for people."""
+        """The times at which kernels run, for people."""
         return f"at {', '.join(self._share(self.starts_s[position]) for position in positions)}"
 
     def _share(self, seconds: float) -> str:
@@ -123,11 +123,11 @@ class Smaller:
         return v in self.encoded or v in self.reduced or v in self.packed
 
     def reasons(self, v: int, kind: TensorType, of: str) -> tuple[int | None, list[str]]:
-        """(bytes of all forms of a value, or None where there is none; what the report says of each).
+        """The bytes of all smaller forms of a value, None where there is none; and the report's text for each.
 
         Args:
             kind: the tensor's type.
-            of: follows the text of encodings.
+            of: a suffix for the text of encodings.
         """
         total = 0
         reasons: list[str] = []
@@ -155,7 +155,7 @@ def tensor_rows(
 
     Args:
         rest: the rows of all other tensors instead.
-        unused: why no tactic is used where one could be.
+        unused: the reason where a tactic could be used and is not.
     """
     problem = moves.problem
     gaps: dict[int, tuple[int, int]] = {}
@@ -256,7 +256,7 @@ def saved_rows(
 
     Args:
         rest: the rows of all other lists instead.
-        encoded: by name of the lists that hold encodings, the encoding of one of their readers.
+        encoded: the encoding of one reader of each list with encodings, by the list's name.
     """
     rows: list[TensorRow] = []
     unused = why_unused(plan)

@@ -1,4 +1,4 @@
-"""The tables that reports are printed as, by rich: in full as text, fitted to its width on a terminal."""
+"""The tables of printed reports, by rich: fitted to the width of a terminal, and unbroken as text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 10_000
-"""Columns of text: no line of it is broken, so that programs find what they look for."""
+"""Columns of text output: no line is broken, so that programs can search it."""
 
 
 def figures(rows: Iterable[tuple[str, str]]) -> Table:
-    """Labels and what they say."""
+    """A table of labels and texts."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -30,7 +30,7 @@ def figures(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Rows under their heads, of which the first is of figures."""
+    """A table with heads, whose first column has figures."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -43,21 +43,21 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def stacked(*parts: RenderableType) -> RenderableType:
-    """One under the other."""
+    """Parts, one below the other."""
     from rich.console import Group
 
     return Group(*(printable(part) if isinstance(part, str) else part for part in parts))
 
 
 def as_text(shown: RenderableType) -> str:
-    """All of it, without colours."""
+    """The whole output as text, without colours."""
     text = io.StringIO()
     _console(text, width=WIDE, height=1, color_system=None, force_terminal=False).print(shown)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def show(shown: RenderableType) -> None:
-    """Print it: to a terminal in its width."""
+    """Print, on a terminal in its width."""
     if isinstance(shown, str):
         print(printable(shown))
     elif sys.stdout.isatty():
@@ -69,5 +69,5 @@ def show(shown: RenderableType) -> None:
 def _console(file: TextIO, **how: object) -> Console:
     from rich.console import Console
 
-    # In a notebook rich would display instead of writing to the file.
+    # In a notebook, rich would display the text instead of writing it to the file.
     return Console(file=file, markup=False, emoji=False, highlight=False, force_jupyter=False, **how)  # type: ignore[arg-type]

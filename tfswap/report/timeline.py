@@ -1,7 +1,7 @@
-"""Memory over a step, by kind: what the pictures and traces of a report are made of.
+"""Memory over a step, by kind, for the pictures and traces of a report.
 
-Every figure is the simulator's (simulator/record.py). Before a plan that is one of the runs that the unoptimised peak
-is predicted from, whose kernels overlap by chance; with it, the one run that there is.
+All figures are the simulator's (simulator/record.py). The unoptimised step is one of the simulated runs from which its
+peak is predicted, with kernels that overlap at random. The planned step has one run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tfswap.simulator.record import NOBODY, Hold, PlannedRecord, Record
 
 VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS, MARGIN = range(7)
 KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other", "margin")
-"""By number. Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks that
-come during the step count whole, under the kind of what they hold; other is what else was in the arena before, and what
-the chunks of variables and inputs that were there are larger by. The margin is what the predicted peak has above the
-simulated one: with it the highest point of a chart is the peak that the report names."""
+"""Names of the kinds of memory, by number. Inputs are arguments and constants. Tensors that optimizers compute from
+gradients count as gradients. Chunks allocated during the step count whole, under the kind of their tensor. "other" is
+the rest of the arena before the step, with the unused ends of the chunks of variables and inputs. The margin is the
+difference between the predicted and the simulated peak, so that the highest point of a chart is the report's peak."""
 COMPUTE, COPIES_OUT, COPIES_IN = "compute", "copies out", "copies in"
 
 
 class Block(NamedTuple):
-    """Something on a lane, in seconds from the step's start."""
+    """A kernel, a copy or a wait on a lane, in seconds from the step's start."""
 
     lane: str
     kind: str  # "run", "again", "wait" or "copy"
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Column(NamedTuple):
-    """The state in which the most is in use during a stretch of time, and from which column on it is that."""
+    """The state with the most bytes in use, for all columns from this one to the next `Column`."""
 
     column: int
     state: int
@@ -45,12 +45,12 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded step, as it is drawn.
+    """A recorded step, scaled for charts.
 
     Attributes:
-        record: what the simulator says.
-        total_s: what the step is predicted to take, which the record's own time is stretched to.
-        margin_bytes: of the predicted peak, above the record's.
+        record: the simulator's record.
+        total_s: the predicted time of the step, to which the record's times are scaled.
+        margin_bytes: the predicted peak minus the record's.
     """
 
     record: Record
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def seconds_per_second(self) -> float:
-        """Of the step's predicted time, to the record's own."""
+        """The ratio of the predicted time to the record's time."""
         return self.total_s / self.record.total_s if self.record.total_s > 0 else 1.0
 
     @cached_property
     def kinds(self) -> list[int]:
-        """By value, its kind."""
+        """The kind of each value."""
         flow = self.record.flow
         forward = forward_among(flow.nodes, (flow.values[v].tensor.node for v in flow.fetched))
         forward -= backward_among(flow.nodes)
@@ -85,11 +85,11 @@ class Run:
         return found
 
     def kind(self, hold: Hold) -> int:
-        """The kind of what is held."""
+        """The kind of a held buffer."""
         return WORKSPACES if hold.value == NOBODY else self.kinds[hold.value]
 
     def name(self, hold: Hold) -> str:
-        """What is held, for people."""
+        """The name of a held buffer, for people."""
         flow = self.record.flow
         if hold.value != NOBODY:
             tensor = flow.values[hold.value].tensor
@@ -118,9 +118,9 @@ class Run:
         return found
 
     def columns(self, count: int, width_s: float) -> list[Column]:
-        """The step in stretches of `width_s / count` seconds each: the state of each in which most is in use.
+        """The step in columns of `width_s / count` seconds: the state with the most bytes in use during each.
 
-        No peak is lost. Stretches with the state of the one before are left out.
+        Peaks are preserved. Columns with the same state as the one before are left out.
         """
         record, pace = self.record, self.seconds_per_second * count / width_s if width_s > 0 else 0.0
         began, used = record.began_s, record.in_use_bytes
@@ -136,7 +136,7 @@ class Run:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """What runs on which lane, in order of the schedule."""
+        """The blocks of all lanes, in the order of the schedule."""
         if not isinstance(self.record, PlannedRecord):
             return []
         return [b for b in _blocks(self.record, self.seconds_per_second) if b.end_s > b.start_s]
@@ -147,9 +147,9 @@ class Timeline:
     """A step without and with its plan.
 
     Attributes:
-        unoptimised: one run of the step as it is.
-        planned: the run under the plan; None where that changes nothing.
-        baseline_s: predicted time of the step as it is.
+        unoptimised: one run of the unoptimised step.
+        planned: the run under the plan; None where the plan changes nothing.
+        baseline_s: predicted time of the unoptimised step.
         baseline_peak_bytes: its predicted peak.
         planned_peak_bytes: the predicted peak under the plan.
     """
@@ -166,7 +166,7 @@ class Timeline:
 
     @cached_property
     def after(self) -> Run | None:
-        """What kernels lose to concurrent copies is spread over the whole step: where it is lost is not simulated."""
+        """The planned run. Delays of kernels by concurrent copies are spread over the whole step."""
         if self.planned is None:
             return None
         return _run(self.planned, self.planned.timing.total_s, self.planned_peak_bytes)
@@ -177,7 +177,7 @@ def _run(record: Record, total_s: float, peak_bytes: int) -> Run:
 
 
 def _variable(tensor: Output) -> Node | None:
-    """The handle of the variable that a tensor is read from, or written to."""
+    """The handle of the variable that the tensor's node reads or writes; None for other tensors."""
     return next((t.node for t in tensor.node.inputs if t.type.dtype == "resource"), None)
 
 

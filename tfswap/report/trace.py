@@ -1,8 +1,8 @@
-"""A simulated step as a trace in Chrome's format, which https://ui.perfetto.dev and chrome://tracing show.
+"""A simulated step as a trace in Chrome's format, for https://ui.perfetto.dev and chrome://tracing.
 
 Times are the simulator's, in microseconds from the step's start. The planned step is one process, with a thread for
-each lane and a counter of memory by kind; the unoptimised one, whose kernels overlap by chance, is another with the
-counter alone. Format: "Trace Event Format", Google.
+each lane and a counter of memory by kind. The unoptimised step, whose kernels overlap at random, is another process
+with the counter only. Format: "Trace Event Format", Google.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MICROSECONDS = 1e6
 
 
 def trace(report: Report, timeline: Timeline) -> dict[str, Any]:
-    """The trace, as JSON takes it."""
+    """The trace as a JSON object."""
     events: list[dict[str, Any]] = []
     runs = [(BEFORE, "unoptimised", timeline.before)]
     if timeline.after is not None:
@@ -59,7 +59,7 @@ def _slices(process: int, run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _counters(process: int, run: Run) -> Iterator[dict[str, Any]]:
-    """Memory by kind, at each change. Of changes at one moment the state with the most in use counts, and the last."""
+    """Memory by kind, at each change. Of several states at one time, the one with the most bytes in use and the last."""
     began, used = run.record.began_s, run.record.in_use_bytes
     states: list[int] = []
     first = 0

@@ -1,4 +1,4 @@
-"""Files that tfswap saves: a reader never sees half of one, and what can't be read is named."""
+"""Saves files atomically, and reads them with errors that name the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfswap.errors import InvalidModel, TfswapError
 Read = TypeVar("Read")
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What the system says where a disk, a user's share of it, or the largest file that is allowed is full."""
+"""The system's errors for a full disk, an exceeded quota and an exceeded file size."""
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -29,10 +29,10 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def replace_whole(path: str, content: bytes, *, mode: int = 0o666, folder: int | None = None) -> None:
-    """Make `content` the file at `path`, whole or not at all.
+    """Write `content` to `path`, whole or not at all.
 
     Args:
-        mode: of a new file, less the umask.
+        mode: the mode of the file, before the umask.
         folder: a descriptor of the folder that `path` is relative to.
 
     Raises:
@@ -44,14 +44,14 @@ def replace_whole(path: str, content: bytes, *, mode: int = 0o666, folder: int |
         with open(opened, "wb") as file:
             file.write(content)
         os.replace(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:  # an interrupt too leaves nothing behind
+    except BaseException:  # also after an interrupt
         with contextlib.suppress(OSError, ValueError):
             os.unlink(temporary, dir_fd=folder)
         raise
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
-    """Raise TfswapError where no file can be written to `path`, for want of a folder: worth asking before long work."""
+    """Raise TfswapError where `path` is a folder or is in no folder. To be called before long work."""
     target = Path(path)
     if not target.name or target.is_dir():
         raise _unwritable(path, "it is a folder")
@@ -60,7 +60,7 @@ def require_place(path: str | os.PathLike[str]) -> None:
 
 
 def require_new_folder(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
-    """Raise TfswapError where no folder can be made of the model at `source`: worth asking before long work."""
+    """Raise TfswapError where no folder for the model at `source` can be created. To be called before long work."""
     shown, final = os.fspath(path), Path(os.path.abspath(path))
     if not shown:
         raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
@@ -74,7 +74,7 @@ def require_new_folder(path: str | os.PathLike[str], source: str | os.PathLike[s
         raise TfswapError(f"the output folder {shown!r} exists: give another, or remove it first")
     if not os.path.isdir(final.parent):
         raise TfswapError(f"the output folder {shown!r} can't be made: there is no folder {str(final.parent)!r}")
-    # By what links lead to: a folder can't be copied into itself.
+    # With links resolved: a folder can't be copied into itself.
     if os.path.isdir(source) and final.parent.resolve().is_relative_to(Path(source).resolve()):
         raise TfswapError(f"the output folder {shown!r} lies inside the model's own: give another")
 
@@ -92,9 +92,7 @@ def _unwritable(path: str | os.PathLike[str], why: str | Exception) -> TfswapErr
 
 
 def require_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError where `path` is there and is neither a file nor a folder: to open a named pipe waits for another
-    process, which may never come.
-    """
+    """Raise OSError where `path` exists and is neither a file nor a folder. Opening a named pipe could wait forever."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -104,7 +102,15 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 
 
 def read_saved(path: str | os.PathLike[str], what: str, parse: Callable[[str], Read]) -> Read:
-    """What `parse` makes of the text of a file that holds a `what`. Raises InvalidModel, with the path in it."""
+    """The parsed content of the file at `path`.
+
+    Args:
+        what: the kind of content, for messages.
+        parse: parses the text. Raises InvalidModel.
+
+    Raises:
+        InvalidModel: the file can't be read or parsed. The message has the path.
+    """
     try:
         require_regular(path)
         text = Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way."""
+"""Pauses Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ Result = TypeVar("Result")
 
 
 def without_collector(work: Callable[Params, Result]) -> Callable[Params, Result]:
-    """`work` with the collector off: it would go through all of a graph's objects again and again.
-
-    That takes as long as the work itself, and finds nothing.
+    """`work` with the collector off. Otherwise it traverses all objects of a graph repeatedly, which takes as long as
+    the work itself and finds nothing.
     """
 
     @functools.wraps(work)

@@ -1,7 +1,7 @@
-"""JSON from files, and frozen dataclasses from it, checked field by field: a file that people can edit is not trusted.
+"""Reads JSON from files into frozen dataclasses, and checks each field: people can edit these files.
 
-Handles what plans and profiles are made of: int, float, bool, str, "or None", tuples of one type, and dataclasses and
-named tuples of these; the latter are lists in JSON. Whether values make sense together is for the caller to check.
+Supported types: int, float, bool, str, "or None", tuples of one type, and dataclasses and named tuples of these. Named
+tuples are lists in JSON. The caller checks that the values are consistent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WANTED = {int: "a whole number of 64 bits", float: "a finite number", bool: "tru
 
 
 def parse_json(text: str | bytes) -> object:
-    """What `text` holds. Raises InvalidModel where it is no JSON, or nested deeper than Python can follow."""
+    """The content of JSON text. Raises InvalidModel where it is no JSON, or nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -33,16 +33,16 @@ def parse_json(text: str | bytes) -> object:
 def decode_saved(
     kind: type[T], text: str | bytes, what: str, version: int, check: Callable[[T], None], *, remedy: str
 ) -> T:
-    """The `kind` that was saved as `text`: an object with its fields and a format.
+    """The object of type `kind` that was saved as `text`, with a format number.
 
     Args:
-        what: what it is called in messages.
-        version: the format that is read.
-        check: raises InvalidModel where the values make no sense together.
-        remedy: what the user can do where it can't be read.
+        what: its name in messages.
+        version: the supported format.
+        check: raises InvalidModel where the values are inconsistent.
+        remedy: the remedy for messages.
 
     Raises:
-        InvalidModel: anything else was saved, naming the field.
+        InvalidModel: the text is another one. The message names the field.
     """
     try:
         content = parse_json(text)
@@ -66,7 +66,7 @@ def decode(kind: type[T], value: object, where: str) -> T:
     """`value` as a `kind`.
 
     Args:
-        where: what the value is called in messages.
+        where: the value's name in messages.
 
     Raises:
         InvalidModel: naming the first field that is missing, unknown, or of another type.

@@ -1,7 +1,7 @@
-"""Text for people: names of nodes, functions and files can hold characters that a terminal obeys.
+"""Escapes control characters, which names of nodes, functions and files can contain, in text for people.
 
-Invariant: what tfswap prints, logs, shows as progress, raises or writes into a page went through `printable`, where it
-left: errors when they are made, tables and lines when they are shown, log records when they are handled.
+Invariant: all text that tfswap prints, logs, shows as progress, raises or writes into a page is escaped by `printable`:
+errors when they are created, tables and lines when they are shown, log records when they are handled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import re
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and newline, and what turns the direction of text around."""
+"""Control characters other than tab and newline, and characters that change the direction of text."""
 
 
 def printable(text: str) -> str:
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 class _Printable(logging.Filter):
-    """Makes log messages printable, and lets all of them pass."""
+    """Escapes log messages. Filters out none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -29,6 +29,6 @@ class _Printable(logging.Filter):
 
 
 def log_printable(log: logging.Logger) -> None:
-    """Let what a logger is given be printable."""
+    """Escape all messages of a logger."""
     if not any(isinstance(known, _Printable) for known in log.filters):
         log.addFilter(_Printable())

@@ -1,7 +1,7 @@
-"""Progress of what takes long: bars on a terminal, a line every ten seconds anywhere else.
+"""Shows the progress of long work: bars on a terminal, a line every ten seconds elsewhere.
 
-`task` and `over` stand where the work is done. A context variable holds the display of the outermost task, in which
-each inner task has a line. The display appears once the outermost task has lasted a moment, and ends with it.
+`task` and `over` are called where the work is done. A context variable has the display of the outermost task, in which
+each inner task has a line. The display appears after the outermost task has lasted for some time, and ends with it.
 
 - On a terminal it is rich's bars, which disappear at the end.
 - In a pipe, a file or a notebook it is a log: one line of text after LINE_S seconds and after each LINE_S more.
@@ -11,7 +11,7 @@ each inner task has a line. The display appears once the outermost task has last
 Invariant: a task that ends within QUIET_S (on a terminal) or LINE_S (elsewhere) writes nothing. Where standard error is
 no terminal, rich is not imported.
 
-Not handled: several threads that take long at the same time. The first has the display; the others show nothing.
+Not handled: long work on several threads at the same time. The first thread has the display; the others show nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ QUIET_S = 1.5
 LINE_S = 10.0
 """The interval between two lines where there is no terminal."""
 PER_SECOND = 5
-"""How often bars are drawn: planning is Python, and shares its lock with the thread that draws."""
+"""The rate at which bars are drawn. Planning and drawing share Python's global lock."""
 
 
 class Display(Protocol):
-    """Where tasks have their lines; rich's Progress is one."""
+    """A display with a line for each task, such as rich's Progress."""
 
     def add_task(self, description: str, *, total: float | None) -> int: ...
     def advance(self, task_id: int) -> None: ...
@@ -51,7 +51,7 @@ _one_display = threading.Lock()
 
 @contextlib.contextmanager
 def task(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show that `what` is being done. Gives what is to be called for each of `total` parts that is done."""
+    """Show `what` as work in progress. Gives a function to call after each of `total` parts."""
     what = printable(what)
     display = _current.get()
     if display is not None:
@@ -87,12 +87,12 @@ def announce(text: str) -> None:
     """Write one line to standard error; on a terminal it appears above the bars."""
     text = printable(text)
     with _opened_stderr() as stream:
-        # A line that is not empty is erased first: a bar may stand there.
+        # The current line is erased first: it may show a bar.
         _write(stream, f"\r\x1b[2Ktfswap: {text}" if _on_terminal() else f"tfswap: {text}")
 
 
 def _on_terminal() -> bool:
-    """Whether standard error is a terminal that Python writes to: a notebook's has the file of its server's."""
+    """Whether standard error is a terminal. A notebook's has the file descriptor of its server's terminal."""
     try:
         return sys.stderr.isatty() and os.isatty(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # none, closed, or not a file
@@ -101,9 +101,9 @@ def _on_terminal() -> bool:
 
 @contextlib.contextmanager
 def _opened_stderr() -> Iterator[TextIO | None]:
-    """Standard error, which goes on while file descriptor 2 is redirected for a library that writes to it.
+    """Standard error, which keeps its file while file descriptor 2 is redirected for a library that writes to it.
 
-    A stream without a file (a notebook's, a test's) is given as it is; None where there is no standard error.
+    A stream without a file (a notebook's, a test's) stays as it is. None where there is no standard error.
     """
     try:
         own = sys.stderr is sys.__stderr__ or sys.stderr.isatty()
@@ -166,7 +166,7 @@ def _lines() -> Iterator[Display]:
             _write(stream, f"tfswap: {time.monotonic() - began:.0f} s: {tasks}")
 
     with _opened_stderr() as stream:
-        # A thread that never wakes in a quick task; started only here, so a step that is planned soon costs nothing.
+        # The thread does not wake in a short task.
         writer = threading.Thread(target=log, name="tfswap-progress", daemon=True)
         writer.start()
         try:
@@ -191,13 +191,13 @@ def _bars() -> Iterator[Display]:
             console=console,
             transient=True,
             refresh_per_second=PER_SECOND,
-            redirect_stdout=_shows_stdout(),  # what is printed meanwhile comes above; elsewhere it stays where it goes
+            redirect_stdout=_shows_stdout(),  # on a terminal, printed text appears above the bars
             disable=not console.is_interactive,
         )
 
         def begin() -> None:
             bars.start()
-            console.show_cursor()  # a process that is killed can't bring it back
+            console.show_cursor()  # a process that is killed could not show it again
 
         start = threading.Timer(QUIET_S, begin)
         start.daemon = True

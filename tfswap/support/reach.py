@@ -1,4 +1,4 @@
-"""What can be reached in a graph that is given by a function: for graphs of any size, without a copy of them."""
+"""Reachability in a graph that is given by a function of successors, without a copy of the graph."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def reach(roots: Iterable[T], successors: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """`roots` and all that paths from them lead to, each once, depth first.
+    """`roots` and all items that are reachable from them, each once, depth first.
 
     Args:
-        successors: what one edge leads to. It is called of each item after that was given out, so that a caller who
-            stops early saves the rest. Where it gives nothing, paths end.
+        successors: gives the items that one edge leads to. It is called for an item after the item was yielded, so a
+            caller may stop early.
     """
     seen: set[T] = set()
     pending = list(roots)

@@ -37,11 +37,11 @@ def parse_limit(limit: int | str, baseline_bytes: Callable[[], int] | None = Non
 
     Args:
         limit: bytes (of any integer type, NumPy's too), a size with a unit, or a share such as "60%".
-        baseline_bytes: gives the planned unoptimised peak, which a share is of.
-        name: of the argument, for messages.
+        baseline_bytes: gives the unoptimised peak in bytes, for shares. None: shares are refused.
+        name: the argument's name, for messages.
 
     Raises:
-        TfswapError: it does not parse, is not positive, is more than 64 bits count, or is a share of an unknown peak.
+        TfswapError: it does not parse, is not positive, exceeds 64 bits, or is a share without `baseline_bytes`.
     """
     examples = _SIZES if baseline_bytes is None else _SHARES
     if isinstance(limit, str):
@@ -58,7 +58,7 @@ def parse_limit(limit: int | str, baseline_bytes: Callable[[], int] | None = Non
 
 
 def check_limit(limit: int | str, name: str = "memory_limit") -> None:
-    """Refuse, as `parse_limit` does, what can't be a limit whatever the unoptimised peak is."""
+    """Raise TfswapError, as `parse_limit`, for values that are invalid for every unoptimised peak."""
     parse_limit(limit, baseline_bytes=lambda: 1 << 40, name=name)
 
 
@@ -82,7 +82,7 @@ def _parse_text(limit: str, baseline_bytes: Callable[[], int] | None, name: str,
 
 
 def _shown(value: object) -> str:
-    """What the user gave, cut short where it is long. (An int of thousands of digits has no decimal form.)"""
+    """The user's value for a message, shortened. (An int of thousands of digits has no decimal form.)"""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an int of {value.bit_length()} bits"
     return reprlib.repr(value)
@@ -99,5 +99,5 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Some things for people, by a noun whose plural takes an s: "1 tensor", "12 tensors"."""
+    """A number of things, for people: "1 tensor", "12 tensors". The noun's plural has an s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""An order of a graph that is given by what comes before each place: for graphs of any size, without a copy of them."""
+"""A topological order of a graph that is given by predecessors, without a copy of the graph."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 
 
 def topological(before: Sequence[Collection[int]]) -> list[int]:
-    """The places so that each comes after those before it; of the ones that are ready the smallest first.
+    """The places in topological order. Among those that are ready, the smallest comes first.
 
-    Where there is a cycle, what is on it or after it is left out.
+    Places on a cycle, or after one, are left out.
 
     Args:
-        before: by place, the places that it must come after.
+        before: the predecessors of each place.
     """
     waiting = [len(places) for places in before]
     after: list[list[int]] = [[] for _ in before]

@@ -1,16 +1,16 @@
-"""Folders and files that no other user can have written: what is loaded from a cache is code, and graphs that run.
+"""Opens folders and files that no other user can have written. Caches hold code and graphs that are executed.
 
 The rules are those of OpenSSH's StrictModes. They hold for a folder, for all folders above it, and for each file in it:
-the owner is this user or root, and nobody else may write there. Group members count as others, unless the group is the
-user's own (of the user's name, with no other member), as distributions with a umask of 002 have it; where there is an
-access control list, the group's bits speak of all whom it names, and count as others'. Anyone may write to a folder
-with the sticky bit, since nobody can replace another's files there; its files are judged one by one.
+the owner is this user or root, and nobody else may write. Group members count as others, unless the group is the user's
+own (with the user's name and no other member), as in distributions with a umask of 002. With an access control list,
+the group's bits are the mask of all its entries, and count as others'. Anyone may write to a folder with the sticky
+bit, since nobody can replace another user's files there. Its files are checked one by one.
 
 Invariant: folders are opened from the root down, each relative to the one above it and without following links, and
-judged by their descriptors. Once a folder has passed, only this user or root can change what its name leads to, so
-nothing is exchanged between the check and the use.
+checked by their descriptors. After a folder has passed, only this user or root can replace it, so that the checked
+folder is the one that is used.
 
-Not handled: owners that a user namespace does not map. A folder above that has such an owner is taken for root's.
+Not handled: owners that a user namespace does not map. A parent folder with such an owner counts as root's.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tfswap.support.files import replace_whole
 
 ROOT = 0
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-"""The modes of what is made."""
+"""The modes of new folders and files."""
 ALL_IDS = 2**32 - 1
-"""How many user ids a namespace has that maps all."""
+"""The number of user ids of a namespace that maps all."""
 
 
 class UntrustedPath(TfswapError):
-    """Another user may have written what lies there."""
+    """Another user may have written a file or folder."""
 
 
 @dataclass(frozen=True)
 class TrustedFolder:
-    """An open folder that has passed.
+    """An open folder that has passed the checks.
 
     Attributes:
-        path: where it is, without links.
-        descriptor: what its files are opened relative to.
+        path: its path, with links resolved.
+        descriptor: its descriptor, relative to which its files are opened.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class TrustedFolder:
             UntrustedPath: another user owns the file, or may write to it; or it is no regular file.
             OSError: it is missing, or can't be opened. A link is not followed.
         """
-        # O_NONBLOCK: a pipe of that name would wait for its other end.
+        # O_NONBLOCK: opening a named pipe would wait for its other end.
         opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, PRIVATE_FILE, dir_fd=self.descriptor)
         try:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
@@ -70,12 +70,12 @@ class TrustedFolder:
         return opened
 
     def read(self, name: str) -> bytes:
-        """What is in a file. Raises as `open`."""
+        """The content of a file. Raises as `open`."""
         with open(self.open(name), "rb") as file:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Make `content` the file of that name, whole or not at all. Raises UntrustedPath for another user's file."""
+        """Write `content` to a file, whole or not at all. Raises UntrustedPath for another user's file."""
         with contextlib.suppress(FileNotFoundError):
             os.close(self.open(name))
         replace_whole(name, content, mode=PRIVATE_FILE, folder=self.descriptor)
@@ -86,7 +86,7 @@ def trusted_folder(path: str | os.PathLike[str], *, create: bool = False) -> Ite
     """The folder at `path`, open.
 
     Args:
-        create: make it, and what is missing above it, with the mode PRIVATE_FOLDER. Folders that exist keep theirs.
+        create: create it and missing folders above it, with the mode PRIVATE_FOLDER. Existing folders keep their modes.
 
     Raises:
         UntrustedPath: another user owns it or a folder above it, or may write there.
@@ -106,19 +106,19 @@ def trusted_folder(path: str | os.PathLike[str], *, create: bool = False) -> Ite
 
 
 def _open_folder(name: str, above: int, create: bool) -> int:
-    """The folder `name` in the folder that `above` is a descriptor of, which stays open."""
+    """A descriptor of the folder `name` in the folder with the descriptor `above`, which stays open."""
     if create:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, PRIVATE_FOLDER, dir_fd=above)
     flags = os.O_DIRECTORY | os.O_NOFOLLOW
     try:
         return os.open(name, os.O_RDONLY | flags, dir_fd=above)
-    except PermissionError:  # it can be passed through, and not be listed
+    except PermissionError:  # it can be traversed, and not be listed
         return os.open(name, os.O_PATH | flags, dir_fd=above)
 
 
 def is_own(found: os.stat_result) -> bool:
-    """Whether it is a regular file of this user's."""
+    """Whether it is a regular file that this user owns."""
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
@@ -142,7 +142,7 @@ def _require_trusted(descriptor: int, path: Path, *, is_above: bool = False) -> 
 
 
 def _has_access_list(descriptor: int) -> bool:
-    """Whether the group's bits are the mask of a list of users and groups; also where that can't be found out."""
+    """Whether there is an access control list, whose mask the group's bits are. True where that is unknown."""
     try:
         os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access")
     except OSError as error:
@@ -159,7 +159,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this user namespace does not know the owner, as a container of a user's own does not know root."""
+    """Whether this user namespace does not map the owner, as that of a rootless container does not map root."""
     try:
         mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
         return mapped < ALL_IDS and uid == int(Path("/proc/sys/kernel/overflowuid").read_text())

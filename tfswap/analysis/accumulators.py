@@ -1,14 +1,13 @@
 """Accumulators: the lists in which a loop saves what its backward loop reads.
 
-An accumulator is a tensor list that starts empty, that kernels push to, one element at a time, and that kernels pop
-from; nothing else looks at its elements. Optionals, in which a conditional saves what one of its branches has made
-(cond_v2.py), are lists of one element: to make one is to push, to read it is to pop. In between an accumulator goes
-through loops, conditionals and other lists as a whole: what a loop inside a loop saves is a list of the inner body,
-which the outer loop pushes and pops in its turn. So what is pushed may be kept in any form that the pop can undo
-(passes/tactics/loop_swap.py).
+An accumulator is a tensor list that starts empty, to which kernels push elements one by one, and from which kernels pop
+them. Nothing else reads its elements. Optionals, in which a conditional saves the tensors of a branch (cond_v2.py), are
+lists of one element: creating one is a push, reading it is a pop. Between push and pop, an accumulator passes through
+loops, conditionals and other lists as a whole. An inner loop saves in a list of its body, which the outer loop pushes
+and pops in turn. So a pushed tensor may be kept in any form that the pop can undo (passes/tactics/loop_swap.py).
 
-All lists of a graph and of its bodies fall into classes of those that can be one another; a class is an accumulator
-or is not as a whole.
+All lists of a graph and of its bodies are divided into classes of lists that may be the same. A class is an accumulator
+as a whole, or not.
 
 Invariant: a pure function of the graph.
 
@@ -40,11 +39,12 @@ from tfswap.ir.types import ELEMENT_BYTES
 
 
 class Place(NamedTuple):
-    """Where an element goes into a list, or comes out of it.
+    """A push or a pop.
 
     Attributes:
-        graph: that the node is in.
-        position: of the node's input that is the element, or of its output.
+        graph: the graph of the node.
+        node: the node that pushes or pops.
+        position: the position of the element among the node's inputs (push) or outputs (pop).
     """
 
     graph: Graph
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """The element's type, as the node's attributes have it."""
+        """The element's type, from the node's attributes."""
         attrs = self.node.attrs
         if "element_dtype" in attrs:
             return str(attrs["element_dtype"])
@@ -73,14 +73,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A list that is pushed to and popped from, and nothing else.
+    """A list that is only pushed to and popped from.
 
     Attributes:
-        name: of the node that makes it; in a body, after the names of what runs that.
-        dtype: of its elements.
-        makers: the nodes that make it empty, each in its graph.
-        pushes, pops: where elements go into it, and come out.
-        tensors: the graph's own tensors that are this list, or lists that keep it.
+        name: the name of the node that creates it, in a body with the body's name as a prefix.
+        dtype: the type of its elements.
+        makers: the nodes that create it empty, each with its graph.
+        pushes, pops: the nodes that push and pop.
+        tensors: tensors of the top graph that are this list, or lists that contain it.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Accumulator:
     tensors: tuple[Output, ...]
 
     def nbytes(self, flow: Dataflow) -> int:
-        """The peak of what it keeps of the step's tensors, by the facts of its graph."""
+        """The peak of the bytes of its elements, by the facts of its graph."""
         if not self.tensors:  # it begins and ends inside of a body
             times = min(flow.times_of(graph) for graph, _ in self.makers)
             pushed = (flow.times_of(push.graph) * (push.pushed.type.nbytes or 0) for push in self.pushes)
@@ -101,7 +101,7 @@ class Accumulator:
 
     @property
     def permit(self) -> Permit:
-        """What may be done to its elements: what all that is pushed allows."""
+        """The permit of its elements: tactics that all pushed tensors allow."""
         return functools.reduce(Permit.__and__, (permit_of(p.graph, p.pushed) for p in self.pushes), ANYTHING)
 
 
@@ -121,8 +121,8 @@ class _Lists:
     def __init__(self, graph: Graph):
         self.top = graph
         self._parent: dict[Output, Output] = {}
-        self._element: dict[Output, Output] = {}  # by class: the class of the lists that it keeps
-        self._spoiled: list[Output] = []  # tensors of lists that something else reads or makes
+        self._element: dict[Output, Output] = {}  # by class: the class of lists that are its elements
+        self._spoiled: list[Output] = []  # lists that other nodes than pushes and pops read or create
         self._makers: list[tuple[str, Graph, Node]] = []
         self._pushes: list[tuple[Output, Place]] = []  # with the list
         self._pops: list[tuple[Output, Place]] = []
@@ -164,7 +164,7 @@ class _Lists:
         return result
 
     def _holders(self) -> dict[Output, list[Output]]:
-        """By class, the graph's own tensors that are such lists, or keep them."""
+        """By class, tensors of the top graph that are such lists, or lists that contain them."""
         result: dict[Output, list[Output]] = {}
         for node in self.top:
             for tensor in _variants(node.out(i) for i in range(len(node.outputs))):
@@ -173,13 +173,13 @@ class _Lists:
         return result
 
     def _nested(self, tensor: Output) -> list[Output]:
-        """The class of a list, of the lists that it keeps, and so on."""
+        """The class of a list, that of its elements if these are lists, and so on."""
         kinds = [self._find(tensor)]
         while (inner := self._element.get(kinds[-1])) is not None and (kind := self._find(inner)) not in kinds:
             kinds.append(kind)
         return kinds
 
-    # --- what can be one another -----------------------------------------------------------------------------
+    # --- lists that may be the same --------------------------------------------------------------------------
 
     def _find(self, tensor: Output) -> Output:
         root = tensor
@@ -200,7 +200,7 @@ class _Lists:
             self._keep(one, kept)
 
     def _keep(self, holder: Output, element: Output) -> None:
-        """Lists like `holder` keep lists like `element`."""
+        """Record that lists of the class of `holder` contain lists of the class of `element`."""
         holder = self._find(holder)
         before = self._element.setdefault(holder, element)
         self._join(before, element)

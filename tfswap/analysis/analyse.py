@@ -1,7 +1,7 @@
-"""The facts of a graph, and those of each course that it can take.
+"""The facts of a graph, and of each of its courses.
 
-A step whose branches or numbers of iterations are decided as it runs has several courses. Where they are few, each has
-facts of its own. Where they are many, facts that cover all of them are looked for (pools.py).
+A step that decides branches or numbers of iterations when it runs has several courses. If they are few, each has its
+own facts. If they are many, facts that cover all of them are computed where possible (pools.py).
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
 
 MOST_COURSES, EVENTS_OF_COURSES = 64, 20_000
-"""All courses that a step can take are judged where there are no more, and have no more dealings with the allocator
-together; otherwise a run that covers them all."""
+"""The most courses, and the most events of all courses together, for which each course has its own facts."""
 
 
 def analyse_dataflow(
     graph: Graph, device: DeviceModel, *, strict: bool = True, lowered: Seconds | None = None
 ) -> Dataflow:
-    """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count 0 here.
+    """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count as 0 here.
 
     Args:
-        strict: raise UnsupportedGraph for a loop whose memory has no bound; else a few iterations stand for it.
-        lowered: seconds of a kernel, where loops and conditionals are lowered to the executor's own control flow, as
-            TensorFlow does unless it is set not to: they hold of what they are given only what they still need, and
-            the kernels of their bodies have no order.
+        strict: raise UnsupportedGraph for a loop whose memory has no bound. Otherwise a few iterations represent it.
+        lowered: gives the seconds of a kernel. With it, loops and conditionals are lowered to the executor's own
+            control flow, as in TensorFlow by default: they free each input after its last use, and the kernels of
+            their bodies have no order. None: they are kernels.
     """
     builder = Builder(graph, device, strict, lowered)
     flow, found = builder.build(), builder.found
-    # Where a body's order is asked for (not strict), only its own loops' courses are.
+    # In the analysis of a body (not strict), only courses of its own loops matter.
     several = found.ends_early or (found.undecided and (strict or found.repeated))
     if several and lowered is None:
         flow.courses, flow.all_courses = _of_courses(builder)
@@ -43,21 +42,19 @@ def analyse_dataflow(
 
 
 def undetermined_nodes(graph: Graph, device: DeviceModel) -> list[Node]:
-    """The loops and conditionals of `graph`, and in its bodies, of which the step decides how often they run, or which
-    branch.
-    """
+    """The loops and conditionals of `graph` and its bodies whose number of iterations or branch the step decides."""
     builder = Builder(graph, device, strict=False, lowered=None)
     builder.build()
     return list(builder.found.undetermined)
 
 
 def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
-    """The facts of the body of a loop or a conditional of a step on `device`: loops in it need no bound."""
+    """The facts of a body on `device`. Loops in it need no bound."""
     return analyse_dataflow(body, device.in_bodies, strict=False)
 
 
 def _of_courses(builder: Builder) -> tuple[tuple[Dataflow, ...], bool]:
-    """The facts for each course that the step can take, where these are few; and whether these are all."""
+    """The facts of each course, where there are few; and whether these are all courses."""
     if builder.found.endless:
         return (), False
     most = min(MOST_COURSES, EVENTS_OF_COURSES // max(1, sum(map(len, builder.flow.events))))
@@ -65,7 +62,7 @@ def _of_courses(builder: Builder) -> tuple[tuple[Dataflow, ...], bool]:
     digits: list[int] | None = []
     while digits is not None:
         numbered = _Numbered(digits)
-        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
+        # Not strict: whether a loop has a bound has been decided for its worst branches.
         found.append(Builder(builder.graph, builder.device, False, None, numbered, builder).build())
         digits = numbered.following()
         if math.prod(numbered.options) > most or (digits is not None and len(found) >= most):
@@ -74,7 +71,7 @@ def _of_courses(builder: Builder) -> tuple[tuple[Dataflow, ...], bool]:
 
 
 def _covering(builder: Builder) -> Dataflow | None:
-    """Facts that cover all courses; None where none are known to."""
+    """Facts that cover all courses; None where there is no bound."""
     try:
         return Builder(builder.graph, builder.device, False, None, before=builder, covering=True).build()
     except UnboundedLoop:
@@ -82,7 +79,12 @@ def _covering(builder: Builder) -> Dataflow | None:
 
 
 class _Numbered:
-    """The course that takes the options with these numbers, in the order in which it is asked, and then the first."""
+    """The course whose decisions are these digits, in order. Later decisions are 0.
+
+    Attributes:
+        digits: the decisions.
+        options: the number of options of each decision so far.
+    """
 
     def __init__(self, digits: list[int]):
         self.digits = digits
@@ -95,7 +97,7 @@ class _Numbered:
         return self.digits[len(self.options) - 1]
 
     def trips(self, most: int) -> int:
-        return most - self.branch(0, most + 1)  # the first course has the most to decide
+        return most - self.branch(0, most + 1)  # the first course has the most iterations, and so decisions
 
     def following(self) -> list[int] | None:
         """The digits of the next course; None after the last."""

@@ -1,13 +1,12 @@
-"""Which kernels in the bodies of loops and conditionals need less of a tensor than all of it.
+"""Finds encodings for kernels in the bodies of loops and conditionals (see encodings.py).
 
-As analysis/encodings.py, of two kinds of tensors. One is made in the kernel's own body, which has a forward and a
-backward pass in it, and waits there as a tensor of a step does. The other was saved by another body, a loop's for the
-backward loop, a branch's for its gradient: then it is what is saved that can be smaller, if all that is popped
-is read by kernels that need the same of it.
+There are two kinds of tensors. A tensor can be computed in the kernel's own body, which has a forward and a backward
+pass. Or another body has saved it: a loop's for its backward loop, a branch's for its gradient. Then the saved list can
+hold encodings, if all readers of its elements can read the same encoding.
 
-Invariant: a pure function of the graph and the device; what is listed gives the same bits.
+Invariant: a pure function of the graph and the device. Encodings give the same bits.
 
-Not handled: saved maps of which a kernel needs to know where the maxima lie; elements that are read through a view.
+Not handled: saved inputs of max pooling; elements that are read through a view.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ class InnerEncoding(NamedTuple):
     """One kernel in a body that can read an encoding.
 
     Attributes:
-        body: the body, as `Graph.named_bodies` calls it.
-        saved: the list that the tensor was saved in, by another body; None where it is made in the kernel's own.
+        body: the body's name, as of `Graph.named_bodies`.
+        encoding: the kernel and its encoding.
+        saved: the list in which another body has saved the tensor. None: the kernel's own body computes it.
     """
 
     body: str
@@ -44,19 +44,19 @@ class InnerEncoding(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the bytes that a list would keep, those that it keeps so."""
-        assert self.saved is not None, "of a list"
+        """The bytes of the list with encodings, divided by those without."""
+        assert self.saved is not None
         elements = self.encoding.kernel.outputs[0].num_elements or 1  # a mask's: as many as the gradient has
         return (self.encoding.encoded.nbytes or 0) / (elements * ELEMENT_BYTES[self.saved.dtype])
 
 
 def is_inner(kernel: str) -> bool:
-    """Whether a name is that of a kernel in a body: a node's own has no brackets."""
+    """Whether a name is that of a kernel in a body. Names of nodes have no brackets."""
     return "]/" in kernel
 
 
 def find_inner_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True) -> list[InnerEncoding]:
-    """Every kernel in the bodies of `graph` that can take an encoding, body by body.
+    """Every kernel in the bodies of `graph` that can read an encoding, body by body.
 
     Args:
         same_bits: as of `find_encodings`.
@@ -84,7 +84,7 @@ def _was_saved(tensor: Output) -> bool:
 def _takers(
     accumulator: Accumulator, encodings: dict[Graph, list[Encoding]]
 ) -> Iterator[tuple[Graph, Encoding] | None]:
-    """All that reads an element of a list: None for what needs all of it, or something else than the others."""
+    """The readers of a list's elements. None for one that needs the whole tensor, or a different encoding."""
     sizes = {push.pushed.type.num_elements for push in accumulator.pushes}
     predicate: str | None = None
     for pop in accumulator.pops:
@@ -113,7 +113,7 @@ def _kept(encoding: Encoding) -> Iterable[Output]:
 
 
 def shape_source(encoding: Encoding) -> Output | None:
-    """Of what a kernel reads as it is, a tensor of the encoded one's shape."""
+    """A tensor of the encoded one's shape among the kernel's other inputs; None where there is none."""
     shape = encoding.tensor.type.shape
     kept = (encoding.kernel.inputs[position] for position in encoding.codec.kept)
     return next((t for t in kept if t.type.shape == shape), None)

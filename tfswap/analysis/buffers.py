@@ -1,4 +1,4 @@
-"""Buffers of a replay of bodies (analysis/heap.py), and what lists keep."""
+"""Buffers of a replay of bodies (analysis/heap.py), and the elements of lists."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from tfswap.analysis.integer_values import Values
 
 
 class Element(NamedTuple):
-    """What is known of an element of a list: its bytes, its integers, and which value of the step it is.
-
-    In a Record, what the node itself makes is known by its output instead, counted as in `Record.events`.
+    """The known facts about an element of a list.
 
     Attributes:
-        parts: of a list, what is known of it in turn; None of one of which nothing is known.
-        is_list: whether it is a list or an optional in turn.
-        pool: as of the Part.
+        nbytes: its bytes.
+        values: its integers; None where unknown.
+        value: the value of the step that it is; None where unknown.
+        output: in a Record, the output of the node that it is, counted as in `Record.events`, in place of `value`.
+        parts: the elements of an element that is a list; None where unknown.
+        is_list: whether it is a list or an optional.
+        pool: as of `Part`.
     """
 
     nbytes: int
@@ -28,23 +30,23 @@ class Element(NamedTuple):
 
 
 Contents = tuple[Element | None, ...]
-"""What is known of a list; None for an element that is not set."""
+"""The known facts about a list's elements; None for an element that is not set."""
 
 
 class Buffer:
-    """One allocation, or one that is there before.
+    """One allocation of a replay, or one from before it.
 
     Attributes:
-        number: of the allocation; None for what the run does not allocate: it is never released or written over.
+        number: the allocation's number. None: from before the replay, never released or written over.
         nbytes: its size.
         on_host: whether it is in host memory, outside of the arena.
-        source: the input that it comes with.
-        value: the value of the step that it is, where that is known.
-        refs: who holds it.
-        parts: what the list in it keeps; None for an element that is not set.
-        endless: a list of which nothing is known: it has as many elements as are asked for.
-        away_bytes: what goes with it in host memory: the copy that it is the handle of.
-        ahead: the tensor that this copy is on its way back into, for the next reader of the handle.
+        source: the input of the replayed node that it belongs to.
+        value: the value of the step that it is; None where unknown.
+        refs: the number of references to it.
+        parts: the elements of the list in it; None for an element that is not set.
+        endless: whether it is an unknown list, which is assumed to have any number of elements.
+        away_bytes: for the handle of a swapped tensor, the bytes of the copy in host memory.
+        ahead: the buffer into which that copy is being copied back, for the next reader of the handle.
     """
 
     __slots__ = ("ahead", "away_bytes", "endless", "nbytes", "number", "on_host", "parts", "refs", "source", "value")
@@ -63,20 +65,19 @@ class Buffer:
 
     @property
     def arena_bytes(self) -> int:
-        """What it requests from the arena."""
+        """The bytes that it takes in the arena."""
         return 0 if self.on_host else self.nbytes
 
 
 class Part(NamedTuple):
-    """An element that a list keeps.
+    """An element of a list.
 
     Attributes:
-        buffer: that it lies in: a slice in that of the whole, what is read of a variable in that of its handle.
+        buffer: its buffer: for a slice that of the whole tensor, for a variable that of the handle.
         nbytes: its own size.
-        values: its integers where they are known.
-        is_list: whether it is a list or an optional in turn.
-        pool: of a part that stands for several elements (analysis/pools.py), their sizes; () where another part has
-            them.
+        values: its integers; None where unknown.
+        is_list: whether it is a list or an optional.
+        pool: the sizes of the elements that this part represents (analysis/pools.py); () where another part has them.
     """
 
     buffer: Buffer

@@ -1,8 +1,7 @@
-"""Which nodes are constants of the step: tensors of the graph, and what TensorFlow computes from them beforehand.
+"""Finds the constants of a step: constant nodes, and nodes that TensorFlow folds.
 
-When TensorFlow makes the step's executor it computes every node that follows from constants alone, and then keeps what
-is not too large (tensorflow/core/common_runtime/constant_folding.cc). Data inputs that are constants are enough,
-whatever the node waits for.
+When TensorFlow creates the step's executor, it computes every node whose data inputs are constants, and keeps the
+results that are not too large (tensorflow/core/common_runtime/constant_folding.cc). Control inputs do not matter.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from tfswap.ir.op_traits import is_const, is_folded, is_known, is_view, reads_me
 from tfswap.ir.types import TensorType
 
 MAX_FOLDED_BYTES = 10 << 20
-"""TensorFlow keeps no result larger than this."""
+"""The largest result that TensorFlow keeps."""
 UNIFORM = frozenset({"Fill", "OnesLike", "ZerosLike"})
-"""Ops that give one value everywhere."""
+"""Ops whose result has the same value in all elements."""
 _SPREADS = {"BroadcastTo": 0, "Fill": 1, "Tile": 0}
-"""Ops that give one value everywhere where the input of that position is one value."""
+"""Ops that spread a scalar over a tensor, with the position of the scalar."""
 _FOLLOW = frozenset({"AddV2", "Cast", "Div", "DivNoNan", "Mul", "MulNoNan", "Neg", "RealDiv", "Square", "Sub"})
-"""Ops that make no less of what is spread, and take next to no time: what gradients and losses do with it."""
+"""Cheap element-wise ops, as in gradients and losses, whose results are as large as a spread input."""
 LARGE_BYTES = 16 << 10
-"""Of a constant. What is smaller is made in about the time that a kernel takes to start, and piles up to little."""
+"""The size of a large constant. A smaller one is recomputed in about the time of a kernel's launch, and frees
+little."""
 
 
 def folds(node: Node, constants: set[Node]) -> bool:
-    """Whether TensorFlow computes the node once, and keeps the result."""
+    """Whether TensorFlow folds the node, and keeps the result."""
     return bool(node.inputs) and is_folded(node.op) and _reads_only(constants, node) and _is_kept(node)
 
 
@@ -40,7 +40,7 @@ def constant_nodes(graph: Graph, order: Sequence[Node]) -> set[Node]:
 
 
 def kept_constants(graph: Graph) -> list[Node]:
-    """The constants that are there when the graph runs: not those that only others are computed from."""
+    """The constants that are in memory when the graph runs: those that other nodes than folded ones read."""
     order = graph.topological()
     constants = constant_nodes(graph, order)
     read = {t.node for node in order if node not in constants for t in node.inputs}
@@ -49,9 +49,8 @@ def kept_constants(graph: Graph) -> list[Node]:
 
 
 def computed(graph: Graph) -> list[Node]:
-    """What TensorFlow computes beforehand, kept or not, in topological order.
-
-    An op that tfswap does not know may be one that TensorFlow computes.
+    """The nodes that TensorFlow may compute before the step, kept or not, in topological order. Unknown ops count as
+    such nodes.
     """
     constants: set[Node] = set()
     found: list[Node] = []
@@ -66,10 +65,10 @@ def computed(graph: Graph) -> list[Node]:
 
 
 def thrown_away(graph: Graph) -> list[Node]:
-    """The first of what TensorFlow computes beforehand for nothing: it runs in each step all the same.
+    """The first nodes that TensorFlow would compute before the step in vain, since they run in each step.
 
-    Its results are too large to be kept, or it is a loop or a conditional, which runs here as it is planned. What is
-    computed from these is left open: it is computed in the step once they are.
+    Their results are too large to be kept, or they are loops or conditionals, which run as planned here. Nodes computed
+    from these are left out: they run in the step because these do.
     """
     found: list[Node] = []
     in_step: set[Node] = set()
@@ -83,14 +82,14 @@ def thrown_away(graph: Graph) -> list[Node]:
 
 
 def large_spreads(graph: Graph) -> list[Node]:
-    """What spreads one value over a large constant that TensorFlow keeps, as the gradient of a mean over examples.
+    """Nodes that spread a scalar over a large constant that TensorFlow keeps, as the gradient of a mean over examples.
 
-    It is recomputed faster than it is read, and so is what follows from it. One from which other constants follow than
-    by arithmetic is not computed: a sum may be all that is kept of it, a product may take long.
+    Recomputing such a constant, and cheap arithmetic on it, takes less time than reading it. A node is left out if
+    other ops read its result as a constant: only a small sum of it may be kept, or a product may take long.
     """
     order = graph.topological()
     constants = constant_nodes(graph, order)
-    spreads: dict[Node, frozenset[Node]] = {}  # of a large constant that follows from these and from what is small
+    spreads: dict[Node, frozenset[Node]] = {}  # by large constant: the spreading nodes that it is computed from
     others: set[Node] = set()
     for node in order:
         if node not in constants or is_const(node.op):
@@ -111,18 +110,18 @@ def large_spreads(graph: Graph) -> list[Node]:
 
 
 def computed_bytes(graph: Graph) -> int:
-    """The most that TensorFlow holds while it computes constants: all of them, and what they are computed from."""
+    """The most bytes that TensorFlow holds while it folds: all constants and folded nodes together."""
     nodes = [*(node for node in graph if is_const(node.op)), *computed(graph)]
     own = sum(t.nbytes or 0 for node in nodes if not is_view(node.op) for t in node.outputs)
     return own + sum(map(computed_bytes, graph.all_bodies()))
 
 
 def too_large_to_fold(graph: Graph, room_bytes: float) -> list[Node]:
-    """What TensorFlow's optimizers hold more than that for, on the host, if they compute it beforehand.
+    """Nodes for which Grappler's constant folding would hold more than `room_bytes` on the host.
 
-    They compute what follows from constants and from shapes, node by node, and only then look how large it is. Where
-    these are not computed, nothing that follows from them is. What is one value everywhere they note without computing
-    it (constant_folding.cc, MaterializeConstantValuedNode).
+    It computes nodes whose inputs are constants or shapes, and checks the size of the result afterwards. If these nodes
+    are not folded, no node computed from them is. Nodes with the same value in all elements are not computed
+    (constant_folding.cc, MaterializeConstantValuedNode).
     """
     known: set[Node] = set()
     found: list[Node] = []
@@ -138,7 +137,7 @@ def too_large_to_fold(graph: Graph, room_bytes: float) -> list[Node]:
 
 
 def largest_kernel_bytes(graph: Graph) -> int:
-    """The most that one node of the step reads and makes, of those that are not computed beforehand."""
+    """The largest sum of inputs and outputs of a node of the step, in bytes, without folded nodes."""
     order = graph.topological()
     beforehand = {*constant_nodes(graph, order), *computed(graph)}
     of_step = (node for node in order if node not in beforehand and not is_view(node.op))
@@ -155,7 +154,7 @@ def _is_large(kind: TensorType) -> bool:
 
 
 def _is_number(kind: TensorType) -> bool:
-    """Whether it is one value, and says nothing of shapes."""
+    """Whether it is a float scalar. Integers may be shapes."""
     return kind.num_elements == 1 and "float" in kind.dtype
 
 

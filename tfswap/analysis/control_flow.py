@@ -3,8 +3,8 @@
 The bodies are replayed in their order, iteration by iteration. A loop or conditional that TensorFlow lowers to the
 executor's own control flow frees its inputs, and the kernels of its bodies run concurrently.
 
-Invariant: `Record.exact` is False where the record bounds from above what the step decides when it runs: which branch,
-how many of so many iterations.
+Invariant: `Record.exact` is False where the record is an upper bound over branches or numbers of iterations that the
+step decides when it runs.
 
 Not handled: iterations of a lowered loop that run concurrently.
 """
@@ -30,9 +30,9 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 
 STEADY_TRIPS = 3
-"""Iterations that stand for all, where each leaves as many bytes as the one before."""
+"""The number of replayed iterations where each leaves as many bytes as the one before."""
 RELOCATED_TRIPS = 2
-"""Likewise where an iteration's results are relocated: one with the loop's inputs, and one with an iteration's
+"""The same where an iteration's results are relocated: the first reads the loop's inputs, the second an iteration's
 results.
 """
 LOWERED_RUNS = 5
@@ -55,21 +55,22 @@ def record(
     covering: Sequence[int] | None = None,
     prepared: Bodies | None = None,
 ) -> Record:
-    """What a loop or a conditional does to the allocator.
+    """The requests of a loop or a conditional.
 
     Args:
-        contents: by input, what is known of its list.
-        integers: by input, its values where they are known.
-        strict: raise UnsupportedGraph when a loop keeps something of each iteration, and how many there are is not
-            known; else a few iterations stand for it.
-        given_up: by input, the value of the step that it is, where TensorFlow lowers the node to an executor's own
-            control flow: who gave it holds it no longer, and it is released as soon as a body has read it last.
-        lowered: seconds of a kernel, where TensorFlow lowers the node: the kernels of bodies have no order then. The
-            record is that of the run that peaks in the middle of a few.
-        course: what the step decides; by default a bound is found.
-        covering: by input, the bytes that are held with it. Where these are given, the record covers all courses: at
-            each point it holds for each buffer of a course another that is no smaller.
-        prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
+        contents: the known contents of each input that is a list.
+        integers: the known integers of each input.
+        strict: raise UnboundedLoop where a loop keeps bytes of each iteration, and their number is unknown. Otherwise a
+            few iterations represent it.
+        given_up: for lowered nodes, the value of the step that each input is. The node holds it only until a body's
+        last
+            read of it.
+        lowered: gives the seconds of a kernel. With it, the node is lowered: kernels of bodies have no order, and the
+            record is that of the run with the median peak.
+        course: the decisions of the step. None: the record is an upper bound.
+        covering: the bytes held with each input. With these, the record covers all courses: at each point it holds for
+            each buffer of a course another one that is no smaller.
+        prepared: a cache of facts about bodies, for one device and nodes that are not lowered.
     """
     if lowered is None:
         replay = BodyReplay(device, strict, course=course, covering=covering is not None, prepared=prepared)
@@ -115,7 +116,7 @@ def record_list(
     *,
     covering: bool = False,
 ) -> Record:
-    """What an op of lists does to the allocator. Arguments as those of `record`."""
+    """The requests of an op of lists. Arguments as of `record`."""
     heap = Heap(device.in_bodies)
     call = Call(node, heap.inputs(node, contents), integers, {})
     outputs = LIST_RULES[node.op](heap, call)
@@ -124,16 +125,16 @@ def record_list(
 
 
 class _Iterations(NamedTuple):
-    """The iterations of a loop that are replayed.
+    """The replayed iterations of a loop.
 
     Attributes:
-        replayed: how many.
-        of_each: how many of the loop each one stands for.
-        certain: whether the loop ends where it is known to, and not before.
-        endless: whether it is not known where it ends.
-        all_counted: whether all are replayed, of so many as are known.
-        all_run: the same, or of so many as the course has.
-        ended: the loop variables' integers after the last; None where they are not known.
+        replayed: their number.
+        of_each: the number of the loop's iterations that each represents.
+        certain: whether the number of the loop's iterations is known exactly.
+        endless: whether it is unknown and has no bound.
+        all_counted: whether it is known or bounded, and all iterations are replayed.
+        all_run: the same, where the course decides the number.
+        ended: the loop variables' integers after the last iteration; None where unknown.
     """
 
     replayed: int
@@ -146,10 +147,10 @@ class _Iterations(NamedTuple):
 
 
 class BodyReplay:
-    """Replays one loop or conditional, with what it runs.
+    """Replays one loop or conditional, with its bodies.
 
     Attributes:
-        covering: whether what covers all that the step may decide is looked for.
+        covering: whether the replay covers all decisions of the step.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class BodyReplay:
     def _all_branches(
         self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
     ) -> Results:
-        """Run one branch after another, and give what covers the results of each."""
+        """Run one branch after another, and give results that cover those of each."""
         self.heap.exact = False
         ways: list[Way] = []
         known: list[list[Values | None]] = []
@@ -238,7 +239,7 @@ class BodyReplay:
         return self._merged(Merged.of(ways), []), common(known)
 
     def _merged(self, merged: Merged, results: Sequence[Buffer]) -> list[Buffer]:
-        """What covers the results of several ways, in place of `results`; held once each."""
+        """Results that cover those of several branches or iterations, in place of `results`; one reference each."""
         shared = [self.heap.hold(b) for b in merged.shared]
         same = [None if b is None else self.heap.hold(b) for b in merged.same]
         for buffer in results:
@@ -258,10 +259,10 @@ class BodyReplay:
         return found
 
     def _relocate(self, places: Sequence[int], results: list[Buffer], *bodies: Graph) -> None:
-        """Give results buffers that are requested in their order, once all of them have been freed.
+        """Free the results, and request new buffers for them in their order.
 
         Args:
-            bodies: that may have given them.
+            bodies: the bodies that may have computed them.
         """
         for place in places:
             self.heap.drop(results[place])
@@ -272,8 +273,8 @@ class BodyReplay:
     def _worst(
         self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
     ) -> tuple[Graph, list[Values | None]]:
-        """The branch that leaves the most bytes, and the integers that all branches give. Allocates and frees the
-        additional bytes of another branch's higher peak.
+        """The branch that leaves the most bytes, and the integers that all branches have in common. Where another
+        branch has a higher peak, requests and frees that many bytes.
         """
         known: list[list[Values | None]] = []
         found: list[tuple[int, int, Graph]] = []
@@ -285,7 +286,7 @@ class BodyReplay:
                 heap.given(i, a.nbytes, None if a.endless else contents_of(a, {})) for i, a in enumerate(arguments)
             ]
             known.append(trial.functions.run(body, stand_ins, integers, consume=False)[1])
-            # What a branch passes on, or saves, of what it is given stays after all others have released it.
+            # Arguments that a branch passes on or saves stay after all others have released them.
             given = (*stand_ins, *(part.buffer for b in stand_ins for part in b.parts if part is not None))
             kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
             found.append((heap.live_bytes + kept_bytes, heap.peak_bytes, body))
@@ -309,7 +310,7 @@ class BodyReplay:
         arguments: Sequence[Buffer],
         integers: Sequence[Values | None],
     ) -> Results:
-        """Run a loop, or those of its iterations that stand for all."""
+        """Run a loop, or the iterations that represent all."""
         relocated = None if self.lowered else relocated_places(node)
         trips = self._iterations(node, condition, body, integers, relocated is not None)
         held = list(arguments) if self.lowered else [self.heap.hold(a) for a in arguments]
@@ -333,7 +334,7 @@ class BodyReplay:
                 ways.append(Way.of(held))
         self.functions.iterations.pop()
         self.heap.weight = weight
-        kept_bytes = self.heap.live_bytes - left  # of the last iteration
+        kept_bytes = self.heap.live_bytes - left  # the bytes that the last iteration leaves
         self.heap.exact &= not trips.endless or not kept_bytes
         differs = self.covering and trips.endless and trips.replayed > 0 and structure(held) != before
         if differs or (self.strict and not trips.all_counted and kept_bytes):
@@ -349,14 +350,14 @@ class BodyReplay:
     def _iterations(
         self, node: Node, condition: Graph, body: Graph, integers: Sequence[Values | None], relocated: bool
     ) -> _Iterations:
-        """Which iterations are replayed."""
+        """The iterations to replay."""
         trips, certain = self._trips(condition, body, integers)
         if trips is None or not certain:
             self.found.undetermined[node] = None
         ended = None if trips is None else trips[-1] if certain else common(trips, bounds=True)
         steady = not self.functions.prepare(body).lists and not self.functions.prepare(condition).lists
         enough = RELOCATED_TRIPS if relocated else STEADY_TRIPS
-        chosen = False  # whether the course says how many there are
+        chosen = False  # whether the course decides their number
         if not certain and not relocated and (trips is not None or not steady):
             self.found.decided, self.found.ends_early = False, True
             self.found.endless |= trips is None
@@ -386,5 +387,5 @@ class BodyReplay:
 
 
 def relocated_places(node: Node) -> tuple[int, ...] | None:
-    """The results of a loop's iteration, or of a branch, that are relocated; None where nothing is."""
+    """The relocated results of a loop's iteration, or of a branch; None where the node has none."""
     return cast("tuple[int, ...] | None", node.attrs.get(RELOCATED))

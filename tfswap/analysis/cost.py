@@ -1,12 +1,12 @@
-"""How long a kernel takes, from its operations and bytes, or from a measurement of it.
+"""The time of a kernel, from its operations and bytes, or from a measurement.
 
-The analytic model takes the longest of three: arithmetic in contractions, arithmetic that goes element by element,
-and memory traffic; and adds what it takes to start a kernel. Rates describe a kind of machine, so that the same
-graph and limit give the same plan everywhere. `Costs` is what planners use; a `Profile` in it comes first.
+The analytic model is a roofline: the longest of the times of contractions, of element-wise arithmetic and of memory
+traffic, and the launch time in addition. Rates describe a kind of machine, so that the same graph and limit give the
+same plan everywhere. Planners use `Costs`, in which a `Profile` has precedence.
 
-A loop or a conditional takes as long as all that its bodies run, copies inside of them included.
+The time of a loop or a conditional is the time of its bodies, with copies inside of them.
 
-Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: what a kernel finds in the caches.
+Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: tensors in the processor's caches.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tfswap.analysis.work import elements, work_of
 
 @dataclass(frozen=True)
 class Costs:
-    """Where the seconds of a step's kernels and copies come from.
+    """Gives the seconds of a step's kernels and copies.
 
     Attributes:
-        rates: of the copies, and of kernels that nobody has measured.
-        profile: measured kernels, which come first.
-        measured: whether the rates were measured without a profile, on this machine.
+        rates: the rates of copies, and of kernels without a measurement.
+        profile: measured kernels, which have precedence.
+        measured: whether the rates were measured on this machine, without a profile.
     """
 
     rates: Rates
@@ -47,9 +47,10 @@ class Costs:
 
     @classmethod
     def of(cls, device: DeviceModel, profile: Profile | None = None) -> Costs:
-        """Of a device of this kind; as measured when there is a profile.
+        """The costs of a device: by the profile, or by default rates.
 
-        Raises TfswapError when the profile is of another kind of device.
+        Raises:
+            TfswapError: the profile is of another kind of device.
         """
         if profile is None:
             return cls(default_rates(device))
@@ -62,12 +63,13 @@ class Costs:
 
     @property
     def source(self) -> str:
+        """The source of the times, for reports."""
         if self.profile is not None:
             return "profiled"
         return "analytic, at measured rates" if self.measured else "analytic"
 
     def seconds(self, node: Node) -> float:
-        """Of one run of `node`."""
+        """The seconds of one run of `node`."""
         measured = None if self.profile is None else self.profile.seconds(node)
         return kernel_seconds(node, self.rates) if measured is None else self.rates.launch_s + measured
 
@@ -79,20 +81,20 @@ class Costs:
         ]
 
     def _looped(self, node: Node, runs: Mapping[Graph, float]) -> float:
-        """Of a loop or a conditional that runs its bodies so often."""
+        """The seconds of a loop or a conditional, by the numbers of its bodies' runs."""
         if self.profile is not None and self.profile.seconds(node) is not None:
             return self.seconds(node)
         return self.rates.launch_s + sum(times * self.body_seconds(body) for body, times in runs.items())
 
     def body_seconds(self, body: Graph) -> float:
-        """Of one run of a body that has an order, without the bodies of its own loops and conditionals.
+        """The seconds of one run of an ordered body, without the bodies of its own loops and conditionals.
 
-        Of a body that starts copies for its next run, one after others.
+        For a body that starts copies for its next run, the seconds of a run after others.
         """
         return self.body_run(body).seconds
 
     def body_run(self, body: Graph) -> BodyRun:
-        """As `body_seconds`, with what it waits for."""
+        """As `body_seconds`, with the times that it waits for copies."""
         loads = _prefetched(body)
         carried = BodyRun(0.0, {}, {})
         for _ in range(FIRST_RUNS if loads else 0):
@@ -100,7 +102,7 @@ class Costs:
         return self._run(body, loads, carried.under_way)
 
     def group_seconds(self, group: Sequence[Node]) -> float:
-        """Of the kernels of a body's group, in their order: each runs as soon as what it reads is there."""
+        """The seconds of a body's group of kernels. Each runs as soon as its inputs are ready."""
         place = {node: n for n, node in enumerate(group)}
         waits_for = [sorted({place[k] for k in makers(node, place)}) for node in group]
         cost_s = [self.seconds(node) for node in group]
@@ -108,10 +110,11 @@ class Costs:
         return unordered_seconds(cost_s, cores, waits_for, self.rates)
 
     def _run(self, body: Graph, loads: Mapping[Node, Node], under_way: Mapping[Node, float]) -> BodyRun:
-        """
+        """One run of a body.
+
         Args:
-            loads: by Prefetch, the SwapIn whose copy it starts in the run before.
-            under_way: by SwapIn, when the copy that was started then ends.
+            loads: for each Prefetch, the SwapIn of the next run whose copy it starts.
+            under_way: for each SwapIn whose copy the previous run has started, the time at which it ends.
         """
         rates = self.rates
         now = out_free = lost = 0.0
@@ -148,16 +151,16 @@ class Costs:
 
 
 FIRST_RUNS = 2
-"""After so many runs of a body each takes as long as the one before it, copies for the next one included."""
+"""The number of runs after which each run of a body takes as long as the one before, with copies for the next one."""
 
 
 class BodyRun(NamedTuple):
     """One run of a body.
 
     Attributes:
-        seconds: that it takes.
-        waits: by node that waits for a copy, the seconds.
-        under_way: by SwapIn of the next run, when its copy ends, counted from this run's end.
+        seconds: its time.
+        waits: the seconds that each node waits for a copy.
+        under_way: for each SwapIn of the next run whose copy has started, the seconds from this run's end to its end.
     """
 
     seconds: float
@@ -166,7 +169,7 @@ class BodyRun(NamedTuple):
 
 
 def _prefetched(body: Graph) -> dict[Node, Node]:
-    """By Prefetch of a loop's body, the SwapIn of the next run whose copy it starts."""
+    """For each Prefetch of a loop's body, the SwapIn of the next run whose copy it starts."""
     ahead = {feed.out(): fetch.node for feed, fetch in zip(body.feeds, body.fetches, strict=False)}
     found: dict[Node, Node] = {}
     for node in body:
@@ -178,8 +181,8 @@ def _prefetched(body: Graph) -> dict[Node, Node]:
 
 
 GRAIN_S = 34e-6
-"""Eigen spreads a kernel over one more core for each so much work (100,000 cycles: TensorCostModel), so that
-smaller ones run on one core."""
+"""Eigen uses one more core for each 100,000 cycles of a kernel's work (TensorCostModel). Smaller kernels run on one
+core."""
 
 
 def work_seconds(node: Node, rates: Rates) -> float:
@@ -189,7 +192,7 @@ def work_seconds(node: Node, rates: Rates) -> float:
 
 
 def copying_seconds(node: Node, rates: Rates) -> float:
-    """Of what TensorFlow copies before and after cuDNN's kernel, each read and written once."""
+    """The seconds of TensorFlow's copies before and after cuDNN's kernel. Each is read and written once."""
     if not rates.cudnn or rates.channels_last:
         return 0.0
     return 2 * copied_bytes(node) / rates.memory_bytes_per_s
@@ -207,17 +210,17 @@ def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
 
 
 def cores_used(node: Node, rates: Rates) -> float:
-    """How many of the machine's cores a run of `node` keeps busy."""
+    """The number of cores that a run of `node` uses."""
     return 1.0 if work_seconds(node, rates) <= GRAIN_S else spread_over(node, rates)
 
 
 def spread_over(node: Node, rates: Rates) -> float:
-    """The cores that a large kernel of this op gains by."""
+    """The number of cores that a large kernel of this op uses efficiently."""
     return max(1.0, work_of(node, rates).spread * rates.cores)
 
 
 def concurrent_seconds(kernels: Sequence[tuple[Node, float]], rates: Rates) -> float:
-    """Seconds of kernels side by side: of their work on all cores, and no less than the longest takes alone.
+    """The seconds of concurrent kernels: the time of their work on all cores, at least that of the longest alone.
 
     Args:
         kernels: each with its seconds.
@@ -227,15 +230,15 @@ def concurrent_seconds(kernels: Sequence[tuple[Node, float]], rates: Rates) -> f
 
 
 ONE_CORE_WORK = 0.8
-"""Of the core seconds that a kernel takes of all cores so much on one: the kernels of a transformer's step take 0.24 in
-all on one core, and 0.32 shared by two, without what they wait for."""
+"""The core seconds of a kernel on one core, as a share of those on all cores. The kernels of a transformer's step take
+0.24 core seconds on one core, and 0.32 on two, without waits."""
 
 
 def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
     """Seconds of a kernel that stays on one core, concurrently with others.
 
     Args:
-        seconds: that it takes when it may have all cores.
+        seconds: its time with all cores.
     """
     shared = 1.0 if seconds <= GRAIN_S else spread_over(node, rates)
     return seconds * work_of(node, rates).alone * max(1.0, ONE_CORE_WORK * shared)
@@ -248,17 +251,18 @@ def kernel_seconds(node: Node, rates: Rates) -> float:
 
 
 def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
-    """`rates` with those of kernels such that each kind of work takes as long in all as it was measured to take.
+    """`rates`, with the rates of kernels fitted so that the predicted total time of each kind of work is the measured
+    one.
 
     Args:
-        measured: kernels, and the seconds that one run of each took once it had started.
+        measured: kernels, and the seconds of one run of each without the launch.
     """
     terms = ("flops_per_s", "steps_per_s", "memory_bytes_per_s")
     predicted, found = dict.fromkeys(terms, 0.0), dict.fromkeys(terms, 0.0)
     for node, seconds in measured:
         parts = _parts(node, rates)
         if max(parts) * rates.cores <= GRAIN_S:
-            continue  # its time is that of starting it
+            continue  # its time is mostly the launch
         longest = terms[parts.index(max(parts))]
         predicted[longest] += work_seconds(node, rates)
         found[longest] += seconds
@@ -267,17 +271,17 @@ def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
 
 
 LOOPED_S = 150e-6
-"""In a loop a kernel that takes no longer gains little by being shared among threads, which wait for each other at its
-end: the large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
+"""In a loop, kernels up to this time gain little from several threads, which wait for each other at the kernel's end.
+The large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
 
 
 def group_cores(node: Node, seconds: float, rates: Rates) -> float:
-    """The cores that a kernel of a group, which takes so long, keeps busy."""
+    """The number of cores that a kernel of a group with this time uses."""
     return 1.0 if seconds <= LOOPED_S else spread_over(node, rates)
 
 
 def makers(node: Node, wanted: Collection[Node]) -> Iterator[Node]:
-    """Those of `wanted` that a node reads, behind views too. Groups know no other order of their kernels."""
+    """The nodes of `wanted` that a node reads, also through views. Kernels of a group are ordered by these only."""
 
     def sources(of: Node) -> list[Node]:
         through = of is node or (of not in wanted and (is_view(of.op) or reads_metadata_only(of.op)))
@@ -289,11 +293,12 @@ def makers(node: Node, wanted: Collection[Node]) -> Iterator[Node]:
 def unordered_seconds(
     cost_s: Sequence[float], cores: Sequence[float], waits_for: Sequence[Sequence[int]], rates: Rates
 ) -> float:
-    """Seconds of a step whose kernels run as soon as they can: those on one core side by side.
+    """The seconds of a step whose kernels run as soon as they are ready: the longer of the critical path and of the
+    total work divided by the cores.
 
     Args:
-        cost_s: of each node, in topological order; 0 for those that are no kernels.
-        cores: that each keeps busy.
+        cost_s: the seconds of each node, in topological order; 0 for nodes that are no kernels.
+        cores: the number of cores that each uses.
         waits_for: the nodes that each waits for.
     """
     ends: list[float] = []

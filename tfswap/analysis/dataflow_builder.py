@@ -1,9 +1,9 @@
 """Collects the facts of a graph node by node, in topological order (dataflow.py).
 
-What small integers, lists and variables hold is followed as far as the graph says it (node_records.py,
-variable_versions.py). Sizes of requests, elements of lists and versions of variables follow from that.
+Small integers, contents of lists and versions of variables are propagated as far as they are known (node_records.py,
+variable_versions.py). They decide sizes of requests and the values that nodes read.
 
-Invariant: a node's facts depend on the nodes before it, and on the course that is asked for.
+Invariant: a node's facts depend on the nodes before it, and on the requested course.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tfswap.kernels.kernel_memory import KernelMemory, node_memory
 
 
 class _Facts(NamedTuple):
-    """What is known of a node.
+    """The facts of a node.
 
     Attributes:
-        memory: what its kernel requests.
-        record: of a loop, a conditional or an op of lists.
-        inputs: the values that it is given; -1 for none.
+        memory: its kernel's requests.
+        record: the record of a loop, a conditional or an op of lists; None for other nodes.
+        inputs: the values of its inputs; -1 for none.
         free: whether it is no kernel: a feed, a view, or a constant.
         folded: whether TensorFlow computes it once, before the step.
     """
@@ -63,13 +63,12 @@ class Builder:
         *,
         covering: bool = False,
     ):
-        """Nothing is collected yet.
-
+        """
         Args:
             strict, lowered: as of `analyse_dataflow`.
-            course: what the step decides; by default a bound is found.
-            before: has built the same facts for another course.
-            covering: collect what covers all courses.
+            course: the decisions of the step. None: facts are upper bounds.
+            before: a builder of the same graph for another course, whose caches are used.
+            covering: collect facts that cover all courses.
         """
         self.graph = graph
         self.device = device
@@ -90,7 +89,7 @@ class Builder:
 
     @property
     def found(self) -> Findings:
-        """What the step decides."""
+        """Facts about the step's decisions."""
         return self._records.found
 
     def build(self) -> Dataflow:
@@ -146,7 +145,7 @@ class Builder:
             memory = memory._replace(
                 events=record.events,
                 alias=tuple(record.alias.items()),
-                forward=memory.forward if uses_tensor_list(node.op) else (),  # zeros and sums of lists are new ones
+                forward=memory.forward if uses_tensor_list(node.op) else (),  # zeros and sums of lists are new lists
                 updates=() if used is None else used.written,
                 exact=record.exact,
             )
@@ -158,20 +157,18 @@ class Builder:
         return _Facts(memory, record, inputs, free, folded)
 
     def _is_free(self, node: Node, memory: KernelMemory, inputs: Sequence[int]) -> bool:
-        """Whether a node that has no record and is not folded is no kernel."""
+        """Whether a node without a record, which is not folded, is no kernel."""
         is_feed = node in self._feeds
         works = memory.events or memory.updates or memory.retains or memory.held_bytes or memory.writes
         if works and not is_feed:
             return False
         if node.controls and any(t.type.dtype != "resource" for t in node.inputs):
-            return False  # a view that waits for something else holds what it views until then
+            return False  # a view with control inputs holds its buffer until it has run
         shared = {source for _, source in memory.alias}
         return is_feed or not any(self._is_made(v) for p, v in enumerate(inputs) if p not in shared)
 
     def _is_made(self, v: int) -> bool:
-        """Whether a value comes from a kernel of the step: whoever reads it holds it until then, such as a reshape its
-        shape, or an assertion.
-        """
+        """Whether a kernel of the step makes a value. Any reader then holds it, as a Reshape its shape."""
         return v >= 0 and self.flow.values[v].producer != PERSISTENT
 
     def _note_record(self, i: int, record: Record) -> None:
@@ -183,7 +180,7 @@ class Builder:
         flow.passing_bytes = max(flow.passing_bytes, record.passing_bytes)
 
     def _note_bounds(self, i: int, node: Node, facts: _Facts) -> None:
-        """Note a kernel whose requests are bounds."""
+        """Record a kernel whose requests are bounds."""
         flow, memory = self.flow, facts.memory
         certain = memory.exact and not runs_python(node.op)
         if certain and not any(t.bound for t in (*node.outputs, *(t.type for t in node.inputs))):
@@ -195,7 +192,7 @@ class Builder:
                 flow.usual[i] = memory.usual
 
     def _outputs(self, i: int, node: Node, facts: _Facts) -> list[tuple[int, int]]:
-        """Note what values a node's outputs are; returns those that it makes, by output."""
+        """Record the values of a node's outputs; returns the new ones, by output."""
         flow, inputs, memory = self.flow, facts.inputs, facts.memory
         makes: list[tuple[int, int]] = []
         aliases = dict(memory.alias)
@@ -226,12 +223,12 @@ class Builder:
         return makes
 
     def _fresh_bytes(self, node: Node, o: int) -> int:
-        """What an output requests. One of unknown size is small: it takes a chunk, unless it is known to be empty."""
+        """The bytes of an output. One of unknown size is small: it takes a chunk, unless it is known to be empty."""
         unknown = 0 if self._records.integers.get((node, o)) == () else SMALL_BYTES
         return output_bytes(node, o, self.device, unknown)
 
     def _note_reads(self, i: int, node: Node, facts: _Facts) -> None:
-        """Note what a kernel reads, with what lists among that keep, and what it is the last to hold."""
+        """Record the values that a kernel reads, with the elements of lists, and the values that it releases."""
         flow = self.flow
         pairs = zip(facts.inputs, node.inputs, strict=True)
         reads = tuple([r for v, t in pairs for r in (v, *self._kept(t)) if r >= 0])
@@ -245,7 +242,7 @@ class Builder:
         self._variables.note_reads(i, reads)
 
     def _held_bytes(self, tensor: Output) -> int:
-        """What is held with a tensor: all of what it is a view of."""
+        """The bytes held with a tensor: those of the buffer that it is a view of."""
         v = self.flow.value_of.get(tensor)
         return 0 if v is None else self.flow.values[v].nbytes
 
@@ -253,10 +250,10 @@ class Builder:
         return self.flow.kept.get(tensor, ())
 
     def _keep(self, i: int, node: Node, facts: _Facts, makes: list[tuple[int, int]]) -> None:
-        """Note what lists keep: elements that the node makes, and what its inputs are or keep; and what they are.
+        """Record the elements of the node's lists: new ones, and its inputs or their elements.
 
         Args:
-            makes: gets those elements.
+            makes: new elements are appended.
         """
         flow, record, known = self.flow, facts.record, self._records.contents
         for o, source in facts.memory.alias:
@@ -268,12 +265,12 @@ class Builder:
         if record is None:
             return
         number = dict(makes)
-        owner: dict[int, int] = {}  # of several lists that keep it the first
+        owner: dict[int, int] = {}  # the first list with the element
         for k, keeps in record.keeps.items():
             for o in keeps.outputs:
                 owner.setdefault(o, k)
         for o, nbytes in enumerate(record.part_bytes, len(node.outputs)):
-            if node in flow.constants:  # TensorFlow folds lists too, with all that they keep
+            if node in flow.constants:  # TensorFlow folds lists too, with their elements
                 number[o] = flow.add(Value(node.out(owner[o]), nbytes, PERSISTENT))
                 continue
             number[o] = flow.add(Value(node.out(owner[o]), nbytes, i))
@@ -288,7 +285,7 @@ class Builder:
         self._records.note_contents(node, record, number)
 
     def _drop_folded_inputs(self) -> None:
-        """Constants that only folded nodes read are gone once those are computed: they take no bytes."""
+        """Set the bytes of constants that only folded nodes read to 0: they are freed before the step."""
         flow = self.flow
         kept = {t.node for node in flow.nodes if node not in flow.constants for t in node.inputs}
         kept.update(f.node for f in self.graph.fetches)
@@ -305,7 +302,12 @@ class Builder:
 def _note_requests(
     flow: Dataflow, i: int, memory: KernelMemory, inputs: Sequence[int], made: Mapping[int, int]
 ) -> None:
-    """Notes what a kernel requests of values that it reads (-1 for none) and makes (by output)."""
+    """Record a kernel's requests.
+
+    Args:
+        inputs: the values that it reads; -1 for none.
+        made: the values that it makes, by output.
+    """
 
     def known(candidates: Sequence[int]) -> tuple[int, ...]:
         return tuple(inputs[c] for c in candidates if inputs[c] >= 0)

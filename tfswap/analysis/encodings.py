@@ -1,11 +1,10 @@
-"""Which kernels need less of a tensor than all of it: a predicate of its values, or where its maxima lie.
+"""Finds kernels that can read an encoding in place of a tensor: a predicate of its values, or positions of maxima.
 
-A fact about kernels of the backward pass: ReluGrad asks of its features only which are positive, MaxPoolGrad of its
-image only where in each window the maximum lies. Each has a twin that takes that much, encoded, and gives the same
-bits (docs/encodings.md; Jain et al., *Gist*, ISCA 2018). Found by what a kernel is and reads, whoever traced it.
+ReluGrad needs only the signs of its features, and MaxPoolGrad only the position of the maximum in each window. Each has
+a twin, an op that reads the encoding and gives the same bits (docs/encodings.md; Jain et al., *Gist*, ISCA 2018).
 
-Invariant: pure functions of the graph and the device; what is listed gives the same bits wherever it is used.
-Bodies of loops and conditionals are graphs by themselves (analysis/body_encodings.py).
+Invariant: pure functions of the graph and the device. Encodings give the same bits wherever they are used. Bodies of
+loops and conditionals are graphs of their own (analysis/body_encodings.py).
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from tfswap.kernels.hardware import Rates
 
 FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
 LONG_WAIT = 8.0
-"""A tensor that waits for no longer than so many times what encoding it takes gains nothing worth a kernel."""
+"""An encoding pays where the tensor waits at least this multiple of the encoding's time."""
 SMALL_WINDOW, LARGEST_WINDOW = 16, 256
-"""Elements of a pooling window whose positions take four bits each, and eight (csrc/codecs/max_pool_ops.cc)."""
+"""The most elements of pooling windows with positions of four and of eight bits (csrc/codecs/max_pool_ops.cc)."""
 
 
 class Codec(NamedTuple):
-    """How a kernel does with less.
+    """The encoding for a type of kernel.
 
     Attributes:
-        source: the input that it needs only a part of.
-        kept: the inputs that its twin reads as they are, in order.
-        encode: the op that makes the encoding of the source.
-        take: the twin, an op that takes the encoding.
-        predicate: of EncodeMask; "" for other encodings.
-        copied: attributes of the kernel that its twin has too.
-        encode_copied: those that the encoding op has too.
-        encoding_first: whether the twin reads the encoding before what is kept; else after.
-        wants_shape: whether the twin reads the source's shape, last.
-        gpu: whether the bits are those of TensorFlow's GPU kernel as well.
+        source: the position of the input that is encoded.
+        kept: the positions of inputs that the twin reads unchanged, in order.
+        encode: the op that encodes the source.
+        take: the twin, the op that reads the encoding.
+        predicate: the predicate of EncodeMask; "" for other encodings.
+        copied: names of the kernel's attributes that the twin has too.
+        encode_copied: names of the kernel's attributes that the encoding op has too.
+        encoding_first: whether the twin reads the encoding before the kept inputs, and not after them.
+        wants_shape: whether the twin reads the source's shape as its last input.
+        gpu: whether the twin also has the bits of TensorFlow's GPU kernel.
     """
 
     source: int
@@ -62,8 +61,8 @@ class Encoding(NamedTuple):
 
     Attributes:
         kernel: the kernel.
-        tensor: what it reads now, and only needs a part of.
-        codec: how.
+        tensor: the tensor that it reads, without aliases.
+        codec: the encoding and its ops.
         encoded: the type of the encoding.
     """
 
@@ -74,7 +73,7 @@ class Encoding(NamedTuple):
 
     @property
     def dropped(self) -> tuple[Output, ...]:
-        """What the kernel reads now, and its twin does not."""
+        """The inputs of the kernel that its twin does not read."""
         return tuple(t for position, t in enumerate(self.kernel.inputs) if position not in self.codec.kept)
 
 
@@ -100,7 +99,7 @@ _POOL = Codec(
     wants_shape=True,
 )
 
-# Products and pooling: a GPU's kernels flush denormals and settle ties in their own ways, and were not compared.
+# Products and pooling are not for GPUs: their kernels may flush denormals or break ties differently. Not compared yet.
 _CODECS: dict[str, Codec] = {
     "_MklNativeMaxPoolGrad": _POOL,
     "LeakyReluGrad": Codec(
@@ -115,16 +114,16 @@ _CODECS: dict[str, Codec] = {
 
 
 def waits_long(seconds: float, nbytes: int, rates: Rates) -> bool:
-    """Whether it pays to encode a tensor that waits so long between two uses."""
+    """Whether it pays to encode a tensor that waits this many seconds between two uses."""
     return seconds >= LONG_WAIT * nbytes / rates.memory_bytes_per_s
 
 
 def find_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True) -> list[Encoding]:
-    """Every kernel of `graph` that runs in the step and can take an encoding, in the graph's order.
+    """Every kernel of `graph` that runs in the step and can read an encoding, in the graph's order.
 
     Args:
-        same_bits: only where the result has the bits that the device's own kernel gives it. Else it may be a gradient
-            that differs in its last bits and in how ties are settled.
+        same_bits: only encodings whose result has the bits of the device's own kernel. Otherwise a gradient may differ
+            in its last bits, and in the choice among equal maxima.
     """
     found: list[Encoding] = []
     constants = constant_nodes(graph, graph.topological())
@@ -134,7 +133,7 @@ def find_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True)
             continue
         encoded = _ENCODED[codec.encode](node, codec, same_bits and device.onednn)
         if encoded is not None:
-            # Kernels that read one name of it and another share an encoding.
+            # Kernels that read aliases of one tensor share an encoding.
             found.append(Encoding(node, passed_on(node.inputs[codec.source]), codec, encoded))
     return found
 
@@ -153,11 +152,10 @@ def _mask(node: Node, codec: Codec, apart: bool) -> TensorType | None:
 
 
 def _positions(node: Node, codec: Codec, apart: bool) -> TensorType | None:
-    """The place of each maximum in its window: half a byte, or one.
+    """The position of each maximum in its window: half a byte, or one.
 
     Args:
-        apart: only for windows that do not overlap: oneDNN adds the gradients of an element that windows share in
-            another order.
+        apart: exclude overlapping windows. oneDNN adds the gradients of an element in several windows in another order.
     """
     pooled = node.inputs[1].type
     window, strides = _spatial(node, "ksize"), _spatial(node, "strides")
@@ -167,7 +165,7 @@ def _positions(node: Node, codec: Codec, apart: bool) -> TensorType | None:
         return None
     paddings = _integers(node, "explicit_paddings") or (0,) * 8
     if max(paddings[2:4]) >= window[0] or max(paddings[4:6]) >= window[1]:
-        return None  # a window can lie in the padding alone
+        return None  # a window can be within the padding
     if apart and any(stride < size for size, stride in zip(window, strides, strict=True)):
         return None
     elements = math.prod(window)
@@ -180,7 +178,7 @@ def _positions(node: Node, codec: Codec, apart: bool) -> TensorType | None:
 
 
 def _spatial(node: Node, attribute: str) -> tuple[int, int] | None:
-    """Rows and columns of a window's attribute; None where it also spans images or depth."""
+    """Rows and columns of a window's attribute; None where the window also spans images or channels."""
     value = _integers(node, attribute)
     return (value[1], value[2]) if len(value) == 4 and value[0] == value[3] == 1 else None
 
@@ -194,4 +192,4 @@ _ENCODED: dict[str, Callable[[Node, Codec, bool], TensorType | None]] = {
     custom_ops.ENCODE_MASK: _mask,
     custom_ops.ENCODE_MAX_POOL: _positions,
 }
-"""By the op that encodes: the type of its output, or None where the kernel can't take it with the same bits."""
+"""For each encoding op, a function that gives the type of the encoding, or None where the kernel can't read one."""

@@ -1,21 +1,21 @@
-"""TensorFlow's executor and its thread pool: in what order kernels of a graph without an order start and end.
+"""A model of TensorFlow's executor and its thread pool: the order in which kernels of an unordered graph start and end.
 
 Follows tensorflow/core/common_runtime/executor.cc (ProcessInline, ScheduleReady), graph/edgeset.h and Eigen's
-NonBlockingThreadPool.h, which decide what runs when:
+NonBlockingThreadPool.h:
 
-- A node is ready when its last input is there. The thread that made it ready keeps it if it is cheap; of the
-  expensive ones it keeps the last if it has nothing else to do, and puts the others into its queue.
-- A kernel is expensive unless its class says otherwise: the measured costs that could make it cheap later start at
-  10^8 cycles and lose a tenth a step, so that this takes some ninety steps.
-- A thread takes the newest task of its own queue; one without any takes the oldest of another's. A thread that has
-  slept must be woken first, so that many small kernels have run on the other before it comes.
-- The nodes that wait for one node come in the order in which they were made, up to eight; more are kept in a hash
-  set of pointers, in any order.
-- What waits for nothing but the step's start is a task each, at the end of any thread's queue.
-- On a GPU no kernel is expensive: one thread starts them all, and goes on while they run.
-- The body of a loop or a conditional starts on the thread that has decided that it runs.
+- A node is ready when its last input is. The thread that made it ready keeps a cheap node. It keeps the last expensive
+  node if it has no other work, and puts the others into its queue.
+- A kernel is expensive unless its class says otherwise. Measured costs could make it cheap later, but they start at
+  10^8 cycles and lose a tenth a step, which takes some ninety steps.
+- A thread takes the newest task of its own queue, or the oldest of another queue. A sleeping thread must be woken
+  first, and other threads run many small kernels before it starts.
+- The users of one node become ready in the order of their creation, up to eight users. More are in a hash set of
+  pointers, in any order.
+- A node without inputs is a task of its own, at the end of any thread's queue.
+- On a GPU no kernel is expensive: one thread launches all, and continues while they run.
+- The body of a loop or a conditional starts on the thread that has decided to run it.
 
-Which thread is first is a race: kernels' times vary by chance, from run to run and from type to type.
+Threads race: times of kernels vary at random, between runs and between types of ops.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from tfswap.ir.op_traits import runs_inline
 from tfswap.kernels.device import DeviceModel
 
 COST_ERROR = 1.5
-"""Factor by which the kernels of one type of op may all take less, or more, than their cost says."""
+"""The largest factor between the predicted and the actual time of all kernels of one type."""
 NOISE = 0.1
-"""Share by which one kernel may take less, or more, than the last time."""
+"""The largest relative variation of one kernel's time between runs."""
 DISPATCH_S = 5e-7
-"""What the executor spends on a node, whatever its kernel does."""
+"""The executor's time for a node, without its kernel."""
 SPIN_S = 200e-6
-"""How long an idle thread looks for work before it sleeps: 5000 tries, shared among the threads."""
+"""The time that an idle thread looks for work before it sleeps: 5000 tries, shared among the threads."""
 WAKE_S = 50e-6
-"""From the call that wakes a thread until it looks for work."""
+"""The time from the call that wakes a thread until it looks for work."""
 ORDERED_EDGES = 8
 WOKEN = START = -1
 
 
 class Program:
-    """The graph as the executor sees it.
+    """The graph in the executor's terms. Lists are indexed by node.
 
     Attributes:
-        seconds: per node, what a thread spends on it.
-        cheap: per node, whether the thread that makes it ready keeps it.
-        pending: per node, how many edges it waits for; one for a node that waits for nothing but the step's start.
-        users: per node, the nodes that wait for it, those behind data edges first; at START, those that wait for none.
-        unordered: of nodes with so many users that their order is by chance, (node, users by data, by control).
-        ops: per node, its type.
+        seconds: the time that a thread spends on the node.
+        cheap: whether the thread that makes the node ready keeps it.
+        pending: the number of edges that the node waits for; 1 (the start) for a node without inputs.
+        users: the nodes that wait for the node, by data edges first; at START, the nodes without inputs.
+        unordered: (node, users by data edges, users by control edges) for nodes whose users have a random order.
+        ops: the node's op type.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Program:
     ):
         """
         Args:
-            cost_s: seconds that each node's kernel takes; 0 of a node that has none.
-            constants: computed before the step: they wait for nothing, and take no time.
+            cost_s: the seconds of each node's kernel; 0 for a node without one.
+            constants: nodes that are computed before the step: they wait for nothing, and take no time.
         """
         self.threads = max(1, device.inter_op_threads)
         on_gpu = device.is_gpu
@@ -111,15 +111,15 @@ class Executor:
         self.events: list[tuple[float, int, int, list[int]]] = []
 
     def begin(self, i: int) -> list[int]:
-        """Node `i` starts; returns its kernel's temporaries."""
+        """Called when node `i` starts. Returns its kernel's temporaries."""
         raise NotImplementedError
 
     def finish(self, i: int, temporaries: list[int]) -> None:
-        """Node `i` ends."""
+        """Called when node `i` ends."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """All nodes, once each."""
+        """Run all nodes, once each."""
         queues, events = self.queues, self.events
         self.waiting = list(self.program.pending)
         self._begin()
@@ -142,15 +142,15 @@ class Executor:
                 self._hand_on(i, thread)
 
     def _begin(self) -> None:
-        """The step starts: what waits for nothing else is a task each, for any thread."""
-        if self.is_body:  # the thread that decides that it runs
+        """Start the step: each node without inputs is a task for any thread."""
+        if self.is_body:  # on the thread that has decided to run it
             self._hand_on(START, 0)
             return
         for i in self.users[START]:
             self.queues[self.chance.randrange(len(self.queues))].append(i)
 
     def _go_on(self, thread: int, now: float) -> bool:
-        """Start the next node that `thread` finds; False when there is none."""
+        """Start the next node that `thread` finds; False where there is none."""
         kept = self.kept[thread]
         i = kept.popleft() if kept else self._take(thread)
         if i is None:
@@ -164,7 +164,7 @@ class Executor:
         self._share(self._ready(done), thread)
 
     def _share(self, ready: Iterable[int], thread: int) -> None:
-        """Give each node that is ready to the thread that made it so, or to the pool."""
+        """Give each ready node to the thread that made it ready, or to the pool."""
         kept, queue = self.kept[thread], self.queues[thread]
         last = -1
         for i in ready:
@@ -178,7 +178,7 @@ class Executor:
             (queue.appendleft if kept else kept.append)(last)
 
     def _ready(self, done: int) -> Iterable[int]:
-        """What the end of `done` makes ready, in order."""
+        """The nodes that the end of `done` makes ready, in order."""
         waiting = self.waiting
         for i in self.users[done]:
             waiting[i] -= 1
@@ -192,7 +192,7 @@ class Executor:
         return self.seconds[i]
 
     def _take(self, thread: int) -> int | None:
-        """The next node that the pool has for `thread`."""
+        """The next node in the pool for `thread`."""
         if self.queues[thread]:
             return self.queues[thread].popleft()
         count = len(self.queues)

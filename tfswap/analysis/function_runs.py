@@ -1,10 +1,9 @@
-"""Replays functions that loops and conditionals run: one kernel after another, with the buffers of a heap.
+"""Replays the functions of loops and conditionals on a heap, one kernel after another.
 
-TensorFlow runs a function whose kernels have an order (passes/tactics/order_bodies.py) one kernel after the other, so
-that its requests and releases are one determinate sequence. The kernels of a body that TensorFlow lowers start and end
-as the executor replays them (analysis/executor.py).
+The kernels of a planned body have an order (passes/tactics/order_bodies.py), so its requests and releases are one
+deterministic sequence. The kernels of a lowered body start and end as in the executor's model (analysis/executor.py).
 
-Not handled: an update of a variable of which the same body still holds a read copies it.
+Not handled: the copy of a variable that is updated while the same body still holds a read of it.
 """
 
 from __future__ import annotations
@@ -28,42 +27,48 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import KernelMemory, node_memory
 
 SCHEDULES = 3
-"""So many orders of a lowered body's kernels are replayed, one after another."""
+"""The number of a lowered body's random orders, which replays use in turn."""
 
 Seconds = Callable[[Node], float]
-"""Says how long a node's kernel takes."""
+"""Gives the seconds of a node's kernel."""
 
 Results = tuple[list[Buffer], list[Values | None]]
-"""What a function or a node gives: buffers, held once each, and their integers where they are known."""
+"""The results of a function or a node: buffers, with one reference each, and their known integers."""
 
 
 Trips = tuple[list[list[Values | None]] | None, bool]
-"""The integers of a loop's variables before each iteration and after the last, None where the end is not known; and
-whether it ends there, or may end before."""
+"""The integers of a loop's variables before each iteration and after the last one, None where the number of iterations
+is unknown; and whether that number is exact, and not a bound."""
 
 
 class Course(Protocol):
-    """What a step decides when it runs."""
+    """The decisions of a step."""
 
     def branch(self, iteration: int, branches: int) -> int:
-        """Which branch is taken next, in this iteration of a loop, of so many branches."""
+        """The next branch, of `branches`, in this iteration of a loop."""
         ...
 
     def trips(self, most: int) -> int:
-        """How many iterations the next loop has, of at most so many."""
+        """The number of iterations of the next loop, at most `most`."""
         ...
 
 
 @dataclass
 class PreparedBody:
-    """A body, ready to be run many times.
+    """The facts of a body that all its runs share.
 
     Attributes:
-        integers: follows what decides how it runs, and what it gives.
-        given: the same of what it gives alone.
-        schedules: of a lowered body, in what order its kernels start and end; runs take them in turn.
-        trips: of a loop's body, by the integers that the loop is given, how often it runs.
-        groups: by the first kernel of each group, its chunks.
+        order: its nodes in topological order, without feeds.
+        memory: the requests of each node's kernel.
+        uses: the number of readers of each tensor.
+        integers: propagates the integers that decide how it runs, and its results.
+        given: propagates its results only.
+        constants: its constant nodes.
+        lists: whether it, or a body in it, has tensor lists.
+        choices: its conditionals whose branch the step decides.
+        schedules: for a lowered body, orders of starts and ends of its kernels. Runs use them in turn.
+        trips: for a loop's body, the iterations by the integers of the loop's inputs.
+        groups: the chunks of each group, by its first kernel.
     """
 
     order: list[Node]
@@ -80,11 +85,11 @@ class PreparedBody:
 
 
 Bodies = dict[Graph, PreparedBody]
-"""What is known of bodies whatever runs them: for several records of nodes of one graph."""
+"""Facts of bodies that several records of nodes of one graph share."""
 
 
 class _Schedule(Executor):
-    """Notes in what order the nodes of a body start and end."""
+    """Records the order in which the nodes of a body start and end."""
 
     is_body = True
 
@@ -102,11 +107,11 @@ class _Schedule(Executor):
 
 @dataclass(frozen=True)
 class Lowered:
-    """How TensorFlow's executor runs bodies that it has lowered.
+    """The parameters of replays of lowered bodies.
 
     Attributes:
-        seconds: of a kernel.
-        chance: of the races between threads.
+        seconds: gives the seconds of a kernel.
+        chance: decides the races between threads.
     """
 
     seconds: Seconds
@@ -117,8 +122,8 @@ class FunctionRuns:
     """Runs functions on a heap.
 
     Attributes:
-        iterations: that are running, of loops one inside of the other.
-        course: what the step decides; None where bounds are looked for.
+        iterations: the current iteration of each running loop, outermost first.
+        course: the decisions of the step. None: bounds are computed.
     """
 
     def __init__(
@@ -131,10 +136,9 @@ class FunctionRuns:
         course: Course | None = None,
         lowered: Lowered | None = None,
     ):
-        """Nothing has run yet.
-
+        """
         Args:
-            run_node: runs a loop or a conditional of a function, given its bodies, inputs and integers.
+            run_node: runs a loop or a conditional of a function, from its bodies, inputs and integers.
         """
         self.heap = heap
         self.course = course
@@ -146,7 +150,7 @@ class FunctionRuns:
         self._lowered = lowered
 
     def prepare(self, body: Graph) -> PreparedBody:
-        """What is known of a body whatever runs it."""
+        """The facts of a body that all its runs share."""
         found = self._prepared.get(body)
         if found is None:
             order = body.topological()
@@ -196,7 +200,7 @@ class FunctionRuns:
                 self.heap.drop(argument)
         known = made.integers.follow(as_feeds(body, integers))
         if self.course is not None and self.iterations:
-            # What decides is known from here on: the gradient's conditional finds it among what has been saved.
+            # The decision is known from here on, since the gradient's conditional reads the saved one.
             for node in made.choices:
                 decides = node.inputs[0].node, node.inputs[0].index
                 if isinstance(known.get(decides), AtMost | None):
@@ -236,7 +240,7 @@ class FunctionRuns:
         known: Known,
         lowered: Lowered,
     ) -> None:
-        """As the executor does it: a kernel holds its inputs until it ends, and others run concurrently."""
+        """Run kernels as in the executor: a kernel holds its inputs until it ends, and others run concurrently."""
         held: dict[Node, list[Buffer]] = {}
         made.schedules = made.schedules or self._schedules(body, made.constants, lowered)
         schedule = made.schedules.pop(0)
@@ -284,7 +288,7 @@ class FunctionRuns:
         else:
             outputs = self.heap.run_kernel(node, made.memory[node], inputs)
             if (node, 0) not in known:
-                made.integers.follow_on(node, known)  # from what lists gave, say
+                made.integers.follow_on(node, known)  # inputs from lists are known only now
         for index, output in enumerate(outputs):
             output.refs += made.uses.get((node, index), 0)
             buffers[node, index] = output
@@ -293,7 +297,7 @@ class FunctionRuns:
 
 
 def memory_in(body: Graph, node: Node, device: DeviceModel) -> KernelMemory:
-    """What the kernel of a body's node requests."""
+    """The requests of the kernel of a body's node."""
     values = {p: c for p, t in enumerate(node.inputs) if (c := body.small_constants.get(t.node)) is not None}
     return node_memory(node, device, values)
 
@@ -305,5 +309,5 @@ def group_chunks(body: Graph, group: Sequence[Node], device: DeviceModel) -> Chu
 
 
 def deciding(node: Node, branch: int) -> Values:
-    """What a conditional reads that takes this branch."""
+    """The value of a conditional's first input for this branch."""
     return (int(branch == 0),) if node.inputs[0].type.dtype == "bool" else (branch,)

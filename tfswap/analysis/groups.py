@@ -1,12 +1,12 @@
-"""What the kernels of a body's group request: which chunks, and which of them serve several requests.
+"""The chunks of a body's group of kernels, and the requests that each chunk serves.
 
-A group's kernels run as soon as what they read is there (csrc/core/group_ops.cc), so that who ends first is known from
-their edges alone. A chunk serves another request where all that use it so far end before the kernel that makes the
-request starts, whatever else runs; and a kernel writes over what it reads where nothing else reads that.
+A group's kernels run as soon as their inputs are ready (csrc/core/group_ops.cc), so only their edges order them. A
+chunk serves another request where all users of the chunk so far end, by these edges, before the requesting kernel
+starts. A kernel writes over an input that no other kernel reads.
 
-Invariant: no two values that may be there at the same time lie in the same chunk.
+Invariant: no two values that may exist at the same time are in the same chunk.
 
-Not handled: writing over what comes from outside of the group; a chunk for requests of another size.
+Not handled: writing over inputs from outside of the group; a chunk for requests of different sizes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class Served(NamedTuple):
-    """A request of a group's kernel, or what it writes over in place of one.
+    """The place of an output or temporary of a group's kernel.
 
     Attributes:
-        over: the position of the input that it writes over; None where it makes a request.
-        offset: where in the chunk it lies.
+        chunk: the number of its chunk.
+        over: the position of the input that the kernel writes over. None: it makes a request.
+        offset: the offset in the chunk, in bytes.
     """
 
     chunk: int
@@ -42,10 +43,10 @@ class Chunks:
     """The chunks of a group.
 
     Attributes:
-        sizes: bytes of each, in the order in which they are requested.
-        served: by kernel, what it requests, in the order of its events.
-        reserved: bytes for what its kernels request from the process's allocator, which are requested before the chunks
+        sizes: the bytes of each chunk, in the order of their requests.
+        reserved: the bytes of the kernels' requests from the process's allocator. They are requested before the chunks
             and freed before the first kernel starts.
+        served: the places of each kernel's outputs and temporaries, in the order of its events.
     """
 
     sizes: list[int] = field(default_factory=list[int])
@@ -58,13 +59,14 @@ class Concurrent:
     """The schedule of a group.
 
     Attributes:
-        order: its kernels as they start.
-        sizes: bytes of its chunks: the first has what no other node reads, each other one a value that others do.
-        kept: the values that others read, in the order of their chunks.
-        served: by kernel, where its requests are served.
-        waits: by kernel, those that it waits for besides what it reads.
+        order: its kernels in the order of their starts.
+        sizes: the bytes of its chunks. The first has the values that only the group reads, each other chunk has one
+            value that other nodes read.
+        kept: the values that other nodes read, in the order of their chunks.
+        served: the places of each kernel's outputs and temporaries.
+        waits: the kernels that each kernel waits for in addition to its inputs.
         reserved: as of `Chunks`.
-        seconds: predicted.
+        seconds: its predicted time.
     """
 
     order: list[int]
@@ -81,9 +83,9 @@ class _Value:
 
     Attributes:
         users: the nodes that make, view or read it, as bits.
-        reads: how many inputs of the group's nodes it is.
-        stays: whether anything outside of the group reads it.
-        viewed: whether a view of it is made.
+        reads: the number of inputs of the group's nodes that it is.
+        stays: whether a node outside of the group reads it.
+        viewed: whether it has views.
     """
 
     __slots__ = ("chunk", "reads", "stays", "users", "viewed")
@@ -115,25 +117,25 @@ def with_views(group: Sequence[Node], order: Sequence[Node]) -> list[Node]:
 
 
 def reserved_bytes(process_bytes: Iterable[int], threads: int) -> int:
-    """The most that as many kernels as there are threads request from the process's allocator at a time.
+    """The most bytes that concurrent kernels, one per thread, hold from the process's allocator at one time.
 
     Args:
-        process_bytes: of each kernel (`KernelMemory.process_bytes`).
+        process_bytes: `KernelMemory.process_bytes` of each kernel.
     """
     return sum(sorted(map(round_up, process_bytes), reverse=True)[:threads])
 
 
 def chunks_of(body: Graph, group: Sequence[Node], memory: Mapping[Node, KernelMemory], threads: int) -> Chunks:
-    """The chunks of a group, given with the views between its kernels, in their order.
+    """The chunks of a group of kernels, and views between them, in their order.
 
     Args:
-        threads: on which kernels run.
+        threads: the number of threads that run kernels.
     """
     number = {node: n for n, node in enumerate(group)}
     values = _values(body, group, number, memory)
     made = Chunks(reserved=reserved_bytes((memory[node].process_bytes for node in group), threads))
-    last: dict[int, list[_Value]] = {}  # by bytes, the values that lie in chunks
-    ended: list[int] = []  # by node, those that end before it starts, as bits
+    last: dict[int, list[_Value]] = {}  # the latest value in each chunk, by bytes
+    ended: list[int] = []  # for each node, the nodes that end before it starts, as bits
     for n, node in enumerate(group):
         bits = 0
         for tensor in node.inputs:
@@ -163,7 +165,7 @@ def chunks_of(body: Graph, group: Sequence[Node], memory: Mapping[Node, KernelMe
 def _values(
     body: Graph, group: Sequence[Node], number: Mapping[Node, int], memory: Mapping[Node, KernelMemory]
 ) -> dict[tuple[Node, int], _Value]:
-    """By output of the group, also of its views, the buffer."""
+    """The buffer of each output of the group's kernels and views."""
     values: dict[tuple[Node, int], _Value] = {}
     for n, node in enumerate(group):
         asked = {output for output, _ in _requests(node, memory[node])}
@@ -187,7 +189,7 @@ def _values(
 
 
 def _requests(node: Node, memory: KernelMemory) -> list[tuple[int, int]]:
-    """What a kernel requests: of which output, -1 for a temporary, and the bytes."""
+    """A kernel's requests: (output, or -1 for a temporary; bytes)."""
     found: list[tuple[int, int]] = []
     for event, amount in memory.events:
         if event == "temp":
@@ -200,7 +202,7 @@ def _requests(node: Node, memory: KernelMemory) -> list[tuple[int, int]]:
 def _overwritten(
     node: Node, candidates: Sequence[int], values: Mapping[tuple[Node, int], _Value], lie: Sequence[_Value]
 ) -> int | None:
-    """The input that the kernel writes over: one that nothing else reads, now or later."""
+    """The position of an input that no other node reads, for the kernel to write over; None where there is none."""
     for position in candidates:
         value = values.get(node.inputs[position])
         if value is not None and value in lie and value.reads == 1 and not (value.stays or value.viewed):
@@ -209,6 +211,6 @@ def _overwritten(
 
 
 def passes_on_buffers(flow: Dataflow, i: int) -> bool:
-    """Whether a node is no kernel, and can be one of a group where it is between two kernels of it."""
+    """Whether a node is no kernel, and may be part of a group where it is between two of its kernels."""
     node = flow.nodes[i]
     return bool(node.inputs) and not flow.is_kernel[i] and node not in flow.constants and is_pure(node.op)

@@ -1,6 +1,6 @@
-"""The records of a step's loops, conditionals and ops of lists, with what is known of integers and lists before each.
+"""The records of a step's loops, conditionals and ops of lists, with the known integers and contents of lists.
 
-Invariant: a node's record depends on the nodes before it, and on the course that is asked for.
+Invariant: a node's record depends on the nodes before it, and on the requested course.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class NodeRecords:
     """The records of one course of a step.
 
     Attributes:
-        integers: what is known of small integer tensors.
-        contents: what is known of lists.
-        found: of all nodes together.
+        integers: the known values of small integer tensors.
+        contents: the known contents of lists.
+        found: the findings of all nodes together.
         choices: conditionals whose branch the step decides.
     """
 
@@ -39,7 +39,7 @@ class NodeRecords:
         before: NodeRecords | None,
         covering: bool,
     ):
-        """Nothing is recorded yet. Arguments as those of `Builder`.
+        """Arguments as of `Builder`.
 
         Args:
             before: the records of another course.
@@ -59,18 +59,18 @@ class NodeRecords:
         self._made: dict[Node, tuple[list[Contents | None], list[Values | None], Record]] = {}
 
     def small_constants(self, node: Node) -> dict[int, tuple[int, ...]]:
-        """By input, its integers where they are known."""
+        """The known integers of a node's inputs, by position."""
         known = ((p, self.integers.get(t)) for p, t in enumerate(node.inputs))
         return {p: values for p, values in known if not isinstance(values, AtMost | None)}
 
     def record(
         self, node: Node, value_of: Mapping[tuple[Node, int], int], held_bytes: Callable[[Output], int]
     ) -> Record | None:
-        """What a loop, a conditional or an op of lists does; None for other nodes. Notes what is known of integers.
+        """The record of a loop, a conditional or an op of lists; None for other nodes. Also propagates integers.
 
         Args:
-            value_of: the values that tensors are.
-            held_bytes: what is held with a tensor.
+            value_of: the values of tensors.
+            held_bytes: gives the bytes held with a tensor.
         """
         bodies = self._graph.bodies.get(node)
         if bodies is None and not uses_lists(node):
@@ -78,7 +78,7 @@ class NodeRecords:
             self.integers.update({(node, o): values for o, values in results.items()})
             return None
         if self._course is not None and self._before is not None and node in self._before.choices:
-            # What decides is known from here on: the gradient's conditional reads it too.
+            # The decision is known from here on, since the gradient's conditional reads it too.
             assert bodies is not None
             if isinstance(self.integers.get(node.inputs[0]), AtMost | None):
                 self.integers[node.inputs[0]] = deciding(node, self._course.branch(0, len(bodies)))
@@ -115,13 +115,13 @@ class NodeRecords:
             self.choices.add(node)
 
     def note_contents(self, node: Node, made: Record, number: Mapping[int, int]) -> None:
-        """Note what the node's lists keep, with the values that its outputs are, by `number`."""
+        """Record the contents of the node's lists. `number`: the values of its outputs."""
         for o, contents in made.contents.items():
             self.contents[node, o] = _numbered(contents, number)
 
 
 def _numbered(contents: Contents, number: Mapping[int, int]) -> Contents:
-    """What is known of a list, with the values that a node's outputs are, by `number`."""
+    """Contents of a list with values in place of a node's outputs, by `number`."""
     numbered: list[Element | None] = []
     for element in contents:
         if element is not None and element.parts:

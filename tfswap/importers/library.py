@@ -50,7 +50,7 @@ Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]
 def as_graph_def(
     fdef: Any, library: Mapping[str, Any]
 ) -> tuple[graph_pb2.GraphDef, Ends, Mapping[str, tuple[str, ...]]]:
-    """A function with its calls inlined, as a GraphDef with its library; its feeds, fetches and targets; `Graph.calls`."""
+    """A function with inlined calls, as a GraphDef with its library; its feeds, fetches and targets; `Graph.calls`."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def

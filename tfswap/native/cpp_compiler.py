@@ -108,7 +108,7 @@ def run_compiler(work: Path, command: Sequence[str]) -> None:
 
 
 def full_disk(folder: Path, said: str) -> OpLibraryError:
-    """The error for a full disk. It names the cache and the folder for temporary files, to which the compiler writes."""
+    """The error for a full disk. It names the cache and the folder for temporary files: the compiler uses both."""
     places = []
     # tempfile.gettempdir() skips a TMPDIR that is full.
     for place in (folder, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):

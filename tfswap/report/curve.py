@@ -177,7 +177,7 @@ class Curve:
         write_whole(path, png(figure))
 
     def _drawing(self) -> dict[str, Any]:
-        """The values for the curve's template: time over limit, with the knee marked and points that do not fit grey."""
+        """The values for the curve's template: time over limit, the knee marked, points that do not fit in grey."""
         low, high = self.points[0].limit_bytes, max(self.points[-1].limit_bytes, self.baseline_peak_bytes)
         ratios = [*(p.time_ratio for p in self.points), 1.0]
         slowest, fastest = max(max(ratios), min(ratios) * 1.05), min(ratios)

@@ -124,7 +124,7 @@ class _Tables:
         self.saved_smaller = {e.saved.name: e for e in step.inner if e.saved is not None}
 
     def rows(self, *, rest: bool = False) -> tuple[TensorRow, ...]:
-        """Rows of the tensors that were considered, or of the rest. Those with a tactic come first, then the largest."""
+        """Rows of the tensors that were considered, or of the rest: those with a tactic first, then the largest."""
         step = self.step
         rows = tensor_rows(self.outer, self.smaller, self.unused, step.locate, rest=rest)
         for moves in self.inside:

@@ -59,7 +59,7 @@ def _slices(process: int, run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _counters(process: int, run: Run) -> Iterator[dict[str, Any]]:
-    """Memory by kind, at each change. Of several states at one time, the one with the most bytes in use and the last."""
+    """Memory by kind, at each change. Of several states at one time, the one with the most bytes, and the last."""
     began, used = run.record.began_s, run.record.in_use_bytes
     states: list[int] = []
     first = 0

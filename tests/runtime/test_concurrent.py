@@ -25,6 +25,7 @@ from tfswap.passes.verify import verify
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.concurrent import find_members, schedule_group
 from tfswap.planner.group_places import place_group
+from tfswap.planner.group_requests import Group
 from tfswap.simulator.memory import simulate_memory
 
 MIB = 1 << 20
@@ -52,7 +53,9 @@ AFTER_THE_UPDATE = TWO_WAYS.replace("%e = Exp(%d)", f"%n = ReadVariableOp(%w) ^u
 def groups_of(flow: Dataflow, most_bytes: float = 1e12) -> list[Concurrent]:
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     cost_s = [1e-3] * len(flow.nodes)
-    return [place_group(schedule_group(flow, m, cost_s, RATES, most_bytes), 2) for m in find_members(flow, order)]
+    return [
+        place_group(schedule_group(Group(flow, m), cost_s, RATES, most_bytes), 2) for m in find_members(flow, order)
+    ]
 
 
 def test_kernels_between_two_that_change_a_state_are_a_group() -> None:
@@ -178,9 +181,11 @@ def test_bounds_that_allow_the_same_kernels_give_the_same_schedule(data: st.Data
     cost_s = [data.draw(st.floats(1e-4, 1e-2)) for _ in flow.nodes]
     for members in find_members(flow, order):
         most_bytes = MIB * data.draw(st.integers(0, 12))
-        made = schedule_group(flow, members, cost_s, RATES, most_bytes)
+        group = Group(flow, members)
+        made = schedule_group(group, cost_s, RATES, most_bytes)
+        assert made.order == schedule_group(Group(flow, members), cost_s, RATES, most_bytes).order
         if made.allowed_bytes <= most_bytes:
-            less = schedule_group(flow, members, cost_s, RATES, made.allowed_bytes)
+            less = schedule_group(group, cost_s, RATES, made.allowed_bytes)
             assert (less.order, less.now_s) == (made.order, made.now_s)
 
 
@@ -203,7 +208,7 @@ def test_a_kernel_of_one_core_has_another_next_to_it_that_nothing_waits_for() ->
     costs = Costs(default_rates(TWO_CORES))
     cost_s = costs.of_step(flow)
     order = [i for i, is_kernel in enumerate(flow.is_kernel) if is_kernel]
-    made = schedule_group(flow, order, cost_s, costs.rates, 1e12)
+    made = schedule_group(Group(flow, order), cost_s, costs.rates, 1e12)
     named = [flow.nodes[i].name for i in made.order]
     assert named.index("pool") < max(named.index(f"filter_{n}") for n in range(3))
     assert made.now_s < sum(cost_s[i] for i in order) - 0.4 * cost_s[flow.place["pool"]]

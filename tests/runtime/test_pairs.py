@@ -27,6 +27,7 @@ from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
+from tfswap.planner import pairing
 from tfswap.planner.pairing import bring_together, can_pair, gains, orders_with_room, side_by_side
 from tfswap.planner.problem import Choice
 from tfswap.simulator.memory import simulate_memory
@@ -125,7 +126,7 @@ def test_any_order_stays_an_order(data):
         assert all(abs(at[first] - at[second]) == 1 for first, second in pairs)
 
 
-def test_where_two_hold_too_much_each_has_another_partner():
+def test_where_two_hold_too_much_each_has_another_partner(monkeypatch):
     text = """\
 %x = Placeholder() {dtype=float32} -> float32[16,256,256]
 %a = Exp(%x) -> float32[16,256,256]
@@ -144,8 +145,14 @@ fetches %s, %t, %u
     order = named(flow, "a q s k t m u")
     cost_s = costs(flow)
     assert words(flow, bring_together(flow, order, cost_s, RATES)[0]) == "a q k s t m u"
+    tried: list[object] = []
+    whole = pairing._Partners.bring_together
+    monkeypatch.setattr(
+        pairing._Partners, "bring_together", lambda self, order, apart: tried.append(apart) or whole(self, order, apart)
+    )
     found = [words(flow, made) for made in orders_with_room(flow, order, cost_s, RATES)]
     assert any("q m" in made or "m q" in made for made in found), found
+    assert len(tried) == len(set(tried)), "each is made once for all shares"
 
 
 def test_kernels_that_need_each_other_stay_apart():

@@ -11,12 +11,13 @@ from test_bodies import CHOICE, LOOP
 from tfswap.analysis import control_flow, integer_values, node_records
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.function_runs import PreparedBody
-from tfswap.compiler import planners, search
+from tfswap.compiler import search
 from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
+from tfswap.planner import step_orders
 from tfswap.planner.planner import Planner
 from tfswap.simulator import memory as simulator_memory
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
@@ -122,16 +123,24 @@ def test_the_floor_takes_few_simulations(monkeypatch):
     assert len(done) == count, "asked for again, it is known"
 
 
-def test_orders_are_ranked_once_whatever_is_in_the_arena(monkeypatch):
-    ranked: list[object] = []
-    whole = planners.rank_orders
-    monkeypatch.setattr(planners, "rank_orders", lambda flow, cost_s: ranked.append(flow) or whole(flow, cost_s))
-    optimizer = Optimizer(training_step([Layer("dense", 0), Layer("relu", 0)], 64, 64), CPU)
+def test_orders_are_made_once_whatever_is_in_the_arena(monkeypatch):
+    made: list[tuple[object, ...]] = []
+    for name in ("rank_orders", "brought_together", "orders_with_room"):
+        whole = getattr(step_orders, name)
+
+        def counted(flow, given, *args, whole=whole):
+            made.append((whole, id(flow), tuple(given)))
+            return whole(flow, given, *args)
+
+        monkeypatch.setattr(step_orders, name, counted)
+    device = CPU._replace(intra_op_threads=2, inter_op_threads=2)
+    optimizer = Optimizer(training_step([Layer("dense", 0), Layer("relu", 0)], 64, 64), device)
     floor = optimizer.floor_bytes()
-    flows = len(ranked)
+    assert len({whole for whole, *_ in made}) == 3
+    count = len(made)
     optimizer.assume_arena(ArenaSnapshot(total_bytes=2 * floor))
     assert optimizer.floor_bytes() > floor
-    assert len(ranked) == flows == len({id(flow) for flow in ranked})
+    assert len(made) == count == len(set(made))
 
 
 def test_what_follows_from_constants_is_followed_once(monkeypatch):

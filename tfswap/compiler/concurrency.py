@@ -33,10 +33,9 @@ def concurrent_rewritings(
     """
     if variants.base != PLAIN or len(order) > MOST_KERNELS or SHARES[-1] * live_bytes > room_bytes:
         return []
-    flow, members = variants.plain.flow, variants.group_members
-    if not members or max(serial_bytes(flow, group) for group in members) > room_bytes:
+    if not variants.group_members or max(map(serial_bytes, variants.group_members)) > room_bytes:
         return []
-    cost_s = costs.of_step(flow)
+    cost_s = costs.of_step(variants.plain.flow)
     serial_s = sum(cost_s[i] for i in order)
     found: list[tuple[float, Rewriting]] = []
     seen: list[list[ListSchedule]] = []

@@ -15,7 +15,6 @@ from tfswap.compiler.variants import Variants
 from tfswap.kernels.target import Target
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.host_tiers import Tiers
-from tfswap.planner.ordering import rank_orders
 from tfswap.planner.planner import Planner
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory
@@ -55,7 +54,6 @@ class Planners:
         self._options = options
         self._costs = costs
         self._bounds_of = bounds_of
-        self._orders: dict[Rewriting, list[list[int]]] = {}
         self.assume_arena(snapshot)
 
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
@@ -103,24 +101,15 @@ class Planners:
                 share=bounds.share,
                 least_s=bounds.least_s,
                 least_bytes=bounds.least_bytes,
-                orders=self.orders_of(variant),
-                outside=self.of(self.variants[rewriting.outside]) if rewriting.inside else None,
+                orders=self.variants.orders_of(rewriting),
             )
         return self._planners[rewriting]
-
-    def orders_of(self, variant: Variant) -> list[list[int]]:
-        """The orders of a variant's kernels: whatever is in the arena and moved in bodies, they are the same."""
-        outside = variant.rewriting.outside
-        if outside not in self._orders:
-            flow = self.variants[outside].flow
-            self._orders[outside] = rank_orders(flow, self._costs.of_step(flow))
-        return self._orders[outside]
 
     @functools.cached_property
     def live_peak_bytes(self) -> int:
         """Bytes of the live tensors at the peak of the step's best order, with nothing moved."""
         plain = self.variants.plain
-        order = self.orders_of(plain)[0]
+        order = self.variants.orders_of(plain.rewriting).ranked[0]
         return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
 
     def unmoved_s(self, form: Rewriting) -> float:

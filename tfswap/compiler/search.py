@@ -240,7 +240,8 @@ class Search:
         plain = self.variants.plain
         if not self._chooses or not self._target.runs_concurrently:
             return best
-        order, live_bytes = self.planners.orders_of(plain)[0], self.planners.of(plain).problems[0].live_peak_bytes
+        order = self.variants.orders_of(plain.rewriting).ranked[0]
+        live_bytes = self.planners.of(plain).problems[0].live_peak_bytes
         room_bytes = limit_bytes - self.planners.resident_bytes(plain)
         for total_s, rewriting in concurrent_rewritings(self.variants, self._costs, order, live_bytes, room_bytes):
             if best is not None and best.candidate.timing.total_s <= total_s:

@@ -32,10 +32,11 @@ from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.concurrent import ListSchedule, find_members, schedule_group
 from tfswap.planner.group_places import place_group
+from tfswap.planner.group_requests import Group
 from tfswap.planner.host_tiers import Tiers
-from tfswap.planner.ordering import rank_orders
 from tfswap.planner.pairing import keep_apart
 from tfswap.planner.problem import Problem, make_problem
+from tfswap.planner.step_orders import StepOrders
 from tfswap.planner.validate import require_allowed
 
 NOWHERE = -1
@@ -74,6 +75,7 @@ class Variants:
         self._facts = facts
         self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
+        self._orders: dict[Rewriting, StepOrders] = {}
         self._problems: dict[BodyKey, Problem] = {}
         self._schedules: dict[int, list[ListSchedule]] = {}
         self._groups: dict[int, list[Concurrent]] = {}
@@ -98,19 +100,27 @@ class Variants:
             self._made[rewriting] = Variant(rewriting, graph, flow, asked.encodings, asked.inner, bodies)
         return self._made[rewriting]
 
+    def orders_of(self, rewriting: Rewriting) -> StepOrders:
+        """The orders of a variant's kernels: with whatever is moved in bodies, they are the same."""
+        outside = rewriting.outside
+        if outside not in self._orders:
+            flow = self[outside].flow
+            self._orders[outside] = StepOrders(flow, self._costs.of_step(flow), self._costs.rates)
+        return self._orders[outside]
+
     @functools.cached_property
-    def group_members(self) -> list[list[int]]:
+    def group_members(self) -> list[Group]:
         """The kernels of each group of the step."""
         flow = self.plain.flow
-        return find_members(flow, rank_orders(flow, self._costs.of_step(flow))[0])
+        return [Group(flow, members) for members in find_members(flow, self.orders_of(self.base).ranked[0])]
 
     def schedules(self, most_bytes: int) -> list[ListSchedule]:
         """List schedules of the step's groups that hold at most so many bytes while kernels run concurrently."""
         for bound, made in self._schedules.items():
             if max((each.allowed_bytes for each in made), default=0) <= most_bytes <= bound:
                 return made
-        flow, cost_s, rates = self.plain.flow, self._costs.of_step(self.plain.flow), self._costs.rates
-        made = [schedule_group(flow, group, cost_s, rates, most_bytes) for group in self.group_members]
+        cost_s, rates = self._costs.of_step(self.plain.flow), self._costs.rates
+        made = [schedule_group(group, cost_s, rates, most_bytes) for group in self.group_members]
         self._schedules[most_bytes] = made
         return made
 

@@ -25,6 +25,7 @@ from tfswap.analysis.groups import passes_on_buffers
 from tfswap.ir.op_traits import only_waits
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
+from tfswap.planner.group_requests import Group, Requested
 from tfswap.planner.groups import can_join
 from tfswap.support.topological import topological
 
@@ -149,63 +150,35 @@ def _without_ends(
     return members
 
 
-def schedule_group(
-    flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float
-) -> ListSchedule:
+def schedule_group(group: Group, cost_s: Sequence[float], rates: Rates, most_bytes: float) -> ListSchedule:
     """The schedule of a group that takes least time with the memory.
 
     Kernels start in the order that holds little, or those first on which most depends: so kernels that nothing waits
     for are left for when one that stays on its core runs.
     """
-    low = ListSchedule(flow, members, cost_s, rates, most_bytes)
-    urgent = ListSchedule(flow, _by_urgency(flow, members, cost_s), cost_s, rates, most_bytes)
+    low = ListSchedule(group, group.members, cost_s, rates, most_bytes)
+    urgent = ListSchedule(group, _by_urgency(group, cost_s), cost_s, rates, most_bytes)
     fits = urgent.live_bytes <= max(most_bytes, low.live_bytes)
     made = urgent if fits and urgent.now_s * URGENT_GAIN < low.now_s else low
     made.allowed_bytes = max(low.allowed_bytes, urgent.allowed_bytes, made.live_bytes)
     return made
 
 
-def serial_bytes(flow: Dataflow, members: Sequence[int]) -> int:
+def serial_bytes(group: Group) -> int:
     """The most that a group holds where its kernels run one after another."""
-    return _Serial(flow, members, _Tensors(flow, members)).most_bytes(0, len(members))
+    return _Serial(group, group.members).most_bytes(0, len(group.members))
 
 
-def _by_urgency(flow: Dataflow, members: Sequence[int], cost_s: Sequence[float]) -> list[int]:
+def _by_urgency(group: Group, cost_s: Sequence[float]) -> list[int]:
     """Kernels of a group by the time that they and all that follows one of them take, the longest first."""
+    members = group.members
     left_s = dict.fromkeys(members, 0.0)  # of what follows
     place = {i: p for p, i in enumerate(members)}
     for i in reversed(members):
         left_s[i] += cost_s[i]
-        for d in flow.kernels_before(i):
-            if d in left_s:
-                left_s[d] = max(left_s[d], left_s[i])
+        for d in group.before[i]:
+            left_s[d] = max(left_s[d], left_s[i])
     return sorted(members, key=lambda i: (-left_s[i], place[i]))
-
-
-class _Tensors:
-    """Who holds the values of a group, besides the kernels that make them.
-
-    Attributes:
-        users: by value, the kernels of the group that read it.
-        outside: values that others read.
-    """
-
-    def __init__(self, flow: Dataflow, members: Sequence[int]):
-        group = set(members)
-        self._flow = flow
-        self.users: dict[int, set[int]] = {}
-        self.outside = set(flow.fetched)
-        for i, held in enumerate(flow.held):
-            for v in held:
-                if i in group:
-                    self.users.setdefault(v, set()).add(i)
-                else:
-                    self.outside.add(v)
-
-    def position(self, i: int, v: int) -> int | None:
-        """The input of a kernel that is a value; None where several are."""
-        found = [p for p, t in enumerate(self._flow.nodes[i].inputs) if self._flow.value_of.get((t.node, t.index)) == v]
-        return found[0] if len(found) == 1 else None
 
 
 @dataclass
@@ -225,7 +198,7 @@ class ListSchedule:
     """A schedule in which no more than `most_bytes` are in use while more than one kernel runs.
 
     Args:
-        members: the group's kernels in an order that holds little.
+        order: the group's kernels; those that are ready start in this order where there is room.
 
     Attributes:
         flow: the facts of the step.
@@ -239,34 +212,31 @@ class ListSchedule:
         waits: by kernel that writes over what it reads, who reads that before.
     """
 
-    def __init__(
-        self, flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float
-    ):
-        self.flow, self._members, self._rates = flow, members, rates
+    def __init__(self, group: Group, order: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float):
+        self.flow, self._group, self._members, self._rates = group.flow, group, order, rates
         self._cost_s, self._most_bytes = cost_s, most_bytes
-        self._place = {i: p for p, i in enumerate(members)}
-        self._tensors = _Tensors(flow, members)
-        self._readers: dict[int, list[int]] = {i: [] for i in members}
+        self._place = {i: p for p, i in enumerate(order)}
+        self._place_s = [cost_s[i] for i in order]
+        self._readers: dict[int, list[int]] = {i: [] for i in order}
         self._waits_for: dict[int, int] = {}
-        for i in members:
-            before = [d for d in flow.kernels_before(i) if d in self._place]
-            self._waits_for[i] = len(before)
-            for d in before:
+        for i in order:
+            self._waits_for[i] = len(group.before[i])
+            for d in group.before[i]:
                 self._readers[d].append(i)
         self._lies: dict[int, Buffer] = {}  # by value
-        self._left = {v: len(users) for v, users in self._tensors.users.items()}
+        self._left = {v: len(users) for v, users in group.users.items()}
         self._live_bytes = self.live_bytes = 0
         self.allowed_bytes = 0
         self._held: dict[int, int] = {}  # by kernel that runs, what it holds
         self._event = 0
         self._cores = max(1, int(self._rates.cores))
         self.now_s = 0.0
-        self._ready = [p for p, i in enumerate(members) if not self._waits_for[i]]
+        self._ready = [p for p, i in enumerate(order) if not self._waits_for[i]]
         self._running: dict[int, _Running] = {}  # by place
         self.order: list[int] = []
-        self.ends = dict.fromkeys(members, 0)
+        self.ends = dict.fromkeys(order, 0)
         self._first = 0  # the place of the first that has not started
-        self._serial = _Serial(flow, members, self._tensors)
+        self._serial = _Serial(group, order)
         self.buffers: list[Buffer] = []
         self.served: dict[int, list[tuple[Buffer, int | None]]] = {}
         self.waits: dict[int, set[int]] = {}
@@ -291,7 +261,7 @@ class ListSchedule:
         node, seconds = self.flow.nodes[i], self._cost_s[i]
         one_core_s = one_core_seconds(node, seconds, self._rates)
         if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):
-            others_s = sum(self._cost_s[self._members[place]] for place in self._ready[:LOOKED_AT])
+            others_s = sum(map(self._place_s.__getitem__, self._ready[:LOOKED_AT]))
             if one_core_s < LONG_S or others_s >= one_core_s * (self._cores - 1):
                 return _Running(one_core_s, 1.0)
         cores = cores_used(node, self._rates)
@@ -306,12 +276,11 @@ class ListSchedule:
         for place in self._ready[:LOOKED_AT]:
             if place == self._first and not concurrent:
                 return place
-            i = self._members[place]
-            most_bytes = self._live_bytes + self._needed(i)
+            _, needed, made = self._requested(self._members[place])
+            most_bytes = self._live_bytes + needed
             if most_bytes > self._most_bytes:
                 continue
             # Those before it can still run one after another.
-            made = sum(nbytes for kind, _, nbytes, _ in self._requests(i) if kind == "out")
             if made:
                 most_bytes = max(most_bytes, self._serial.most_bytes(self._first, place) + made)
             if most_bytes <= self._most_bytes:
@@ -319,52 +288,22 @@ class ListSchedule:
                 return place
         return None
 
-    def _needed(self, i: int) -> int:
-        """The most that a kernel has requested at a time."""
-        now = most = 0
-        temporaries: list[int] = []
-        for kind, subject, nbytes, over in self._requests(i):
-            if kind == "free":
-                now -= temporaries[subject]
-            else:
-                now += nbytes if over is None else 0
-                most = max(most, now)
-            if kind == "temp":
-                temporaries.append(nbytes)
-        return most
-
-    def _requests(self, i: int) -> list[tuple[str, int, int, int | None]]:
-        """What a kernel requests: of which kind, for which value, rounded bytes; and the value that it writes over."""
-        found: list[tuple[str, int, int, int | None]] = []
-        taken: set[int] = set()
-        for kind, subject, nbytes, candidates in self.flow.requests[i]:
-            if not nbytes and kind == "out":
-                continue
-            fitting = (v for v in candidates if kind == "out" and v not in taken and self._is_last(i, v))
-            over = next(fitting, None)
-            if over is not None:
-                taken.add(over)
-            found.append((kind, subject, round_up(nbytes), over))
-        return found
-
-    def _is_last(self, i: int, v: int) -> bool:
-        """Whether a kernel is the last that reads a value, which lies in the group's memory, as one input."""
-        return (
-            v in self._lies
-            and v not in self._tensors.outside
-            and self._left[v] == 1
-            and self._tensors.position(i, v) is not None
-        )
+    def _requested(self, i: int) -> Requested:
+        """What a kernel requests now. It writes over a value that lies in the group's memory and that it reads last."""
+        lies, left = self._lies, self._left
+        last = [v for v in self._group.over[i] if v in lies and left[v] == 1]
+        return self._group.requested(i, tuple(last))
 
     def _request(self, i: int) -> None:
         """A kernel makes its requests."""
         self._serial.start(i, self._first)
         served = self.served[i] = []
-        self._held[i] = self._needed(i)
+        requested = self._requested(i)
+        self._held[i] = requested.most_bytes
         self._live_bytes += self._held[i]
         self.live_bytes = max(self.live_bytes, self._live_bytes)
         temporaries: list[Buffer] = []
-        for kind, subject, nbytes, over in self._requests(i):
+        for kind, subject, nbytes, over in requested.requests:
             self._event += 1
             if kind == "free":
                 temporaries[subject].freed = self._event
@@ -377,14 +316,14 @@ class ListSchedule:
                 buffer = self._lies[over]
                 self.waits.setdefault(i, set()).update(buffer.users - {i})
             if nbytes:
-                served.append((buffer, None if over is None else self._tensors.position(i, over)))
+                served.append((buffer, None if over is None else self._group.position(i, over)))
             if kind == "temp":
                 temporaries.append(buffer)
             else:
                 self._lies[subject] = buffer
-                buffer.users |= {i, *self._tensors.users.get(subject, ())}
+                buffer.users |= {i, *self._group.users.get(subject, ())}
                 buffer.value = subject
-                buffer.stays = subject in self._tensors.outside
+                buffer.stays = subject in self._group.outside
 
     def _advance(self) -> int:
         """Let time pass until a kernel ends; returns its place."""
@@ -405,14 +344,13 @@ class ListSchedule:
         del self._running[place]
         self._event += 1
         self.ends[i] = self._event
-        made = {v for _, v in self.flow.makes[i]}
         own = [buffer for buffer, over in self.served[i] if over is None]
         self._live_bytes += sum(b.nbytes for b in own if b.value >= 0) - self._held.pop(i)
-        for v in {*self.flow.held[i], *made}:
-            if v in self._lies:
-                if v not in made:
+        for v, is_made in self._group.ended[i]:
+            buffer = self._lies.get(v)
+            if buffer is not None:
+                if not is_made:
                     self._left[v] -= 1
-                buffer = self._lies[v]
                 if not self._left.get(v) and buffer.value == v and not buffer.stays:
                     self._live_bytes -= buffer.nbytes
                     self._serial.end(v, self._first)
@@ -429,8 +367,9 @@ class _Serial:
         members: the kernels in that order; a place is a position there.
     """
 
-    def __init__(self, flow: Dataflow, members: Sequence[int], tensors: _Tensors):
-        self._flow = flow
+    def __init__(self, group: Group, members: Sequence[int]):
+        self._flow = flow = group.flow
+        self._nbytes = group.nbytes
         self._place = {i: p for p, i in enumerate(members)}
         self._live = np.zeros(len(members), np.int64)
         self._spans: dict[int, tuple[int, int]] = {}  # by value, the places between which it is live
@@ -438,19 +377,19 @@ class _Serial:
             own = temporary_peak(flow, i)
             self._live[place] += own
             for _, v in flow.makes[i]:
-                last = max((self._place[user] for user in tensors.users.get(v, ())), default=place)
-                self._spans[v] = place, len(members) if v in tensors.outside else last + 1
+                last = max((self._place[user] for user in group.users.get(v, ())), default=place)
+                self._spans[v] = place, len(members) if v in group.outside else last + 1
         for place, i in enumerate(members):
             for kind, _, nbytes, candidates in flow.requests[i]:
                 if kind == "out" and nbytes:
                     over = next((v for v in candidates if self._spans.get(v, (0, 0))[1] == place + 1), None)
-                    if over is not None and tensors.position(i, over) is not None:
+                    if over is not None and group.position(i, over) is not None:
                         self._spans[over] = self._spans[over][0], place
         for v, (begin, end) in self._spans.items():
             self._add(v, begin, end, 1)
 
     def _add(self, v: int, begin: int, end: int, sign: int) -> None:
-        self._live[begin:end] += sign * round_up(self._flow.values[v].nbytes)
+        self._live[begin:end] += sign * self._nbytes[v]
 
     def most_bytes(self, begin: int, end: int) -> int:
         """The most that is live at these places."""

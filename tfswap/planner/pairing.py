@@ -114,7 +114,8 @@ def brought_together(
     def live(made: list[int], _: Collection[int] = ()) -> Memory:
         return simulate_memory(whole or flow, build_schedule(made, ()), live=True)
 
-    return _within(flow, order, cost_s, rates, live, live(order).peak_bytes * PEAK_TIE, looped=looped)
+    tries = _Tries(_Partners(flow, cost_s, rates, looped=looped), order, live)
+    return tries.within(live(order).peak_bytes * PEAK_TIE)
 
 
 def orders_with_room(flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates) -> list[list[int]]:
@@ -127,50 +128,56 @@ def orders_with_room(flow: Dataflow, order: list[int], cost_s: Sequence[float], 
         return simulate_memory(flow, build_schedule(made, (), at), live=True)
 
     lowest_bytes = live(order).peak_bytes
+    tries = _Tries(_Partners(flow, cost_s, rates, ROOM_WINDOW), order, live)
     found: list[list[int]] = []
     for share in ROOM_SHARES:
-        made = _within(flow, order, cost_s, rates, live, lowest_bytes * share, ROOM_WINDOW)
+        made = tries.within(lowest_bytes * share)
         if made != order and made not in found:
             found.append(made)
     return found
 
 
-def _within(
-    flow: Dataflow,
-    order: list[int],
-    cost_s: Sequence[float],
-    rates: Rates,
-    live: Callable[[list[int], Collection[int]], Memory],
-    most_bytes: float,
-    window: int = WINDOW,
-    *,
-    looped: bool = False,
-) -> list[int]:
-    """`order`, with kernels next to each other that gain as pairs, except pairs with too many live bytes.
+class _Tries:
+    """Orders with kernels next to each other that gain as pairs; each is made and simulated once.
 
     Args:
         live: the live bytes of an order, given the positions of its pairs.
-        looped: as of `gains`.
     """
-    place = {i: position for position, i in enumerate(order)}
-    apart: set[tuple[int, int]] = set()
-    for _ in range(ORDERS_TRIED):
-        made, pairs = bring_together(flow, order, cost_s, rates, apart, window, looped=looped)
-        if made == order:
-            break
-        at = {i: position for position, i in enumerate(made)}
-        memory = live(made, [max(at[i] for i in pair) for pair in pairs])
-        if memory.peak_bytes <= most_bytes:
-            return made
-        # A tensor that a pair's kernel holds longer, or earlier, is live while the kernels run that were between the
-        # two.
-        high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
-        spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
-        parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
-        if not parted:
-            break
-        apart |= parted
-    return order
+
+    def __init__(
+        self, partners: _Partners, order: list[int], live: Callable[[list[int], Collection[int]], Memory]
+    ) -> None:
+        self._partners, self._order, self._live = partners, order, live
+        self._place = {i: position for position, i in enumerate(order)}
+        self._made: dict[frozenset[tuple[int, int]], tuple[list[int], list[tuple[int, int]], Memory | None]] = {}
+
+    def within(self, most_bytes: float) -> list[int]:
+        """The order with pairs, except those with too many live bytes."""
+        place, apart = self._place, frozenset[tuple[int, int]]()
+        for _ in range(ORDERS_TRIED):
+            made, pairs, memory = self._without(apart)
+            if memory is None:
+                break
+            if memory.peak_bytes <= most_bytes:
+                return made
+            # A tensor that a pair's kernel holds longer, or earlier, is live while the kernels run that were between
+            # the two.
+            high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
+            spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
+            parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
+            if not parted:
+                break
+            apart |= parted
+        return self._order
+
+    def _without(self, apart: frozenset[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]], Memory | None]:
+        """The order without these pairs, its pairs, and its live bytes; None where it is the one without pairs."""
+        if apart not in self._made:
+            made, pairs = self._partners.bring_together(self._order, apart)
+            at = {i: position for position, i in enumerate(made)}
+            memory = None if made == self._order else self._live(made, [max(at[i] for i in pair) for pair in pairs])
+            self._made[apart] = made, pairs, memory
+        return self._made[apart]
 
 
 def bring_together(
@@ -192,17 +199,44 @@ def bring_together(
     Returns:
         The order, and the pairs; in each the kernel that came first is first.
     """
+    return _Partners(flow, cost_s, rates, window, looped=looped).bring_together(order, apart)
 
-    made = list(order)
-    pairs: list[tuple[int, int]] = []
-    for share in GOOD_SHARES:
-        gain = gains(flow, cost_s, rates, share, looped=looped)
 
-        def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
-            return 0.0 if (first, second) in apart else gain(first, second)
+class _Partners:
+    """Which kernels of a step gain as pairs.
 
-        made = _Pairing(flow, made, cost_s, gain_if_free, pairs, least_gain_s(looped), window).reordered()
-    return made, pairs
+    Attributes:
+        window: how far ahead a partner is searched.
+        able: kernels that can be one of a pair.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        cost_s: Sequence[float],
+        rates: Rates,
+        window: int = WINDOW,
+        *,
+        looped: bool = False,
+    ) -> None:
+        self.flow, self.cost_s, self.window = flow, cost_s, window
+        self.least_s = least_s = least_gain_s(looped)
+        self.able = {i for i, seconds in enumerate(cost_s) if seconds > least_s and _stands_alone(flow, i)}
+        self._gains = [gains(flow, cost_s, rates, share, looped=looped) for share in GOOD_SHARES]
+
+    def bring_together(
+        self, order: Sequence[int], apart: Collection[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """As the function of this name."""
+        made = list(order)
+        pairs: list[tuple[int, int]] = []
+        for gain in self._gains:
+
+            def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
+                return 0.0 if (first, second) in apart else gain(first, second)
+
+            made = _Pairing(self, made, gain_if_free, pairs).reordered()
+        return made, pairs
 
 
 class _Pairing:
@@ -218,16 +252,14 @@ class _Pairing:
 
     def __init__(
         self,
-        flow: Dataflow,
+        partners: _Partners,
         order: Sequence[int],
-        cost_s: Sequence[float],
         gain: Callable[[int, int], float],
         pairs: list[tuple[int, int]],
-        least_s: float,
-        window: int,
     ):
-        self.flow, self.order, self.cost_s, self.gain = flow, order, cost_s, gain
-        self.pairs, self.least_s, self.window = pairs, least_s, window
+        self.flow, self.cost_s, self.able = partners.flow, partners.cost_s, partners.able
+        self.window, self.least_s = partners.window, partners.least_s
+        self.order, self.gain, self.pairs = order, gain, pairs
         self.paired = {i for pair in pairs for i in pair}
         self.made: list[int] = []
         self.ran: set[int] = set()
@@ -244,7 +276,7 @@ class _Pairing:
                 lead, *behind = self.later[first]
                 self.waiting.difference_update((lead, *behind))
                 self._run(lead, first, *behind)
-            elif self.cost_s[first] > self.least_s and first not in self.paired and _stands_alone(self.flow, first):
+            elif first in self.able and first not in self.paired:
                 self._run_with_partner(position, first)
             else:
                 self._run(first)
@@ -273,7 +305,10 @@ class _Pairing:
         held_up = [first]
         count = 1
         flow, paired, waiting = self.flow, self.paired, self.waiting
-        for second in self.order[position + 1 : position + 1 + self.window]:
+        window = self.order[position + 1 : position + 1 + self.window]
+        saved = {second: self.gain(first, second) for second in window if second in self.able and second not in paired}
+        saved = {second: saved_s for second, saved_s in saved.items() if saved_s}
+        for second in window if saved else ():
             if second in self.ran:
                 continue
             needs = flow.kernels_before(second)
@@ -282,12 +317,9 @@ class _Pairing:
                     break  # it can't wait longer
                 held_up.append(second)
             elif (
-                self.cost_s[second] > self.least_s
-                and second not in paired
+                (saved_s := saved.get(second, 0.0)) > gain_s
                 and second not in waiting
                 and needs.isdisjoint(waiting)
-                and (saved_s := self.gain(first, second)) > gain_s
-                and _stands_alone(flow, second)
                 and _share_device(flow, first, second)
             ):
                 best, gain_s, count = second, saved_s, len(held_up)

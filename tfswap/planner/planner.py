@@ -29,16 +29,11 @@ from tfswap.planner.candidates import Candidate, Draft, Judged
 from tfswap.planner.convolution_room import has_convolutions
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
-from tfswap.planner.ordering import rank_orders
-from tfswap.planner.pairing import (
-    brought_together,
-    gains,
-    orders_with_room,
-    side_by_side,
-)
+from tfswap.planner.pairing import gains, side_by_side
 from tfswap.planner.problem import NEVER, Choice, Solver, make_problem
 from tfswap.planner.solver_table import BOTH, EVICT, RESTARTS, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
+from tfswap.planner.step_orders import StepOrders, kernels_run
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.memory import Judge
 from tfswap.simulator.timing import Timing, simulate_time
@@ -48,11 +43,9 @@ KERNELS_SWEPT = 200_000
 """About how many kernels all rungs of a group of solvers visit in total. It bounds the planning time of large
 graphs.
 """
-REQUESTS_OF_A_KERNEL = 3
-"""The most requests of a kernel outside of loops."""
 TWO_SOLVERS = 50_000
-"""The most kernels of steps for which two solvers are asked and orders with room are searched. Of solvers that both
-swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing.
+"""The most kernels of steps for which two solvers are asked. Of those that both swap and recompute, the first rarely
+has the lowest floor. On larger steps planning would take longer than tracing.
 """
 
 
@@ -80,8 +73,7 @@ class Planner:
         costs: the cost model; by default the analytic one of this kind of device.
         share: this planner's share of the rungs that fit into the planning time.
         least_s, least_bytes: known lower bounds of any plan's seconds and bytes.
-        orders: the result of `rank_orders` for these facts and costs, where it is known.
-        outside: the planner of the same step without evictions in bodies, whose orders are used.
+        orders: of the step, or of the same step without evictions in bodies; by default of these facts and costs.
     """
 
     def __init__(
@@ -97,8 +89,7 @@ class Planner:
         share: float = 1.0,
         least_s: float = 0.0,
         least_bytes: int = 0,
-        orders: Sequence[list[int]] = (),
-        outside: Planner | None = None,
+        orders: StepOrders | None = None,
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by the choice and its lower bound of seconds
         self._least_s, self.least_bytes = least_s, least_bytes
@@ -116,26 +107,16 @@ class Planner:
         self.rates = self.costs.rates
         self.cost_s = self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
-        orders = list(orders or rank_orders(flow, self.cost_s))
-        if not snapshot.chunks:
-            # In an unknown arena it can't be known which plan fragments least: one order is enough.
-            del orders[1:]
+        orders = orders or StepOrders(flow, self.cost_s, self.rates)
+        # In an unknown arena it can't be known which plan fragments least: one order is enough.
+        most_orders = len(orders.ranked) if snapshot.chunks else 1
         moves = frozenset(tactics) - {"encode"}
-        # A loop makes the requests of all kernels that it runs.
-        kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
-        climbs = _climbs(SOLVERS[solver][moves], kernels, share, len(orders))
-        del orders[max(climb.orders for climb in climbs) :]
-        self._roomy: list[list[int]] = []
-        if outside is not None:
-            orders, self._roomy = outside.ranked[: len(orders)], outside._roomy
-        elif target.runs_concurrently:
-            if kernels <= TWO_SOLVERS:
-                self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates)
-            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
-        self.ranked: list[list[int]] = orders
-        orders = [*orders, *self._roomy]
+        climbs = _climbs(SOLVERS[solver][moves], kernels_run(flow, orders.ranked[0]), share, most_orders)
+        count = max(climb.orders for climb in climbs)
+        concurrent = target.runs_concurrently
+        tried = [*orders.together(count), *orders.with_room] if concurrent else orders.ranked[:count]
         self.problems = [
-            make_problem(flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers) for order in orders
+            make_problem(flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers) for order in tried
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
         self.ladders = self._ladders_of(climbs, RESTARTS.get(moves, ()) if solver == "default" else ())

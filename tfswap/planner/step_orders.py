@@ -1,0 +1,56 @@
+"""The orders of a step's kernels that plans are made for. Each is made at its first use, and once.
+
+Invariant: they depend on the step's facts and costs alone: not on the arena, nor on evictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.hardware import Rates
+from tfswap.planner.ordering import rank_orders
+from tfswap.planner.pairing import brought_together, orders_with_room
+
+REQUESTS_OF_A_KERNEL = 3
+"""The most requests of a kernel outside of loops."""
+MOST_WITH_ROOM = 50_000
+"""The most kernels of steps for which orders with room are searched. On larger steps planning would take longer than
+tracing."""
+
+
+class StepOrders:
+    """The orders of one step.
+
+    Args:
+        cost_s: seconds per node.
+    """
+
+    def __init__(self, flow: Dataflow, cost_s: Sequence[float], rates: Rates):
+        self._flow, self._cost_s, self._rates = flow, cost_s, rates
+        self._together: list[list[int]] = []
+
+    @cached_property
+    def ranked(self) -> list[list[int]]:
+        """As of `rank_orders`."""
+        return rank_orders(self._flow, self._cost_s)
+
+    def together(self, count: int) -> list[list[int]]:
+        """The first so many of `ranked`, with kernels next to each other that gain as pairs."""
+        for order in self.ranked[len(self._together) : count]:
+            self._together.append(brought_together(self._flow, order, self._cost_s, self._rates))
+        return self._together[:count]
+
+    @cached_property
+    def with_room(self) -> list[list[int]]:
+        """Orders with more pairs, which hold more bytes."""
+        order = self.ranked[0]
+        if kernels_run(self._flow, order) > MOST_WITH_ROOM:
+            return []
+        return orders_with_room(self._flow, order, self._cost_s, self._rates)
+
+
+def kernels_run(flow: Dataflow, order: Sequence[int]) -> int:
+    """About how many kernels a step runs. A loop makes the requests of all kernels that it runs."""
+    return max(1, len(order), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)

@@ -1,15 +1,15 @@
-"""The step as the allocator sees it: kernels that allocate and read values, in index form for speed.
+"""The facts of a step: kernels, and the values that they allocate and read, in index form for speed.
 
-A *value* is one buffer's worth of data: a kernel's fresh output together with every view of it, or one
-version of a variable. Views, constants, feeds and variable reads neither allocate nor hold more than the
-values behind them, so they are *free* nodes: TensorFlow may run them at any time. All other nodes are
-*kernels*, and get a place in the order: also a view that reads something else, such as the shape that a kernel makes.
+A *value* is the content of one buffer: a kernel's new output together with all views of it, or one version of a
+variable. Views, constants, feeds and variable reads allocate nothing and hold only the values behind them. They are
+*free* nodes, which TensorFlow may run at any time. All other nodes are *kernels* and have a place in the order. So has
+a view with a further input that a kernel computes, such as a Reshape with a computed shape.
 
-Invariant: pure function of the graph and the device; everything is indexed by position in the graph's
-topological order (nodes) or by creation (values).
+Invariant: a pure function of the graph and the device. Nodes are indexed by their position in the graph's topological
+order, values by creation.
 
-Loops and conditionals are kernels whose requests are those of all that they run (analysis/control_flow.py). The
-elements of tensor lists are values of their own: whoever reads the list reads them too.
+Loops and conditionals are kernels with the requests of their bodies (analysis/control_flow.py). The elements of tensor
+lists are values of their own, which readers of the list read too.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Value(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request or release of a kernel, in full.
+    """One request or release of a kernel.
 
     Attributes:
-        kind: as of `kernels.Event`.
-        subject: the value made, for "out"; which temporary, for "free"; the value, for "release".
-        nbytes: what is asked for, where no candidate's buffer is forwarded. Nothing is, for an output without buffer.
-            For "split", what the next request asks for.
-        candidates: values read.
+        kind: as of `kernels.events.EventKind`.
+        subject: for "out" the new value, for "temp" and "free" the number of the temporary, for "release" the value.
+        nbytes: the requested bytes, where no candidate's buffer is forwarded; 0 for an output without a buffer. For
+            "split", the bytes of one of the next requests.
+        candidates: the values read whose buffers may be forwarded.
     """
 
     kind: str
@@ -67,7 +67,13 @@ class Request(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A kernel's write to a variable: `old` version becomes `new`, in place or by adopting `adopted`'s buffer."""
+    """A kernel's write to a variable.
+
+    Attributes:
+        old, new: the version before the write, and after it.
+        adopted: the value whose buffer the variable adopts. None: the write is in place.
+        copies: whether the kernel first copies the variable (copy-on-read mode).
+    """
 
     old: int
     new: int
@@ -82,39 +88,36 @@ class Dataflow:
     Attributes:
         nodes: live nodes in topological order.
         own_deps: per node, indices of the nodes that must run before it: data and control.
-        deps: these, and for a write the readers of the version that it ends: it would have to copy the
-            variable for them.
+        deps: `own_deps`, and for a write the readers of the version before it, for which it would copy the variable.
         is_kernel: per node, whether it has a place in the order.
-        reads: per node, the values that its inputs hold, once per edge.
-        consumes: by node where there are any, those of its inputs' values that it releases while it runs, once per
-            edge; they are not among `reads`.
+        reads: per node, the values of its inputs, once per edge.
+        consumes: for some nodes, values of inputs that the kernel releases while it runs, once per edge. They are not
+            in `reads`.
         makes: per node, (output index, value) for outputs with a buffer of their own.
-        forwards: per node, (value made, candidate values read), as `KernelMemory.forward`.
+        forwards: per node, (new value, candidate values read), as `KernelMemory.forward`.
         events: per node, as `KernelMemory.events`, or as `Record.events`.
-        process_bytes: by node where there are any, as `KernelMemory.process_bytes`.
-        temp_forwards: by node where there are any, (number of the temporary, candidate values read).
+        process_bytes: for some nodes, as `KernelMemory.process_bytes`.
+        temp_forwards: for some nodes, by number of the temporary, the candidate values read.
         updates: per node, its writes to variables.
-        written: by handle, as a value, of each variable that these are, its first version.
+        written: the first version of each variable that the step writes, by the value of its handle.
         values: all values.
-        fetched: values that the caller gets, held until the step has ended.
-        value_of: the value that a (node, output index) holds; missing where it holds none.
-        inexact: kernels whose memory is known by an upper bound only; of what runs Python code nothing is known but
-            what it returns.
-        bounded: those of them whose temporaries are what is not exact: at run time they may take none.
-        usual: by those of which it was measured what they ask for, the events.
-        place: index of each node by name.
-        constants: nodes that are tensors of the graph itself, or of its bodies.
-        holders: nodes whose kernels hold memory from when they are made on.
-        kept: values that tensor lists keep, by (node, output index) of the list.
-        runs: by node that is a loop or a conditional, how often it runs each body, those of its bodies' own included.
-        inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
-        inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
-        passing_bytes: what one of these has there at most besides, while it runs.
-        permits: by value, what the user allows to be done to it, of those to which not everything may be.
-        courses: where the step decides which branches its conditionals take, or when its loops end, the facts for each
-            course that it can take, if these are few.
-        covering: of many, facts that hold at each point no less than those of any course; None where none are known.
-        all_courses: whether `courses` are all.
+        fetched: the values of the step's results, which are held until the step has ended.
+        value_of: the value of a (node, output index); missing where it has none.
+        inexact: kernels whose memory is an upper bound, and kernels that run Python code, whose memory is unknown.
+        bounded: kernels among these whose temporaries are the bound: they may have none when they run.
+        usual: the measured events of kernels in `bounded`, where there are any.
+        place: the index of each node, by name.
+        constants: constant nodes of the graph and of its bodies.
+        holders: nodes whose kernels hold memory from their construction.
+        kept: the values of a tensor list's elements, by (node, output index) of the list.
+        runs: the number of runs of each body, inner bodies too, by the node of the loop or conditional.
+        inner_out_bytes, inner_in_bytes: bytes that bodies copy to the host, and back.
+        inner_away_bytes: bytes in host memory after the loop or conditional has ended.
+        passing_bytes: the most bytes that one of these has in host memory in addition, while it runs.
+        permits: the permits of values with restrictions by the user.
+        courses: the facts of each course, where the step decides branches or iterations, and courses are few.
+        covering: facts that hold at each point at least as much as any course, where courses are many. None: unknown.
+        all_courses: whether `courses` has all courses.
     """
 
     nodes: list[Node]
@@ -159,22 +162,22 @@ class Dataflow:
 
     @property
     def inner_host_bytes(self) -> int:
-        """The most host memory of copies inside of bodies, with copies that stay counted all the time."""
+        """The most host memory of copies in bodies. Copies that stay after their node count all the time."""
         return self.inner_away_bytes + self.passing_bytes
 
     @cached_property
     def inexact_kernels(self) -> frozenset[int]:
-        """`inexact`, to look up."""
+        """`inexact` as a set."""
         return frozenset(self.inexact)
 
     @cached_property
     def has_outside(self) -> bool:
-        """Whether the caller has a part in the middle of the step, which changes the arena each time."""
+        """Whether the caller runs between the forward and the backward pass, and may change the arena."""
         return any(node.op == OUTSIDE for node in self.nodes)
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """Per node, the nodes that `deps` makes wait for it."""
+        """Per node, the nodes that wait for it, by `deps`."""
         return users_of(self.deps)
 
     @cached_property
@@ -187,11 +190,11 @@ class Dataflow:
         return self.permits.get(v, ANYTHING).allows(tactic)
 
     def times_of(self, body: Graph) -> float:
-        """How often a body runs in a step. Of two branches only the one that holds more is known to run."""
+        """The number of runs of a body in a step. Only the branch of a conditional that was replayed is counted."""
         return max((times[body] for times in self.runs.values() if body in times), default=1.0)
 
     def values_of(self, tensors: Iterable[Output]) -> frozenset[int]:
-        """The values that tensors hold, of a graph that this one is a copy of too."""
+        """The values of tensors, which may be those of a graph that this one was copied from."""
         held = (self.value_of.get((self.nodes[self.place[t.node.name]], t.index)) for t in tensors)
         return frozenset(v for v in held if v is not None)
 
@@ -199,8 +202,8 @@ class Dataflow:
     def value_named(self) -> dict[str, int]:
         """The value that a tensor is the first to hold, by the tensor's name.
 
-        Versions of a variable, and what lists keep, have no tensor of their own and are known by another value's,
-        which was there before them.
+        Versions of a variable and elements of lists have no tensor of their own. They have the tensor of an earlier
+        value, and are not in this table.
         """
         named: dict[str, int] = {}
         for v, value in enumerate(self.values):
@@ -209,11 +212,11 @@ class Dataflow:
 
     @cached_property
     def requests(self) -> list[tuple[Request, ...]]:
-        """Per node, its events with all that there is to know of each, for those who replay them again and again."""
+        """Per node, its events with their values and bytes, for repeated replays."""
         return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]
 
     def allocations(self, i: int) -> int:
-        """How many allocations a kernel makes of which no input's buffer is forwarded."""
+        """The number of a kernel's requests where no input's buffer is forwarded."""
         return sum(bool(request.nbytes) for request in self.requests[i])
 
     def _requests(self, i: int) -> tuple[Request, ...]:
@@ -235,7 +238,7 @@ class Dataflow:
         return (*found, *(Request("out", v, 0, ()) for v in made.values()))
 
     def temporary_bytes(self, i: int) -> int:
-        """The peak of a node's temporaries: a loop's are those of all that it runs."""
+        """The peak of a node's temporaries. Those of a loop are the requests of its bodies."""
         sizes: list[int] = []
         live = most = 0
         for kind, subject, nbytes, _ in self.requests[i]:
@@ -249,11 +252,10 @@ class Dataflow:
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
-        """These facts, and where some temporaries or tensors are bounds, the facts without those, and with those that
-        were measured.
+        """These facts; and where some temporaries or sizes are bounds, the facts without these, and with the measured
+        ones.
 
-        Less memory asked for is not always a lower peak: a hole that is not there, or another one, moves what comes
-        after it.
+        Smaller requests do not always give a lower peak: they leave other holes, which move later requests.
         """
         if not self.bounded and not self._has_bounded_sizes:
             return (self,)
@@ -263,7 +265,7 @@ class Dataflow:
 
     @property
     def others(self) -> tuple[Dataflow, ...]:
-        """`courses`, and what covers them."""
+        """`courses`, and `covering` where there is one."""
         return self.courses if self.covering is None else (*self.courses, self.covering)
 
     @property
@@ -273,8 +275,8 @@ class Dataflow:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the step decides more, courses or sizes, than is tried one by one: which holes there are, and so what
-        is given in place of what is asked for, is then not known before.
+        """Whether the step decides more courses or sizes than can be tried one by one. The holes in the arena, and so
+        the chunks that requests get, are then unknown.
         """
         return not self.all_courses or self._has_bounded_sizes
 
@@ -290,11 +292,11 @@ class Dataflow:
         return any(value.tensor.type.bound for value in self.values)
 
     def decides_sizes(self, node: Node) -> bool:
-        """Whether the size of what a node gives is a bound, and of nothing that it is given."""
+        """Whether the size of an output of the node is a bound, and no size of its inputs is."""
         return any(t.bound for t in node.outputs) and not any(t.type.bound for t in node.inputs)
 
     def _with(self, usual: Mapping[int, tuple[kernel_memory.Event, ...]]) -> Dataflow:
-        """These facts, with other requests of what is bounded; where none are given, without temporaries."""
+        """These facts with the events in `usual` for bounded kernels, and without temporaries for the others."""
         events, rest = list(self.events), dict(self.temp_forwards)
         for i in self.bounded:
             events[i] = usual.get(i) or tuple(event for event in events[i] if event[0] == "out")
@@ -302,7 +304,7 @@ class Dataflow:
         return replace(self, events=events, temp_forwards=rest, bounded=[], usual={})
 
     def kernels_before(self, i: int) -> frozenset[int]:
-        """The kernels that node `i` waits for, those behind nodes that are no kernels included."""
+        """The kernels that node `i` waits for, also through nodes that are no kernels."""
         found = self._kernels_before.get(i)
         if found is None:
             is_kernel, deps = self.is_kernel, self.deps
@@ -315,20 +317,20 @@ class Dataflow:
         return {}
 
     def first_versions(self, feeds: Iterable[str]) -> frozenset[int]:
-        """The values that those of the step's variables have before it whose handles are fed by these names."""
+        """The values before the step of the written variables whose handles are the feeds of these names."""
         nodes = (self.nodes[self.place[name]] for name in feeds if name in self.place)
         versions = (self.written.get(self.value_of.get((node, 0), -1)) for node in nodes)
         return frozenset(v for v in versions if v is not None)
 
     @cached_property
     def persistent(self) -> list[int]:
-        """Values that are there before the step: arguments, constants, and variables in their first version."""
+        """Values from before the step: arguments, constants, and first versions of variables."""
         updated = {u.new for us in self.updates for u in us}
         return [v for v, value in enumerate(self.values) if value.producer == PERSISTENT and v not in updated]
 
     @cached_property
     def made_with_step(self) -> set[Node]:
-        """Nodes whose persistent values come with the step's kernels: before, they are not in the arena."""
+        """Nodes whose persistent values are allocated with the step's kernels."""
         return self.constants | self.holders
 
     @property

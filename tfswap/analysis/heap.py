@@ -1,8 +1,8 @@
-"""The buffers of a replay of bodies: their holders, and their requests and releases in order.
+"""The buffers of a replay of bodies: their reference counts, and their requests and releases in order.
 
-Reference counts are those that the runtime keeps (functional_ops.cc): what a node is given is held until the node has
-ended; a body's arguments from the iteration before are its own, and can be written over. Tensor lists and optionals are
-scalars of the arena, or of host memory on a GPU; their elements are in the arena.
+Reference counts are those of the runtime (functional_ops.cc). The caller holds a node's inputs until the node has
+ended. A body owns its arguments from the iteration before, and can write over them. Tensor lists and optionals are
+scalars in the arena, or in host memory on a GPU. Their elements are in the arena.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Heap:
     """The buffers of one replay.
 
     Attributes:
-        log: what was requested and released.
-        exact: whether the log is exact, or a bound.
-        live_bytes, peak_bytes: of the arena that the replay holds, now and at most.
-        weight: how many iterations of a loop the one that runs stands for.
-        out_bytes, in_bytes: copied to the host, and back, weighted so.
-        away_bytes, most_away_bytes: in host memory, now and at most.
+        log: the requests and releases.
+        exact: whether the log is exact, and no bound.
+        live_bytes, peak_bytes: bytes that the replay holds in the arena, now and at most.
+        weight: the number of iterations that the current one represents.
+        out_bytes, in_bytes: bytes copied to the host, and back, times `weight`.
+        away_bytes, most_away_bytes: bytes in host memory, now and at most.
     """
 
     def __init__(self, device: DeviceModel, *, frees_inputs: bool = False):
         """An empty heap.
 
         Args:
-            frees_inputs: whether what the node is given is released when nobody holds it any more.
+            frees_inputs: whether the node's inputs are released with their last reference.
         """
         self.device = device
         self._frees_inputs = frees_inputs
@@ -46,13 +46,13 @@ class Heap:
         self.out_bytes = self.in_bytes = 0.0
         self.away_bytes = self.most_away_bytes = 0
         self._requests = 0
-        self._group_requests = 0  # of a group's kernel
-        self._served: dict[Node, list[Served]] = {}  # of the group that runs
-        self._chunks: list[Buffer] = []  # of it, what lies in each
-        self._kept: list[Buffer] | None = None  # what is freed when the kernels of a group have ended
+        self._group_requests = 0  # requests so far of the running kernel of a group
+        self._served: dict[Node, list[Served]] = {}  # of the running group
+        self._chunks: list[Buffer] = []  # the latest buffer in each of its chunks
+        self._kept: list[Buffer] | None = None  # dropped when the group has ended; None outside of groups
 
     def inputs(self, node: Node, contents: Sequence[Contents | None]) -> list[Buffer]:
-        """A node's inputs, of which its lists' contents may be known."""
+        """The buffers of a node's inputs, with the known contents of lists."""
         known = [c if t.type.dtype == "variant" else () for t, c in zip(node.inputs, contents, strict=True)]
         return [self.given(i, tensor_bytes(t.type), known[i]) for i, t in enumerate(node.inputs)]
 
@@ -64,7 +64,7 @@ class Heap:
         return made
 
     def give_up(self, buffer: Buffer, value: int | None) -> None:
-        """Make an input the node's own, with all of its list's elements."""
+        """Make the node the owner of an input, and of all elements of its list."""
         buffer.value, buffer.refs = value, 1
         seen: set[int | None] = {None}
         pending = list(buffer.parts)
@@ -78,7 +78,7 @@ class Heap:
                 seen.add(part.buffer.value)
 
     def allocate(self, nbytes: int, on_host: bool = False) -> Buffer:
-        """A new buffer, held by its maker."""
+        """A new buffer with one reference."""
         made = Buffer(None, nbytes)
         made.refs, made.on_host = 1, on_host
         if nbytes > 0:
@@ -90,16 +90,16 @@ class Heap:
         return made
 
     def allocate_on_host(self, nbytes: int) -> Buffer:
-        """What a GPU's kernel has in host memory, such as a list's scalar, and a CPU's in the arena."""
+        """A new buffer, such as a list's scalar, that is in host memory on a GPU, and in the arena on a CPU."""
         return self.allocate(nbytes, on_host=self.device.is_gpu)
 
     def hold(self, buffer: Buffer) -> Buffer:
-        """Count one more owner."""
+        """Add a reference."""
         buffer.refs += 1
         return buffer
 
     def drop(self, buffer: Buffer) -> None:
-        """Count one owner less, and release what has none."""
+        """Remove a reference, and release the buffer with the last one."""
         if self._kept is not None:
             self._kept.append(buffer)
             return
@@ -121,7 +121,7 @@ class Heap:
         self.live_bytes -= round_up(buffer.arena_bytes)
 
     def is_dying(self, buffer: Buffer) -> bool:
-        """Whether only the running kernel holds it."""
+        """Whether the running kernel has the only reference."""
         return buffer.refs == 1 and buffer.number is not None and self._kept is None
 
     def split(self, sizes: Iterable[int]) -> None:
@@ -130,11 +130,11 @@ class Heap:
         self.log.append(("part", 0, 0))
 
     def free_rest(self) -> None:
-        """Release the separators of those chunks."""
+        """Free the rests of those chunks."""
         self.log.append(("rest", 0, 0))
 
     def copies_out(self, nbytes: int, handle: Buffer) -> None:
-        """Start a copy to the host, which exists for as long as its handle."""
+        """Start a copy to the host, which exists as long as its handle."""
         self.out_bytes += self.weight * round_up(nbytes)
         handle.away_bytes = round_up(nbytes)
         self.away_bytes += handle.away_bytes
@@ -147,18 +147,18 @@ class Heap:
     # --- kernels ---------------------------------------------------------------------------------------------
 
     def begin_group(self, chunks: Chunks) -> None:
-        """The kernels that follow are a group's, whose requests are served from its chunks."""
+        """Begin a group: the next kernels' requests are served from its chunks."""
         self._served, self._chunks = chunks.served, []
         self._kept = [self.allocate(chunks.reserved)] if chunks.reserved else []
 
     def end_group(self) -> None:
-        """The kernels of a group have all ended: what they have read and made is released."""
+        """End a group: drop the buffers that its kernels have read and made."""
         kept, self._kept = self._kept or [], None
         for buffer in kept:
             self.drop(buffer)
 
     def run_kernel(self, node: Node, memory: KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
-        """A kernel's outputs, each held once."""
+        """Run a kernel; returns its outputs, with one reference each."""
         self.exact &= memory.exact
         forward = dict(memory.forward)
         temp_forward = dict(memory.temp_forward)
@@ -206,7 +206,7 @@ class Heap:
 
 
 def _given_element(element: Element, source: int) -> Buffer:
-    """An element of a list that comes with an input."""
+    """The buffer of an element of an input's list."""
     made = Buffer(None, element.nbytes, source, element.value)
     made.parts = _given_parts(element.parts, source)
     made.endless = element.parts is None

@@ -1,10 +1,10 @@
-"""Between which values the integers of a tensor lie, before the step runs.
+"""The range of an integer tensor's values, before the step runs.
 
-Follows shapes, constants and arithmetic backwards from a tensor, as far as it is asked: what finds positions finds none
-beyond what it looks through, a remainder is smaller than its divisor, a moved value stays what it is.
+Shapes, constants and arithmetic are propagated backwards from a tensor, on demand. A position is below the size of the
+searched axis, a remainder is below its divisor, and ops that move values keep their range.
 
-Invariant: what is given holds for whatever the step is fed. Where nothing is known, or an op's result could wrap
-around, it is all that the type holds.
+Invariant: a range holds for all inputs of the step. Where nothing is known, or an op's result could wrap around, it is
+the range of the type.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.ir.views import origin
 
 FURTHEST = 64
-"""So many ops back nothing is looked for any more."""
+"""The most ops to go back from a tensor."""
 
 
 class Range(NamedTuple):
-    """What all elements are at least, and at most."""
+    """The least and the largest possible value of an element."""
 
     low: int
     high: int
@@ -31,7 +31,7 @@ BOOL = Range(0, 1)
 
 
 def range_of_type(dtype: str) -> Range | None:
-    """What a type can hold; None where it is none of integers or booleans."""
+    """The range of an integer or boolean type; None for other types."""
     if dtype == "bool":
         return BOOL
     bits = 8 * ELEMENT_BYTES.get(dtype, 0)
@@ -41,18 +41,18 @@ def range_of_type(dtype: str) -> Range | None:
 
 
 Asked = Callable[[int], "Range | None"]
-"""The range of the input at a position."""
+"""Gives the range of the input at a position."""
 Rule = Callable[[Node, int, Asked], "Range | None"]
-"""The range of the output at a position; None, or more than the type holds, where nothing is known."""
+"""Gives the range of the output at a position; None, or a range beyond the type's, where it is unknown."""
 
 
 def _below(count: int | None) -> Range | None:
-    """Positions among so many."""
+    """The range of positions among `count` elements."""
     return Range(0, max(0, count - 1)) if count is not None else None
 
 
 def _positions(node: Node, index: int, asked: Asked) -> Range | None:
-    """Along the axis that the second input names; along any, where that is not known."""
+    """Positions along the axis in the second input; along the longest axis, where that is unknown."""
     shape, axis = node.inputs[0].type.shape, asked(1)
     if not shape or None in shape or axis is None:
         return None
@@ -67,7 +67,7 @@ def _along_the_last(node: Node, index: int, asked: Asked) -> Range | None:
 
 
 def _places_in_images(node: Node, index: int, asked: Asked) -> Range | None:
-    """Those of MaxPoolWithArgmax: within an image, or within all of them."""
+    """Positions of MaxPoolWithArgmax: within an image, or within all of them."""
     kind = node.inputs[0].type
     images = 1 if node.attrs.get("include_batch_in_index") else (kind.shape or (None,))[0]
     if index != 1 or not kind.num_elements or not images:
@@ -89,7 +89,7 @@ def _second(node: Node, index: int, asked: Asked) -> Range | None:
 
 
 def _either(*positions: int) -> Rule:
-    """Values of these inputs; of all that there are, where none is named."""
+    """Values of these inputs; of all inputs, where none is given."""
 
     def rule(node: Node, index: int, asked: Asked) -> Range | None:
         return _joined([asked(p) for p in positions or range(len(node.inputs))])
@@ -131,7 +131,7 @@ def _product(node: Node, index: int, asked: Asked) -> Range | None:
 
 
 def _remainder(node: Node, index: int, asked: Asked) -> Range | None:
-    """It has the divisor's sign."""
+    """A remainder has the divisor's sign."""
     b = asked(1)
     return Range(0, b.high - 1) if b and b.low > 0 else None
 
@@ -155,7 +155,7 @@ def _smaller(node: Node, index: int, asked: Asked) -> Range | None:
 
 
 def _counted(node: Node, index: int, asked: Asked) -> Range | None:
-    """From a start by steps up to a limit, which is not reached."""
+    """From a start in steps up to a limit, which is excluded."""
     start, limit, step = asked(0), asked(1), asked(2)
     if start is None or limit is None or step is None or step.low <= 0 or limit.high <= start.low:
         return None
@@ -173,7 +173,7 @@ def _drawn(low: int, high: int) -> Rule:
 
 
 def _added_up(node: Node, index: int, asked: Asked) -> Range | None:
-    """Of at most all of the input's elements."""
+    """A sum of at most all elements of the input."""
     one, count = asked(0), node.inputs[0].type.num_elements
     return Range(min(one.low, 0) * count, max(one.high, 0) * count) if one and count is not None else None
 
@@ -184,7 +184,7 @@ _RULES: dict[str, Rule] = {
     "ArgMax": _positions,
     "ArgMin": _positions,
     "BroadcastTo": _same,
-    "Cast": _same,  # of what is not out of range: others would wrap around
+    "Cast": _same,  # a value out of the type's range would wrap around: the range is then the type's
     "Concat": _either(),
     "ConcatV2": _all_but_the_last,
     "Cumsum": _added_up,
@@ -227,7 +227,7 @@ _RULES: dict[str, Rule] = {
 
 
 class Ranges:
-    """The ranges of one graph's tensors, each found when it is first asked for."""
+    """The ranges of one graph's tensors, each computed on first use."""
 
     def __init__(self, graph: Graph):
         self._constants = graph.small_constants
@@ -260,6 +260,6 @@ class Ranges:
 
 
 def narrowest(found: Range) -> str | None:
-    """The smallest unsigned type that holds what lies in a range, counted from its lowest."""
+    """The smallest unsigned type for the values of a range minus its lowest value; None where there is none."""
     span = found.high - found.low
     return next((name for name in ("uint8", "uint16", "uint32") if span < 2 ** (8 * ELEMENT_BYTES[name])), None)

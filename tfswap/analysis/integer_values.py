@@ -1,9 +1,9 @@
-"""Integers that are known before the step runs: sizes, counters, and whether a loop goes on.
+"""Integers that are known before the step runs: sizes, counters, and conditions of loops.
 
-Follows small integer and boolean tensors through the graph, flat, and on demand how many elements lists have. Where one
-side decides (False and anything) the other need not be known.
+Values of small integer and boolean tensors are propagated through the graph, flat, and on demand the lengths of lists.
+Where one input decides (False and anything), the other may be unknown.
 
-Invariant: what is given for a tensor is what it will hold, or an `AtMost`; nothing is guessed.
+Invariant: a tensor's values here are those that it will have, or an `AtMost`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tfswap.ir.op_traits import is_view
 
 Values = tuple[int, ...]
 Known = dict[tuple[Node, int], Values]
-"""By tensor, its elements."""
+"""The elements of tensors, by (node, output index)."""
 
 
 class AtMost(tuple[int, ...]):
-    """Elements that are bounds: a loop that may end early leaves no larger ones."""
+    """Elements that are upper bounds, as after a loop that may end early."""
 
     __slots__ = ()
 
@@ -38,10 +38,10 @@ class AtMost(tuple[int, ...]):
 
 
 def common(ways: Sequence[Sequence[Values | None]], *, bounds: bool = False) -> list[Values | None]:
-    """What is known of tensors that have one of several values each.
+    """The common values of tensors in several cases; None where they differ.
 
     Args:
-        ways: the values of all tensors, for each way in which the step can run.
+        ways: the values of all tensors, in each case.
         bounds: give bounds where the values differ.
     """
     return [_common(values, bounds) for values in zip(*ways, strict=True)]
@@ -61,7 +61,7 @@ _DTYPES = frozenset(("bool", "int32", "int64"))
 
 
 def is_followed(tensor: Output) -> bool:
-    """Whether the tensor is one of small integers."""
+    """Whether the tensor's values are propagated: few integers or booleans."""
     count = tensor.type.num_elements
     return tensor.type.dtype in _DTYPES and count is not None and count <= SMALL_INTEGERS
 
@@ -77,7 +77,7 @@ def _elementwise(function: Callable[[int, int], int]) -> Rule:
         count = max(len(left), len(right))
         ranks = [len(t.type.shape or ()) for t in node.inputs]
         if min(len(left), len(right)) > 1 and ranks[0] != ranks[1]:
-            return None  # rows repeated: not followed
+            return None  # broadcasting of rows is not supported
         if len(left) not in (1, count) or len(right) not in (1, count):
             return None
         pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
@@ -90,7 +90,7 @@ def _elementwise(function: Callable[[int, int], int]) -> Rule:
 
 
 def _decided(rule: Rule, decides: int) -> Rule:
-    """`rule` of booleans, one of which can settle it alone."""
+    """`rule` for two booleans, where an input with the value `decides` decides the result."""
 
     def both(node: Node, inputs: Sequence[Values | None]) -> Values | None:
         if any(values == (decides,) for values in inputs):
@@ -108,7 +108,7 @@ def _each(function: Callable[[int], int]) -> Rule:
 
 
 def _same(node: Node, inputs: Sequence[Values | None]) -> Values | None:
-    """The elements in the order in which they were."""
+    """The first input's elements, in the same order."""
     return inputs[0]
 
 
@@ -128,7 +128,7 @@ def _rank(node: Node, inputs: Sequence[Values | None]) -> Values | None:
 
 
 def _joined(node: Node, inputs: Sequence[Values | None]) -> Values | None:
-    """Scalars or vectors after one another (Pack of scalars, ConcatV2 of vectors)."""
+    """Concatenated scalars or vectors (Pack of scalars, ConcatV2 of vectors)."""
     data = list(inputs)
     if node.op == "ConcatV2":
         data.pop()
@@ -214,11 +214,11 @@ _CERTAIN: dict[str, tuple[int, int]] = {
     "Less": (1, 0),
     "LessEqual": (1, 0),
 }
-"""By comparison, the result that holds for all smaller values of the first input too, and of the second."""
+"""For each comparison, the result that also holds for all smaller values of the first input, and of the second."""
 
 
 def _applied(node: Node, rule: Rule, inputs: Sequence[Values | None]) -> Values | None:
-    """What follows from the inputs, some of which may be bounds."""
+    """The result of a rule for inputs of which some may be bounds."""
     bounds = [p for p, values in enumerate(inputs) if isinstance(values, AtMost)]
     if not bounds:
         return rule(node, inputs)
@@ -235,7 +235,7 @@ def _applied(node: Node, rule: Rule, inputs: Sequence[Values | None]) -> Values 
 
 
 def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
-    """What BroadcastGradientArgs gives for two shapes: the axes that the gradient of each is summed over (bcast.h)."""
+    """The results of BroadcastGradientArgs for two shapes: the axes over which each gradient is summed (bcast.h)."""
     if first == second:
         return (), ()
     rank = max(len(first), len(second))
@@ -247,7 +247,7 @@ def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
 _SEVERAL: dict[str, Callable[..., tuple[Values, ...]]] = {
     "BroadcastGradientArgs": _reduced_axes,
 }
-"""Ops with several outputs, all of which follow where all inputs are known."""
+"""Ops with several outputs, which are computed where all inputs are known."""
 
 
 def _set(node: Node, inputs: Sequence[Values | None]) -> Values | None:
@@ -282,16 +282,16 @@ _LENGTHS: dict[str, Rule] = {
     custom_ops.PREFETCH: _same,
     "ZerosLike": _same,
 }
-"""How many elements the list has that is the first output, or what reads that."""
+"""Rules for lengths of lists. A list's length is its value."""
 
 
 class Integers:
-    """Follows the integers of one graph.
+    """Propagates the integers of one graph.
 
     Args:
-        order: its nodes, each after those that it reads.
-        lengths: whether how many elements a list has is followed as well: it stands for the list.
-        asked: follow only what these follow from; by default all.
+        order: its nodes in topological order.
+        lengths: propagate the lengths of lists as well, as the lists' values.
+        asked: propagate only values on which these tensors depend. None: all.
     """
 
     def __init__(
@@ -310,13 +310,13 @@ class Integers:
                 if node in needed and node in self._rules:
                     needed.update(tensor.node for tensor in node.inputs)
             self._rules = {node: rule for node, rule in self._rules.items() if node in needed}
-        # What follows from constants alone is known once and for all: a loop is followed for thousands of iterations.
+        # Values that depend on constants only are computed once: loops are evaluated for thousands of iterations.
         for node in self._rules:
             self.follow_on(node, self._constants)
         self._rules = {node: rule for node, rule in self._rules.items() if (node, 0) not in self._constants}
 
     def follow(self, given: Mapping[tuple[Node, int], Values]) -> Known:
-        """What is known when `given` is."""
+        """All values that follow from `given`."""
         known = {**self._constants, **given}
         for node, rule in self._rules.items():
             values = _applied(node, rule, [known.get(t) for t in node.inputs])
@@ -325,7 +325,7 @@ class Integers:
         return known
 
     def follow_on(self, node: Node, known: Known) -> None:
-        """Add to `known` what follows for one node's output."""
+        """Add the value of one node's output to `known`, where it follows."""
         rule = self._rules.get(node)
         if rule is None:
             return
@@ -335,7 +335,7 @@ class Integers:
 
 
 def known_results(node: Node, inputs: Sequence[Values | None]) -> dict[int, Values]:
-    """What a node's outputs will hold, of those that follow from its inputs."""
+    """The values of a node's outputs that follow from its inputs, by output."""
     if (several := _SEVERAL.get(node.op)) is not None:
         given = [() if t.type.num_elements == 0 else v for t, v in zip(node.inputs, inputs, strict=True)]
         known = [values for values in given if values is not None and not isinstance(values, AtMost)]
@@ -346,7 +346,7 @@ def known_results(node: Node, inputs: Sequence[Values | None]) -> dict[int, Valu
 
 
 def rule_of(node: Node) -> Rule | None:
-    """How the node's only output follows from its inputs; None where it is not followed."""
+    """The rule for the node's only output; None where its values are not propagated."""
     if len(node.outputs) != 1 or not node.inputs or not is_followed(node.out()):
         return None
     if is_view(node.op):
@@ -357,13 +357,13 @@ def rule_of(node: Node) -> Rule | None:
 
 
 MOST_TRIPS = 1 << 17
-"""Iterations up to which a loop is followed to find out how many there are."""
+"""The most iterations that are evaluated to find a loop's number of iterations."""
 LOOKED_AHEAD = 256
-"""After so many, those of a loop that may end before are followed on only if its counters end it at some time."""
+"""After this many iterations, a loop that may end early is evaluated further only if its counters end it."""
 
 
 class Loop(NamedTuple):
-    """A loop's condition and body, and what follows their integers."""
+    """A loop's condition and body, and the integers of each."""
 
     condition: Graph
     body: Graph
@@ -373,12 +373,12 @@ class Loop(NamedTuple):
     def run(
         self, given: Sequence[Values | None], *, bound: bool = True, most: int = MOST_TRIPS
     ) -> tuple[list[list[Values | None]] | None, bool]:
-        """The loop variables' integers before each iteration, and after the last; None where the end is not known.
-        And whether it ends there, or may end before.
+        """The loop variables' integers before each iteration and after the last one, None where the number of
+        iterations is unknown; and whether that number is exact, and not a bound.
 
         Args:
-            bound: whether an end that may come before is asked for.
-            most: after so many iterations the end is not known.
+            bound: whether to find a bound where the number is not exact.
+            most: the most iterations to evaluate.
         """
         asked = (self.condition.fetches[0].node, self.condition.fetches[0].index)
         results = [(f.node, f.index) for f in self.body.fetches]
@@ -400,7 +400,7 @@ class Loop(NamedTuple):
         return None, certain
 
     def _ends(self, before: Sequence[Values | None], after: Sequence[Values | None], asked: tuple[Node, int]) -> bool:
-        """Whether the test says no once counters have gone on for long as they do from `before` to `after`."""
+        """Whether the condition is false after MOST_TRIPS steps of the counters as from `before` to `after`."""
         far = [
             one
             if one == other
@@ -424,5 +424,5 @@ class Loop(NamedTuple):
 
 
 def as_feeds(graph: Graph, integers: Sequence[Values | None]) -> dict[tuple[Node, int], Values]:
-    """What is known of what a graph is given, by tensor."""
+    """The known integers of a graph's feeds, by tensor."""
     return {(f, 0): v for f, v in zip(graph.feeds, integers, strict=True) if v is not None}

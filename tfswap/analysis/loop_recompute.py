@@ -1,16 +1,16 @@
-"""What a backward loop can recompute of what its loop has saved.
+"""Finds tensors that a backward loop can recompute, so that the loop need not save them.
 
-A loop saves an element per iteration for its backward loop, whose iterations come in the reverse order. An element need
-not be saved that kernels compute from other saved elements of that iteration, from constants, and from what is the same
-in all iterations (arguments, and variables that the loop reads and does not write): an iteration of the backward loop
-has all of these, and can run the kernels again. So additive attention saves O(T H) at each of T steps,
-and needs no more than the query of O(H) (Meng et al. 2017, section on attention: there the user asks for it by hand).
+A loop saves an element per iteration for its backward loop, whose iterations come in reverse order. An element need not
+be saved if kernels compute it from other saved elements of that iteration, from constants, and from loop invariants
+(arguments, and variables that the loop reads and does not write). An iteration of the backward loop has all of these,
+and can recompute the element. For example, additive attention saves O(T H) elements at each of T steps, and needs only
+the query of O(H) (Meng et al. 2017, section on attention, where the user requests it by hand).
 
-Invariant: a pure function of the graph. Only deterministic kernels without effects run again, so values stay the
-same to the bit.
+Invariant: a pure function of the graph. Only deterministic kernels without effects are recomputed, so values have the
+same bits.
 
-Not handled: loops inside of a loop, which are in other bodies than their backward loops; what conditionals
-save; what is made of the loop's state, where the loop does not save that.
+Not handled: inner loops, which are in other bodies than their backward loops; tensors that conditionals save; tensors
+computed from loop state that is not saved.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Passage:
     """A loop, and its backward loop.
 
     Attributes:
-        graph: that both loops are in.
-        loop, back: the two.
-        saved: what passes from one to the other.
+        graph: the graph with both loops.
+        loop, back: the loop, and its backward loop.
+        saved: the accumulators that pass from one to the other.
     """
 
     graph: Graph
@@ -60,16 +60,16 @@ class Passage:
 
     @property
     def forward(self) -> Graph:
-        """What the loop runs in each iteration."""
+        """The loop's body."""
         return self.graph.bodies[self.loop][1]
 
     @property
     def backward(self) -> Graph:
-        """What the backward loop runs in each iteration."""
+        """The backward loop's body."""
         return self.graph.bodies[self.back][1]
 
     def invariant(self, feed: Node) -> int | None:
-        """Which argument of the loop `feed` is, if that is the same in all iterations."""
+        """The position of the loop's argument `feed`, if it is a loop invariant; None otherwise."""
         position = self.forward.feeds.index(feed)
         return position if passed_on(self.forward.fetches[position]) == feed.out() else None
 
@@ -92,9 +92,8 @@ class Passage:
         return True
 
     def recomputed(self, tensor: Output, kept: Collection[Output]) -> list[Node] | None:
-        """The kernels that make a tensor of the forward body from what exists in the backward loop, in order.
-
-        None where it can't be made.
+        """The kernels that recompute a tensor of the forward body in the backward loop, in order; None where it can't
+        be recomputed.
 
         Args:
             kept: tensors that are saved.
@@ -117,7 +116,7 @@ class Passage:
             if self.reads_invariant(node):
                 continue
             if FIRST in node.attrs or not (is_const(node.op) or may_run_again(node.op)):
-                return None  # in the backward loop iterations count from the last
+                return None  # iterations of the backward loop count from the last
             seen.add(node)
             pending.append((current, True))
             pending += ((passed_on(t), False) for t in node.inputs)
@@ -133,7 +132,7 @@ def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Pas
         for node, bodies in where.bodies.items()
         if (kind := control_flow(node.op)) is not None and kind.is_loop
     }
-    takers: dict[Output, set[Node]] = {}  # of lists as a whole, but for what pushes and pops
+    takers: dict[Output, set[Node]] = {}  # readers of lists as a whole, without pushes and pops
     for node in (node for part in parts for node in part if control_flow(node.op) or reads_list_length(node.op)):
         for tensor in node.inputs:
             if tensor.type.dtype == "variant":
@@ -159,17 +158,17 @@ def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Pas
 
 
 def _changed(place: Place, result: Output) -> int | None:
-    """Which argument of a body is the list that `place` changes in each iteration, to `result`; None where none is."""
+    """The position of the body's argument that is the list which `place` changes into `result`; None where none is."""
     body, given = place.graph, passed_on(place.node.inputs[0]).node
     position = body.feeds.index(given) if given in body.feeds else None
     return position if position is not None and passed_on(body.fetches[position]) == result else None
 
 
 def choose_recomputed(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) -> dict[str, list[Node]]:
-    """Names of what need not be saved, each with the kernels that make it again.
+    """The names of accumulators that need not be saved, each with the kernels that recompute its elements.
 
     Args:
-        worth: whether to run these kernels in each iteration is better than to save this.
+        worth: whether running these kernels in each iteration is better than saving.
     """
     place = {node: i for i, node in enumerate(passage.forward.topological())}
     made = {s.name: passed_on(s.push.pushed) for s in passage.saved}

@@ -1,11 +1,10 @@
-"""Whole tensors that can wait in a smaller form that gives back every bit, and what they are then.
+"""Lossless smaller forms of tensors that wait between two uses.
 
-Integers whose range is known before the step runs (`analysis/integer_ranges.py`) as the smallest unsigned integers that
-hold it, booleans and what is cast from them as bits, floats of which many were measured to be zero as sparse rows (Jain
-et al., *Gist*, ISCA 2018).
+Integers with a known range (integer_ranges.py) become the smallest unsigned integers for that range. Booleans, and
+casts of booleans, become bits. Floats with many measured zeros become sparse rows (Jain et al., *Gist*, ISCA 2018).
 
-Invariant: pure functions of the graph, the device and what was measured; what is listed decodes to the same bits,
-whatever a step is fed, and takes as many bytes. Not handled: the bodies of loops and conditionals.
+Invariant: pure functions of the graph, the device and the profile. A form decodes to the same bits for all inputs of
+the step, and has a fixed size. Not handled: the bodies of loops and conditionals.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from tfswap.kernels.device import DeviceModel
 BITS = "bits"
 SPARSE = "sparse"
 SPARSE_TYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
-"""What the codec takes (csrc/codecs/sparse_ops.cc)."""
+"""The types of the codec for sparse rows (csrc/codecs/sparse_ops.cc)."""
 SPARSE_ROW = 256
 MOST_SPARSE = 2**32 - 1
-"""It counts values in 32 bits."""
+"""The most elements of a tensor in sparse rows, which are counted in 32 bits."""
 SLACK = 1.1
-"""Room for so many times the values that were measured not to be zero: from batch to batch it differs."""
+"""The capacity of sparse rows, as a multiple of the measured number of nonzero values, which differs between
+batches."""
 INTEGERS = frozenset({"int16", "int32", "int64", "uint16", "uint32", "uint64"})
-"""What the codec takes (csrc/codecs/integer_ops.cc)."""
+"""The types of the codec for integers (csrc/codecs/integer_ops.cc)."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Packing:
     Attributes:
         tensor: its name ("node:0").
         form: BITS, SPARSE, or the type of the integers.
-        readers: names of the kernels that read what is decoded, those together that share one decoding.
-        minimum: what integers are counted from.
-        capacity: how many values that are not zero sparse rows have room for.
+        readers: names of the kernels that read the decoded tensor, in groups that share one decoding.
+        minimum: the value that is subtracted from integers.
+        capacity: the number of nonzero values that sparse rows have room for.
     """
 
     tensor: str
@@ -58,10 +58,10 @@ class Form(NamedTuple):
 
     Attributes:
         name, minimum, capacity: as `form`, `minimum` and `capacity` of a Packing.
-        encode, decode: the ops.
-        encode_attrs, decode_attrs: theirs.
-        kept: the types of what is kept.
-        wants_shape: whether what decodes reads the tensor's shape.
+        encode, decode: the ops that encode and decode.
+        encode_attrs, decode_attrs: the attributes of these ops.
+        kept: the types of the encoding op's outputs.
+        wants_shape: whether the decoding op reads the tensor's shape.
     """
 
     name: str
@@ -87,7 +87,7 @@ def no_codec(kind: TensorType) -> str | None:
 
 
 def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:
-    """The smallest form that gives `tensor` back, or None where there is none that is smaller."""
+    """The smallest lossless form of `tensor`; None where none is smaller than the tensor."""
     kind = tensor.type
     if kind.num_elements is None or kind.bound:
         return None
@@ -132,9 +132,9 @@ def _integers(kind: TensorType, narrow: str, minimum: int) -> Form:
 
 
 def sparse_form(tensor: Output, capacity: int, device: DeviceModel) -> Form | None:
-    """Sparse rows with room for so many values, or None where there are none for `tensor`, or none that are smaller.
+    """Sparse rows with room for `capacity` values; None where `tensor` has none, or they are not smaller.
 
-    What does not fit there when the step runs goes to host memory: their second output holds it.
+    Further nonzero values go to host memory when the step runs, as the second output of the encoding op.
     """
     kind = tensor.type
     elements, nbytes = kind.num_elements, kind.nbytes
@@ -152,25 +152,27 @@ def sparse_form(tensor: Output, capacity: int, device: DeviceModel) -> Form | No
 
 
 def sparse_bytes(kind: TensorType, capacity: int) -> int:
-    """Of sparse rows: where each begins, then values with their columns (csrc/codecs/sparse_ops.cc, `Layout`)."""
+    """Bytes of sparse rows: the start of each row, then values with their columns (csrc/codecs/sparse_ops.cc,
+    `Layout`).
+    """
     rows = -(-(kind.num_elements or 0) // SPARSE_ROW)
     return -(-4 * (rows + 1) // 16) * 16 + capacity * _entry_bytes(kind)
 
 
 def most_spilled_bytes(packing: Packing, kind: TensorType) -> int:
-    """Host memory that values beyond the room of sparse rows take, where none is zero."""
+    """The host memory of values beyond the capacity of sparse rows, if no value is zero."""
     if packing.form != SPARSE:
         return 0
     return ((kind.num_elements or 0) - packing.capacity) * _entry_bytes(kind)
 
 
 def _entry_bytes(kind: TensorType) -> int:
-    """Of a value with its column."""
+    """Bytes of a value with its column."""
     return ELEMENT_BYTES[kind.dtype] + 1
 
 
 def form_of(packing: Packing, tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:
-    """The form that `packing` names, or None where `tensor` has no such."""
+    """The form that `packing` names; None where `tensor` does not have it."""
     if packing.form == SPARSE:
         form = sparse_form(tensor, packing.capacity, device)
     else:
@@ -182,7 +184,7 @@ def form_of(packing: Packing, tensor: Output, ranges: Ranges, device: DeviceMode
 
 
 def packed_bytes(packing: Packing, kind: TensorType) -> int:
-    """The bytes that a tensor of that type waits in."""
+    """The bytes of the packed form of a tensor of this type."""
     elements = kind.num_elements or 0
     if packing.form == SPARSE:
         return sparse_bytes(kind, packing.capacity)

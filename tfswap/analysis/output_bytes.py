@@ -1,4 +1,4 @@
-"""What a node's outputs ask of the arena: nothing where they are in host memory (kernels/host_memory.py)."""
+"""The bytes that a node's outputs take in the arena; 0 for outputs in host memory (kernels/host_memory.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
 
 
 def output_bytes(node: Node, index: int, device: DeviceModel, unknown: int = 0) -> int:
-    """What an output asks for; `unknown` where its size is."""
+    """The bytes of an output; `unknown` where its size is unknown."""
     if is_on_host(node, index, device):
         return 0
     nbytes = node.outputs[index].nbytes
@@ -22,10 +22,10 @@ def output_bytes(node: Node, index: int, device: DeviceModel, unknown: int = 0) 
 
 
 def record_bytes(node: Node, index: int, device: DeviceModel) -> int:
-    """The same of a loop, a conditional or an op of lists."""
+    """The bytes of an output of a loop, a conditional or an op of lists."""
     return 0 if is_on_host(node, index, device) else tensor_bytes(node.outputs[index])
 
 
 def tensor_bytes(kind: TensorType) -> int:
-    """What a tensor of this type takes in the arena; what lists in it keep is counted by itself."""
+    """The bytes of a tensor of this type in the arena, without the elements of lists."""
     return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0

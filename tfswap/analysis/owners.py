@@ -1,6 +1,6 @@
-"""Who holds a tensor's buffer, as far as the graph alone says.
+"""The owners of a tensor's buffer, as far as the graph shows them.
 
-Not handled: readers that must run before or after another one. Those count like any others.
+Not handled: the order of readers. A reader that must run before another one counts as an owner too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfswap.kernels.kernel_memory import node_memory
 
 
 def solely_owned(graph: Graph, device: DeviceModel) -> Callable[[Output], bool]:
-    """Says of a tensor whether only its one reader holds its buffer, which a kernel of the step allocates."""
+    """A predicate of tensors: whether a kernel of the step allocates the buffer, and its only reader alone owns it."""
     uses = Counter(t for node in graph for t in node.inputs)
     uses.update(graph.fetches)
     constants = constant_nodes(graph, graph.topological())

@@ -1,7 +1,7 @@
-"""What a user allows to be done to tensors that stand for others, and to values.
+"""The permits of values, and of tensors that are forms of other tensors.
 
-A graph says it of tensors that a user can name (`Graph.permits`). Their views, their encodings, what is decoded of
-these, and what comes back from the host are the same tensor to the user.
+`Graph.permits` has the permits of tensors that a user can name. They also hold for a tensor's views, its encodings, its
+decoded copy, and its copy from the host.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tfswap.ir.views import origin
 
 
 def permit_of(graph: Graph, tensor: Output) -> Permit:
-    """What may be done to a tensor of `graph`."""
+    """The permit of a tensor of `graph`."""
     while tensor not in graph.permits and (other := _stands_for(tensor)) is not None:
         tensor = other
     return graph.permits.get(tensor, ANYTHING)
 
 
 def _stands_for(tensor: Output) -> Output | None:
-    """Of which other tensor it is another form, if it is."""
+    """The tensor that this one is a view, an encoding, a decoded copy or a copy from the host of; None for others."""
     viewed, op = origin(tensor), tensor.node.op
     if viewed != tensor:
         return viewed
@@ -31,7 +31,7 @@ def _stands_for(tensor: Output) -> Output | None:
 
 
 def permits_of_values(graph: Graph, value_of: Mapping[tuple[Node, int], int]) -> dict[int, Permit]:
-    """By value, what may be done to it: what all tensors that hold it allow. Those that allow anything are left out."""
+    """The permits of values: tactics that all tensors of the value allow. Values without restrictions are left out."""
     found: dict[int, Permit] = {}
     for (node, index), v in value_of.items() if graph.permits else ():
         permit = permit_of(graph, node.out(index))

@@ -1,12 +1,12 @@
-"""Which nodes are of the backward pass.
+"""Finds the nodes of the backward pass.
 
-Found by what they are and read: some kernels exist for gradients alone, some of the others have gradients among their
-outputs, and what reads a gradient is of the backward pass too. So is what makes factors for those alone, as 2 * x for
-the gradient of x * x. The gradient of a linear op is made of linear ops as others are: those are known by the name
-scopes that TensorFlow puts around all that a gradient function makes.
+Some types of ops compute gradients only, and some losses have gradients among their outputs. Readers of a gradient are
+of the backward pass too, and so are nodes whose only readers are, such as 2 * x for the gradient of x * x. The gradient
+of a linear op is computed by ordinary linear ops, which are recognised by the name scopes of TensorFlow's gradient
+functions.
 
-Not handled: gradients of linear ops in graphs whose nodes have other names, as of `tf.gradients` with `name=`. What is
-said to be backward is, and more may be.
+Not handled: gradients of linear ops in graphs with other names, as of `tf.gradients` with `name=`. Nodes found here are
+of the backward pass, but others may be too.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_pure, is_view, writes_variable
 
 MARKS = ("Backprop", "Grad")
-"""Parts of the names of kernels that only gradients need."""
+"""Parts of the names of op types for gradients."""
 FORWARD_TOO = "BackpropInput"
-"""But these are transposed convolutions as well, which are layers."""
+"""Ops that are also transposed convolutions in the forward pass."""
 _SCOPES = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?/([^/]+/)*[^/]+_grad)/")
-"""The scopes of gradient functions: those of a tape (backprop.py, _gradient_function), and of `tf.gradients`, by which
-backward functions of loops, conditionals and calls are made as well (gradients_util.py, _GradientsHelper)."""
+"""The name scopes of gradient functions: of a tape (backprop.py, _gradient_function), and of `tf.gradients`, which also
+creates the backward functions of loops, conditionals and calls (gradients_util.py, _GradientsHelper)."""
 _GRADIENTS: dict[str, int] = {
     "CTCLoss": 1,
     "CTCLossV2": 1,
     "SoftmaxCrossEntropyWithLogits": 1,
     "SparseSoftmaxCrossEntropyWithLogits": 1,
 }
-"""Losses that make a gradient in addition to their value, and at which output."""
+"""Losses with a gradient among their outputs, and its position."""
 
 
 def backward_nodes(graph: Graph) -> set[Node]:
-    """The nodes of `graph` that certainly are of the backward pass; optimizers' arithmetic is counted to it."""
+    """The nodes of `graph` that are certainly of the backward pass, which includes optimizers' arithmetic."""
     nodes = graph.topological()
     found = backward_among(nodes)
     readers: dict[Node, list[Node]] = {}
@@ -44,7 +44,7 @@ def backward_nodes(graph: Graph) -> set[Node]:
         for read in node.inputs:
             readers.setdefault(read.node, []).append(node)
     fetched = {fetch.node for fetch in graph.fetches}
-    # Where no loss is fetched, nothing but gradients reads the forward pass: that was traced before any of them.
+    # Where no loss is fetched, all readers of the forward pass are gradients. The forward pass was traced before them.
     traced_later = set(itertools.dropwhile(lambda node: node not in found, graph))
     for node in reversed(nodes):
         alone = node in readers and found.issuperset(readers[node])
@@ -54,16 +54,16 @@ def backward_nodes(graph: Graph) -> set[Node]:
 
 
 def _makes_factors(node: Node) -> bool:
-    """Whether a node computes floats from floats. Predicates, and what is drawn at random, are the forward pass's."""
+    """Whether a node computes floats from floats. Predicates and random numbers are of the forward pass."""
     read = any(t.type.dtype in FLOATS for t in node.inputs) and node.op != "Sign"
     return read and is_pure(node.op) and all(kind.dtype in FLOATS for kind in node.outputs)
 
 
 def backward_among(nodes: Iterable[Node]) -> set[Node]:
-    """Likewise, of nodes in topological order."""
+    """The nodes among these, in topological order, that are certainly of the backward pass by their names and inputs."""
     found: set[Node] = set()
     for node in nodes:
-        # Equal constants of both passes are one node, which can have the name of a gradient's.
+        # A constant that both passes share can have the name of a gradient's node.
         named = bool(node.inputs) and is_gradient(node.op, node.name)
         if named or any(t.node in found or _is_seed(t) for t in node.inputs):
             found.add(node)
@@ -71,10 +71,10 @@ def backward_among(nodes: Iterable[Node]) -> set[Node]:
 
 
 def forward_among(nodes: Sequence[Node], fetched: Iterable[Node]) -> set[Node]:
-    """The nodes, of some in topological order, that gradients or what is fetched are computed from.
+    """The nodes among these, in topological order, from which gradients or fetches are computed.
 
-    Of the rest, what does not read a gradient either is optimizers' arithmetic. (The backward pass is among these where
-    it is fetched, or where gradients of gradients are taken.)
+    Other nodes that read no gradient are optimizers' arithmetic. The result includes the backward pass where gradients
+    are fetched, or gradients of gradients are computed.
     """
     found: set[Node] = set(fetched)
     for node in reversed(nodes):

@@ -1,6 +1,6 @@
-"""What a step takes from data pipelines itself: `next(iterator)` in it, or in what its loops and conditionals run.
+"""The elements that a step takes from data pipelines: by `next(iterator)` in it, or in its loops and conditionals.
 
-Not handled: how much a pipeline holds besides its elements, and elements whose size is not known (they count 0).
+Not handled: other memory of a pipeline, and elements of unknown size, which count as 0 bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfswap.ir.types import TensorType
 
 
 def element_types(node: Node) -> tuple[TensorType, ...]:
-    """The tensors of an element that `node` takes from a pipeline, also where it gives them in an optional."""
+    """The types of an element that `node` takes from a pipeline, directly or in an optional."""
     if all(kind.dtype != "variant" for kind in node.outputs):
         return node.outputs
     dtypes, shapes = (cast("tuple[object, ...]", node.attrs[key]) for key in ("output_types", "output_shapes"))
@@ -23,14 +23,14 @@ def element_types(node: Node) -> tuple[TensorType, ...]:
 
 
 def element_bytes(graph: Graph) -> list[int]:
-    """The bytes of each tensor of one element, of each pipeline that the step takes elements from."""
+    """The bytes of each tensor of one element of each pipeline that the step reads."""
     taken: dict[Output, Node] = {}
     _collect(graph, {}, taken)
     return [kind.nbytes for node in taken.values() for kind in element_types(node) if kind.nbytes]
 
 
 def _collect(graph: Graph, given: Mapping[Output, Output], taken: dict[Output, Node]) -> None:
-    """Note who takes elements, by the iterator's handle in the step; `given` has those that are the graph's feeds."""
+    """Record a node that takes elements for each iterator's handle in the step. `given`: the handles behind feeds."""
     origin = dict(given)
     for node in graph.topological():
         handles = [origin.get(t, t) for t in node.inputs]

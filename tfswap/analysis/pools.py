@@ -1,13 +1,14 @@
-"""What lists and optionals keep where it is not known how a step runs: a pool that covers each way.
+"""Pools of buffers that cover the contents of lists and optionals in all courses of a step.
 
-After a conditional of which the step decides the branch, or a loop that may end early, lists keep now this and now
-that. A pool has for each way as many buffers as that keeps, none of them smaller: its largest is as large as the
-largest of any way, its second as large as the second, and so on. All lists that may keep some of it keep all, and so
-does an element that is read from them, whichever it is. What every way keeps is itself.
+After a conditional whose branch the step decides, or a loop that may end early, the contents of lists depend on the
+course. A pool has, for each course, at least as many buffers, none of them smaller: its largest is as large as the
+largest of any course, its second as the second, and so on. Each list that may contain some of these buffers holds the
+whole pool, and so does an element that is read from such a list. Buffers that are in the lists of all courses are not
+pooled.
 
-Invariant: while any of what a way keeps is in the arena, the pool is too.
+Invariant: while any buffer of a course is in the arena, the pool is too.
 
-Not handled: which element a list gives.
+Not handled: the identity of the element that a list gives.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from tfswap.kernels.alignment import round_up
 from tfswap.support.reach import reach
 
 LARGEST_SHARED_BYTES = 128 << 20
-"""Up to this size one chunk is no smaller than those of several buffers that are as large together (SPLIT_SLACK_BYTES
-in simulator/bfc_allocator.py)."""
+"""Up to this size, one chunk covers several buffers of the same total size (SPLIT_SLACK_BYTES in
+kernels/alignment.py)."""
 
 
 def is_pooled(buffer: Buffer) -> bool:
-    """Whether it is a list of which only what it keeps altogether is known."""
+    """Whether it is a list whose contents are a pool."""
     return any(part is not None and part.pool is not None for part in buffer.parts)
 
 
 def element_sizes(buffer: Buffer) -> tuple[int, ...]:
-    """Bytes of the elements that a list may keep, once for each time that it keeps one."""
+    """The bytes of the elements that a list may have, repeated elements included."""
     sizes: list[int] = []
     for part in buffer.parts:
         if part is not None and part.pool is not None:
@@ -44,15 +45,15 @@ def element_sizes(buffer: Buffer) -> tuple[int, ...]:
 
 
 class Way(NamedTuple):
-    """What one way gives.
+    """The results of one branch, or of a loop that ends after one iteration.
 
     Attributes:
         results: its buffers.
-        nbytes: by result, what it takes.
-        kept: what lists among them keep, each buffer once.
-        elements: by result, the sizes of its elements, the largest first.
-        values: by result, bounds of its elements' integers; None where they are unknown.
-        unset: by result, whether it has elements that are not set.
+        nbytes: the bytes of each result.
+        kept: the buffers in lists among them, each once.
+        elements: the sizes of each result's elements, the largest first.
+        values: bounds of the integers of each result's elements; None where unknown.
+        unset: whether each result has elements that are not set.
     """
 
     results: tuple[Buffer, ...]
@@ -64,7 +65,7 @@ class Way(NamedTuple):
 
     @classmethod
     def of(cls, results: Sequence[Buffer]) -> Way:
-        """As they are now: what runs next may change them."""
+        """A snapshot of the results, which later kernels may change."""
         return cls(
             tuple(results),
             tuple([0 if _is_outside(b) else b.nbytes for b in results]),
@@ -76,16 +77,16 @@ class Way(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """What covers all ways.
+    """Results that cover those of all branches or iterations.
 
     Attributes:
-        nbytes: by result, what it takes.
-        same: by result, the buffer that every way gives.
-        shared: what every way keeps.
-        pool_bytes: the sizes of all else that lists keep.
-        elements: by result, the sizes of its elements.
-        values: by result, bounds of their integers.
-        unset: by result, whether it may have some that are not set.
+        nbytes: the bytes of each result.
+        same: the buffer of each result, where it is the same in all; None otherwise.
+        shared: buffers that are in lists of all.
+        pool_bytes: the sizes of the pool's buffers.
+        elements: the sizes of each result's elements.
+        values: bounds of the integers of each result's elements.
+        unset: whether each result may have elements that are not set.
     """
 
     nbytes: tuple[int, ...]
@@ -98,7 +99,7 @@ class Merged(NamedTuple):
 
     @classmethod
     def of(cls, ways: Sequence[Way]) -> Merged:
-        """Of ways that end in the same state but for these results."""
+        """Cover ways that end in the same state except for their results."""
         first = ways[0]
         shared = [b for b in first.kept if all(b in way.kept for way in ways)]
         seen = set(shared)
@@ -119,18 +120,18 @@ class Merged(NamedTuple):
         )
 
     def parts(self, result: int, pool: Buffer) -> list[Part | None]:
-        """What the list keeps that is this result, where `pool` keeps what is shared and what else lists may keep."""
+        """The elements of a result that is a list. `pool` holds all shared and pooled buffers."""
         kept = [Part(pool, 0, self.values[result], pool=self.elements[result])] if self.elements[result] else []
         return [*kept, *([None] if self.unset[result] else [])]
 
 
 def _is_outside(buffer: Buffer) -> bool:
-    """Whether it takes nothing by itself: a constant, a handle, an element of a pool."""
+    """Whether it takes no bytes of its own: a constant, a handle, an element of a pool."""
     return buffer.number is None and buffer.source is None
 
 
 def reached(result: Buffer) -> Iterator[Buffer]:
-    """What a list keeps that is in the arena, and what that keeps in turn; each once."""
+    """The buffers in the arena that a list holds, directly or not; each once."""
 
     def keeps(buffer: Buffer) -> list[Buffer]:
         ahead = [] if buffer.ahead is None else [buffer.ahead]
@@ -145,12 +146,12 @@ def _element_values(buffer: Buffer) -> Values | None:
 
 
 def _largest(ways: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The largest of the first of all, of the second, and so on."""
+    """The largest of all first items, of all second items, and so on."""
     return tuple(map(max, zip_longest(*ways, fillvalue=0)))
 
 
 def structure(buffers: Sequence[Buffer]) -> tuple[object, ...]:
-    """What distinguishes two states of a run: which buffers there are, and who keeps which."""
+    """A state of a replay, for comparison: its buffers, and the lists that hold them."""
     numbers: dict[Buffer, int] = {}
     found: list[object] = []
     pending = list(reversed(buffers))

@@ -30,18 +30,17 @@ class Keeps(NamedTuple):
 
 @dataclass
 class Findings:
-    """What depends on the step's values: how often loops run, and which branches are taken.
+    """Facts about the decisions of a step: iterations of loops, and branches of conditionals.
 
     Attributes:
-        undetermined: the loops and conditionals, of a record those in its bodies and the node itself, whose number of
-            iterations, or branch, the step's values decide, so that addresses of their results are not known.
-        undecided: the most branches of a conditional where the step decides which is taken and they do not all request
-            the same.
-        repeated: whether such a conditional runs in a loop, now one branch and now another.
-        ends_early: whether a loop may end before its last iteration, and leave other holes then.
-        endless: whether there is no last iteration of such a loop, so that not all of its ends can be tried.
-        decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
-        runs: how often each body runs.
+        undetermined: the loops and conditionals whose number of iterations or branch the step decides, so that the
+            addresses of their results are unknown. In a record: its node, and nodes of its bodies.
+        undecided: the most branches of a conditional whose branch the step decides and whose requests differ.
+        repeated: whether such a conditional runs in a loop, so that its branches alternate.
+        ends_early: whether a loop may end before its bound, and leave other holes in the arena.
+        endless: whether such a loop has no bound, so that its ends cannot all be tried.
+        decided: whether the step decides nothing.
+        runs: the number of runs of each body.
     """
 
     undetermined: dict[Node, None] = field(default_factory=dict[Node, None])
@@ -53,7 +52,7 @@ class Findings:
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
 
     def add(self, other: Findings) -> None:
-        """Adds what was found of another node of the same graph, but for its runs."""
+        """Add the findings of another node of the same graph, without its runs."""
         self.undetermined.update(other.undetermined)
         self.undecided = max(self.undecided, other.undecided)
         self.repeated |= other.repeated
@@ -67,18 +66,16 @@ class Record:
     """The requests and releases of a loop, a conditional or an op of lists.
 
     Attributes:
-        events: as `KernelMemory.events`, and ("release", value) for a value that was given up; ("split", bytes) for one
-            of the next requests that gets an exact chunk, ("part", 0) after the last of these, and ("rest", 0) where
-            their separators are freed. Outputs from the node's own number of outputs on are buffers that its lists
-            keep.
-        part_bytes: sizes of those buffers.
-        alias: by output, the input whose buffer or list it is.
-        twins: by output, the output before it whose buffer or list it is.
-        keeps: by output, what its list keeps.
-        contents: by output, what is known of its list.
-        integers: by output, its values where they are known.
-        exact: whether `events` are exact, or a bound.
-        found: what depends on the step's values in the node and in its bodies.
+        events: as `KernelMemory.events`, and the further kinds of `EventKind`. Output numbers beyond the node's own
+            outputs are buffers in its lists.
+        part_bytes: the sizes of those buffers.
+        alias: for some outputs, the input whose buffer or list it is.
+        twins: for some outputs, the earlier output whose buffer or list it is.
+        keeps: for outputs that are lists, the buffers in them.
+        contents: for outputs that are lists, the known contents.
+        integers: for some outputs, the known values.
+        exact: whether `events` are exact, and no bound.
+        found: the findings of the node and its bodies.
         out_bytes, in_bytes: bytes that copies in the bodies take to the host, and back.
         away_bytes: bytes still in host memory when the node has ended.
         passing_bytes: the most bytes in host memory in addition, while it runs.
@@ -100,10 +97,10 @@ class Record:
 
 
 class UnboundedLoop(UnsupportedGraph):
-    """A loop keeps something of each iteration, and how many there are is not known.
+    """A loop keeps bytes of each iteration, and the number of iterations is unknown.
 
     Attributes:
-        loop: its node's name.
+        loop: the name of its node.
     """
 
     def __init__(self, loop: str, kept_bytes: int):
@@ -117,10 +114,10 @@ class UnboundedLoop(UnsupportedGraph):
 def record_of(
     heap: Heap, found: Findings, outputs: Sequence[Buffer], known: Sequence[Values | None], *, covering: bool
 ) -> Record:
-    """The record of a replay that has given `outputs`, of integers `known`.
+    """The record of a replay with these outputs, and their known integers.
 
     Args:
-        covering: whether a result that is an element of a pool gets a buffer of its own, which keeps the pool.
+        covering: whether an output that is an element of a pool gets a buffer of its own, which holds the pool.
     """
     if covering:
         outputs = [_in_arena(heap, buffer) for buffer in outputs]
@@ -155,7 +152,7 @@ def record_of(
 
 
 def _in_arena(heap: Heap, buffer: Buffer) -> Buffer:
-    """A result, or, of an element of a pool, a buffer that keeps the pool."""
+    """The output itself; for an element of a pool, a buffer that holds the pool."""
     if buffer.number is not None or buffer.source is not None or not buffer.parts:
         return buffer
     made = heap.allocate(max(1, *(p.nbytes for p in buffer.parts if p is not None)))
@@ -172,7 +169,7 @@ def _is_list(buffer: Buffer) -> bool:
 def _kept_by_lists(
     outputs: Sequence[Buffer], alias: Mapping[int, int], names: dict[int | None, int]
 ) -> tuple[dict[int, Keeps], list[int]]:
-    """By output, what its list keeps; and the sizes of the buffers that only lists keep, which `names` gets."""
+    """The contents of outputs that are lists, and the sizes of buffers in lists only, which are added to `names`."""
     keeps: dict[int, Keeps] = {}
     part_bytes: list[int] = []
     for o, buffer in enumerate(outputs):
@@ -202,7 +199,7 @@ def _kept_by_lists(
 
 
 def contents_of(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
-    """What is known of a list, some of whose elements' allocations are outputs, by `names`."""
+    """The known contents of a list. `names`: outputs by allocation."""
     return tuple(None if p is None else _element(p, names) for p in buffer.parts)
 
 

@@ -1,11 +1,11 @@
-"""Which tensors wait for the backward pass as floats of full precision, and the smaller forms that can wait for them.
+"""Finds float tensors that wait for the backward pass, and their smaller forms with reduced precision.
 
 Gist's delayed precision reduction (Jain et al., ISCA 2018): the forward pass computes with full precision, and only the
-copy that the backward pass reads is rounded. That changes values, and is for those who ask for it (docs/encodings.md).
+copy for the backward pass is rounded. This changes values, and is opt-in (docs/encodings.md).
 
-Invariant: pure functions of the graph, its order and what is asked for. Only floats of the forward pass are reduced
-that depend on what the step is given: never variables and what is made of them alone, per-channel statistics, what the
-caller gets, or what a kernel that certainly is of the backward pass does not read. Not handled: the bodies of loops.
+Invariant: pure functions of the graph, its order and the user's rules. Only floats of the forward pass are reduced that
+depend on the step's arguments and that a kernel of the backward pass reads. Variables and tensors computed from these
+only, per-channel statistics and the step's results are not. Not handled: the bodies of loops.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tfswap.kernels.hardware import Rates
 EVERYTHING = "*"
 """The pattern that fits any node's name."""
 EXACT = "exact"
-"""What a rule says of tensors that stay as they are."""
+"""The precision in rules for tensors that stay unchanged."""
 FLOATS = frozenset({"bfloat16", "float16", "float32"})
-"""What the codecs reduce (csrc/codecs/lossy_ops.cc)."""
+"""The types that the codecs reduce (csrc/codecs/lossy_ops.cc)."""
 GROUP = 256
 """Neighbours that share a scale, as in ActNN."""
 
@@ -39,10 +39,10 @@ class Format(NamedTuple):
     """A smaller form.
 
     Attributes:
-        encode, decode: the ops.
-        attrs: of both.
-        word_values, word_bytes: so many values take so many bytes, and no fewer.
-        error: the most that a value can differ by, in words.
+        encode, decode: the ops that encode and decode.
+        attrs: the attributes of both.
+        word_values, word_bytes: the number of values per word, and the bytes of a word.
+        error: the bound of the rounding error, as text.
     """
 
     encode: str
@@ -57,7 +57,7 @@ class Format(NamedTuple):
 
 
 def _minifloat(name: str, exponent: int, mantissa: int, largest: float, values: int = 1, nbytes: int = 1) -> Format:
-    """A float of so many bits of exponent and mantissa, rounded to nearest even, with subnormals."""
+    """A float with these numbers of exponent and mantissa bits, rounded to nearest even, with subnormals."""
     smallest = 2 - 2 ** (exponent - 1)
     error = (
         f"within 2^-{mantissa + 1} of its size, below 2^{smallest} within 2^{smallest - mantissa - 1}; "
@@ -67,9 +67,9 @@ def _minifloat(name: str, exponent: int, mantissa: int, largest: float, values: 
 
 
 def _grouped(bits: int) -> Format:
-    """Levels between the smallest and the largest of a group, rounded at random."""
-    # What is decoded is rounded to the tensor's type, and no larger than the largest. TensorFlow takes what is below
-    # 2^-126 for 0: a value, the smallest or largest of the group, or what is decoded.
+    """Levels between the smallest and the largest value of a group, with stochastic rounding."""
+    # Decoded values are rounded to the tensor's type, and are at most the largest value. TensorFlow flushes numbers
+    # below 2^-126 to 0: values, the smallest or largest of a group, and decoded values.
     error = (
         f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours, 1/{2**bits - 4} next to infinities and NaNs, "
         "plus a unit in the last place of the largest and 1.3e-38"
@@ -88,11 +88,11 @@ FORMATS: dict[str, Format] = {
     "int4": _grouped(4),
     "int8": _grouped(8),
 }
-"""By the name that a user gives."""
+"""The formats, by their names in the user's rules."""
 PRECISIONS = (*FORMATS, EXACT)
 
 Rules = tuple[tuple[str, str], ...]
-"""(pattern of the names of nodes, precision): the first that fits a tensor's node holds."""
+"""(pattern of nodes' names, precision) pairs. The first match holds."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Reduction:
 
     Attributes:
         tensor: its name ("node:0").
-        precision: of FORMATS.
-        readers: names of the kernels that read what is decoded, those together that share one decoding.
+        precision: the name of its format, of FORMATS.
+        readers: names of the kernels that read the decoded tensor, in groups that share one decoding.
     """
 
     tensor: str
@@ -111,10 +111,11 @@ class Reduction:
 
 
 class Saved(NamedTuple):
-    """A tensor that the forward pass makes and the backward pass reads, by itself or through views.
+    """A tensor of the forward pass that the backward pass reads, directly or through views.
 
     Attributes:
-        forward, backward: the kernels that read it.
+        tensor: the tensor.
+        forward, backward: the kernels of each pass that read it.
     """
 
     tensor: Output
@@ -123,7 +124,7 @@ class Saved(NamedTuple):
 
 
 def saved_tensors(graph: Graph) -> dict[str, Saved]:
-    """By name, tensors that are saved for the backward pass as floats and may be rounded."""
+    """Float tensors that are saved for the backward pass and may be rounded, by name."""
     backward = backward_nodes(graph)
     varying = _varying(graph)
     readers: dict[Output, tuple[dict[Node, None], dict[Node, None]]] = {}
@@ -143,12 +144,12 @@ def saved_tensors(graph: Graph) -> dict[str, Saved]:
 
 
 def _is_map(tensor: Output) -> bool:
-    """Whether it can be a feature map: statistics have one axis, a loss none."""
+    """Whether it may be a feature map. Statistics have one axis, a loss has none."""
     return tensor.type.dtype in FLOATS and len(tensor.type.shape or ()) > 1
 
 
 def _varying(graph: Graph) -> set[Node]:
-    """Nodes that make what depends on more than variables and constants."""
+    """Nodes whose results depend on more than variables and constants."""
     found: set[Node] = set()
     for node in graph.topological():
         op = node.op
@@ -161,19 +162,20 @@ def _varying(graph: Graph) -> set[Node]:
 
 
 def speaks_of(node: str, rules: Rules) -> bool:
-    """Whether a rule is of the node of this name, and not of all."""
+    """Whether a rule other than the one for all nodes matches this node's name."""
     return any(pattern != EVERYTHING and fnmatchcase(node, pattern) for pattern, _ in rules)
 
 
 def asked_precision(node: str, rules: Rules) -> str:
-    """What `rules` say of what the node of this name makes, of PRECISIONS."""
+    """The precision for a node by `rules`, of PRECISIONS."""
     return next((precision for pattern, precision in rules if fnmatchcase(node, pattern)), EXACT)
 
 
 def asked_for(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> dict[str, str]:
-    """The precision of each tensor of `saved` that rules make smaller; what has fewer bytes than the least stays.
+    """The precision of each tensor of `saved` that rules make smaller and that has at least `smallest_bytes`.
 
-    Raises InvalidModel for a pattern that fits none, but for that of all: one setting is for many steps.
+    Raises:
+        InvalidModel: a pattern matches no tensor. The pattern for all may match none: it can be used for many steps.
     """
     for pattern, _ in rules:
         if pattern != EVERYTHING and not any(fnmatchcase(s.tensor.node.name, pattern) for s in saved.values()):
@@ -201,11 +203,13 @@ def find_reductions(
     asked: Mapping[str, str],
     exact: Collection[str],
 ) -> list[Reduction]:
-    """What is reduced of what is `asked_for`, and who reads it then.
+    """The reductions among those in `asked`, with their readers.
 
     Args:
-        order: the kernels of `flow` in order; what it takes for them to run follows from `cost_s`.
-        exact: names of kernels that do with an exact encoding.
+        order: the kernels of `flow` in order.
+        cost_s: the seconds of each kernel.
+        asked: precisions by tensor, as of `asked_for`.
+        exact: names of kernels that read an exact encoding.
     """
     place = {flow.nodes[i].name: position for position, i in enumerate(order)}
     starts = [0.0]

@@ -1,6 +1,6 @@
-"""What a replay of bodies requests and releases, in order, and the same as the events of one kernel.
+"""The log of requests and releases of a replay of bodies, and its conversion to the events of one kernel.
 
-Not handled: what is in host memory is logged with no bytes, and is no event.
+Buffers in host memory are logged with 0 bytes, and give no events.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Literal
 from tfswap.kernels.events import Event
 
 Logged = tuple[Literal["request", "free", "release", "split", "part", "rest"], int, int]
-"""A kind of event (kernels/events.py), where it is not known yet whether a request is an output's; the number of the
-request or the value, or bytes; and the bytes of a request."""
+"""(kind, subject, bytes): an event (kernels/events.py) before it is known which requests are outputs. The subject is
+the number of the request or the value, or bytes for "split"; the bytes are those of a request."""
 
 
 def events_of(log: Sequence[Logged], names: Mapping[int | None, int]) -> list[Event]:
-    """The log as events: what outputs keep is an output's, by `names`, all else a temporary."""
+    """The log as events. Requests in `names` are outputs, all others temporaries."""
     temps: dict[int, int] = {}
     events: list[Event] = []
     for kind, number, nbytes in log:

@@ -1,13 +1,12 @@
-"""What tensor lists and optionals keep: their ops, replayed. Follows TensorFlow 2.21's list_kernels.{h,cc} and
-optional_ops.cc.
+"""Replays the ops of tensor lists and optionals (list_kernels.{h,cc} and optional_ops.cc of TensorFlow 2.21).
 
-A list is a scalar whose elements' tensors it keeps. An op that changes a list changes it in place when
-nobody else holds it, and a copy of it, with the same elements, otherwise.
+A list is a scalar that holds its elements' tensors. An op changes a list in place if it has no other owner, and
+otherwise a copy with the same elements.
 
-Swaps and splits inside of bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too:
-what they pass on are variants, outside of the arena.
+The ops of swaps and splits in bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too.
+Their handles are variants, outside of the arena.
 
-Not handled: zeros and sums of a list of which nothing is known count for nothing, and the record is not exact.
+Not handled: zeros and sums of an unknown list count as 0 bytes, and the record is then not exact.
 """
 
 from __future__ import annotations
@@ -27,8 +26,13 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 
 class Call(NamedTuple):
-    """One run of an op: its inputs' buffers, their integers where they are known, and those that it finds out, by
-    output.
+    """One run of an op.
+
+    Attributes:
+        node: its node.
+        inputs: the buffers of its inputs.
+        integers: the known integers of its inputs.
+        known: the known integers of its outputs, to which the rule adds.
     """
 
     node: Node
@@ -37,7 +41,7 @@ class Call(NamedTuple):
     known: dict[int, Values | None]
 
     def part(self, heap: Heap, position: int) -> Part:
-        """An input, as an element that a list keeps from now on."""
+        """An input as a new element of a list, with a reference."""
         buffer, kind = self.inputs[position], self.node.inputs[position].type
         is_variant = kind.dtype == "variant"
         nbytes = buffer.nbytes if is_variant else kind.nbytes or 0  # handles are outside of the arena
@@ -49,7 +53,7 @@ class Call(NamedTuple):
 
 
 Rule = Callable[[Heap, Call], list[Buffer]]
-"""Runs an op; gives its outputs, each held once."""
+"""Replays an op; gives its outputs, with one reference each."""
 
 
 def _bytes(kind: TensorType) -> int:
@@ -57,12 +61,12 @@ def _bytes(kind: TensorType) -> int:
 
 
 def _zeros(heap: Heap, kind: TensorType) -> Buffer:
-    """What stands for an element that is not set."""
+    """The result of reading an element that is not set."""
     return heap.allocate_on_host(VARIANT_BYTES) if kind.dtype == "variant" else heap.allocate(_bytes(kind))
 
 
 def _own(heap: Heap, source: Buffer) -> Buffer:
-    """The list itself if nobody else holds it, or a copy."""
+    """The list itself if it has no other owner, otherwise a copy."""
     if heap.is_dying(source):
         return heap.hold(source)
     made = heap.allocate_on_host(VARIANT_BYTES)
@@ -72,7 +76,7 @@ def _own(heap: Heap, source: Buffer) -> Buffer:
 
 
 def _shared(heap: Heap, part: Part | None) -> Part | None:
-    """An element that one more list keeps."""
+    """An element with a reference for another list."""
     return None if part is None else part._replace(buffer=heap.hold(part.buffer))
 
 
@@ -91,7 +95,7 @@ def _release_part(heap: Heap, part: Part | None) -> None:
 
 
 def _element(heap: Heap, call: Call, output: int, index: int | None) -> Buffer:
-    """An element of the first input as an output, held; one that is not set is made of zeros."""
+    """An element of the first input as an output, with a reference; zeros where it is not set."""
     source, missing = call.inputs[0], call.node.outputs[output]
     if is_pooled(source):
         return _any_element(heap, call, output)
@@ -104,14 +108,14 @@ def _element(heap: Heap, call: Call, output: int, index: int | None) -> Buffer:
             return _zeros(heap, missing)
         call.known[output] = part.values
         return heap.hold(part.buffer)
-    # Nothing is known of the list: its elements are there already.
+    # The list is unknown: its elements exist already.
     made = Buffer(None, _bytes(missing), source.source)
     made.endless = missing.dtype == "variant"
     return heap.hold(made)
 
 
 def _any_element(heap: Heap, call: Call, output: int) -> Buffer:
-    """An element of a pool, or one of zeros where the list may have some that are not set."""
+    """An element of a pool; zeros where the list may have elements that are not set."""
     source, missing = call.inputs[0], call.node.outputs[output]
     made = Buffer(None, 0)
     made.parts = [_shared(heap, p) for p in source.parts]
@@ -125,7 +129,7 @@ def _any_element(heap: Heap, call: Call, output: int) -> Buffer:
 
 
 def _pool(heap: Heap, sizes: Sequence[int]) -> list[Part | None]:
-    """Elements of these sizes that are made anew, of a list that may have fewer."""
+    """New elements of these sizes, of a list that may have fewer."""
     made: list[Part | None] = [_made(heap, size)._replace(pool=(size,)) for size in sizes]
     return made
 
@@ -212,7 +216,7 @@ def _from_tensor(heap: Heap, call: Call) -> list[Buffer]:
 
 
 def _split(heap: Heap, call: Call) -> list[Buffer]:
-    """Pieces whose lengths are an input: taken as one."""
+    """Pieces whose lengths are an input: they count as one buffer."""
     made = heap.allocate_on_host(VARIANT_BYTES)
     made.parts.append(_made(heap, _bytes(call.node.inputs[0].type)))
     heap.exact = False
@@ -256,7 +260,7 @@ def _concat_lists(heap: Heap, call: Call) -> list[Buffer]:
 
 
 def _stack(heap: Heap, call: Call) -> list[Buffer]:
-    """One tensor of all; elements that are not set are read from one of zeros."""
+    """One tensor of all elements. Elements that are not set are read from a tensor of zeros."""
     made = heap.allocate(_bytes(call.node.outputs[0]))
     parts = call.inputs[0].parts
     if None in parts:
@@ -318,7 +322,7 @@ def _add(heap: Heap, call: Call) -> list[Buffer]:
 
 
 def _pairs(count: int) -> Iterator[tuple[int, int]]:
-    """In which order so many terms are added, each time the second to the first, in a tree."""
+    """The order of additions of this many terms in a tree: pairs, of which the second is added to the first."""
     skip = 1
     while skip < count:
         for into in range(0, count - skip, 2 * skip):
@@ -361,7 +365,7 @@ def _swap_out(heap: Heap, call: Call) -> list[Buffer]:
 def _release(heap: Heap, call: Call) -> list[Buffer]:
     handle = call.inputs[0]
     if is_pooled(handle):
-        return []  # another one may be it
+        return []  # which element it is, is unknown
     for part in handle.parts:
         _release_part(heap, part)
     handle.parts = []
@@ -369,7 +373,7 @@ def _release(heap: Heap, call: Call) -> list[Buffer]:
 
 
 def _swap_in(heap: Heap, call: Call) -> list[Buffer]:
-    """The tensor anew, unless it is on its way, and a ticket outside of the arena."""
+    """A new buffer for the tensor, unless its copy back has started, and a ticket outside of the arena."""
     handle, ticket = call.inputs[0], heap.hold(Buffer(None, 0))
     ahead, handle.ahead = handle.ahead, None
     return [ahead or _bring_back(heap, _bytes(call.node.outputs[0])), ticket]
@@ -446,11 +450,11 @@ LIST_RULES: dict[str, Rule] = {
     custom_ops.SWAP_IN: _swap_in,
     custom_ops.SWAP_OUT: _swap_out,
 }
-"""By op, for nodes that read or make a variant. All others follow kernels/kernel_memory.py."""
+"""Rules for nodes that read or make a variant, by op. All others follow kernels/kernel_memory.py."""
 
 
 def uses_lists(node: Node) -> bool:
-    """Whether the node makes or reads a list, in a way that is known here."""
+    """Whether the node makes or reads a list, and has a rule here."""
     if node.op not in LIST_RULES:
         return False
     return any(t.type.dtype == "variant" for t in (*node.inputs, *map(node.out, range(len(node.outputs)))))

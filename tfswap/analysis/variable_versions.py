@@ -1,7 +1,7 @@
-"""The values of a step's variables: which one a read sees, and what a write makes of it.
+"""The versions of a step's variables: the one that a read returns, and the new one after a write.
 
-Invariant: every write waits for the readers of the value that it ends, where that closes no cycle. A read that is still
-held when its variable is updated would make the update copy the variable.
+Invariant: every write waits for the readers of the version before it, where that closes no cycle. If a read were still
+held, the update would copy the variable.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from tfswap.kernels.kernel_memory import KernelMemory
 
 
 class VariableVersions:
-    """The values that variables have one after another. Resources and versions are values of the dataflow, by number.
+    """The versions of variables. Resources and versions are values of the dataflow, by number.
 
     Attributes:
-        used: by loop and conditional, what its bodies do with the variables that it is given.
-        copied_on_read: resources of which every read is a copy.
+        used: for each loop and conditional, its bodies' accesses to variables.
+        copied_on_read: resources whose reads are copies.
     """
 
     def __init__(self, graph: Graph, flow: Dataflow):
         self._flow = flow
-        self._version: dict[int, int] = {}  # the present one of each resource
+        self._version: dict[int, int] = {}  # the current one of each resource
         self._readers: dict[int, list[int]] = {}  # kernels that read a version
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         self.copied_on_read: set[int] = set()
-        # Variables that are read in part (ResourceGather): from then on every read copies them.
+        # After a sparse access (ResourceGather), every read of the variable is a copy.
         sparsely_read = sparsely_accessed(graph, self.used)
-        # Where the graph turns that off, it is off at each access to the whole (passes/prepare/copy_on_read.py).
+        # Where the graph turns this mode off, it is off at each dense access (passes/prepare/copy_on_read.py).
         self._sparsely_read = sparsely_read - {n.inputs[0].node for n in graph if turns_off_copy_on_read(n.op)}
 
     def add_resource(self, node: Node, resource: int) -> None:
-        """Note a resource that `node` gives."""
+        """Add the resource of `node`."""
         if node in self._sparsely_read:
             self.copied_on_read.add(resource)
 
     def read(self, resource: int, output: Output) -> int:
-        """The value that a read, which gives `output`, sees of a resource now."""
+        """The current version of a resource, for a read with the result `output`."""
         if resource not in self._version:
             self._begin(resource, output, output.type.nbytes or 0)
         return self._version[resource]
 
     def note_reads(self, kernel: int, values: Iterable[int]) -> None:
-        """Note what a kernel reads, of which versions are a part."""
+        """Record the values that a kernel reads, among which are versions."""
         for value in values:
             if value in self._readers:
                 self._readers[value].append(kernel)
 
     def write(self, node: Node, memory: KernelMemory, inputs: Sequence[int]) -> tuple[Update, ...]:
-        """The updates that a node makes.
+        """The updates of a node.
 
         Args:
-            inputs: the values that it is given; -1 for none.
+            inputs: the values of its inputs; -1 for none.
         """
         writes: list[tuple[int, int | None]] = [(inputs[r], None) for r in memory.updates]
         if memory.retains:
@@ -68,7 +68,7 @@ class VariableVersions:
             if resource not in self._version and node in self.used:
                 position = inputs.index(resource)
                 self._begin(resource, node.inputs[position], self.used[node].nbytes.get(position, 0))
-            # One that is written and never read is as large as the largest of what it is updated with.
+            # A variable that is never read is as large as the largest input of its update.
             old = self.read(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             self._flow.written.setdefault(resource, old)
             new = self._begin(resource, self._flow.values[old].tensor, self._flow.values[old].nbytes)
@@ -84,7 +84,7 @@ class VariableVersions:
         return made
 
     def order_writes_after_reads(self) -> None:
-        """Add the dependencies that the invariant asks for. `own_deps` keeps those of the graph."""
+        """Add the dependencies of the invariant to `deps`. `own_deps` has those of the graph."""
         flow = self._flow
         flow.own_deps = list(flow.deps)
         users = users_of(flow.deps)

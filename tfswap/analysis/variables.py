@@ -1,4 +1,4 @@
-"""Which of a step's feeds are variables that it writes, and the bytes that callers and updates hold of its tensors."""
+"""The variables among a step's feeds that it writes, and the bytes of results and of copied variables."""
 
 from __future__ import annotations
 
@@ -18,37 +18,34 @@ from tfswap.kernels.alignment import round_up
 
 
 def written_variables(graph: Graph, flow: Dataflow) -> list[int]:
-    """The positions of the feeds that are variables which the step writes.
-
-    Other handles that a writer is given, such as the iterator or the table that a loop takes, are not.
-    """
+    """The positions of feeds that are variables which the step writes. Iterators and tables are not among them."""
     return [p for p, feed in enumerate(graph.feeds) if flow.first_versions([feed.name])]
 
 
 def written_in_bodies(graph: Graph, flow: Dataflow) -> frozenset[str]:
-    """The names of those feeds that are variables which bodies of loops and conditionals write."""
+    """The names of feeds that are variables which bodies of loops and conditionals write."""
     inner = {u.old for i in flow.runs for u in flow.updates[i]}
     return frozenset(feed.name for feed in graph.feeds if flow.first_versions([feed.name]) & inner)
 
 
 def copied_bytes(flow: Dataflow, shared: Collection[str]) -> int:
-    """The bytes of the variables behind the feeds `shared`: an update copies one where something else holds it."""
+    """The bytes of the variables behind the feeds `shared`, which updates copy because they have other owners."""
     return sum(round_up(flow.values[v].nbytes) for v in flow.first_versions(shared))
 
 
 def fetched_bytes(flow: Dataflow) -> int:
-    """The bytes of what the step returns and nothing else holds."""
+    """The bytes of results that the step allocates."""
     values = (flow.values[v] for v in flow.fetched)
     return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
 
 class ResourcesUsed(NamedTuple):
-    """What a node's bodies do with the variables that it is given, by position of the input.
+    """The accesses of a node's bodies to variables, by position of the input.
 
     Attributes:
-        written: which they write.
-        sparsely_read: which they read in part.
-        nbytes: how large those are that they read or write.
+        written: the variables that they write.
+        sparsely_read: the variables with sparse accesses.
+        nbytes: the bytes of the variables that they access.
     """
 
     written: tuple[int, ...]
@@ -57,7 +54,7 @@ class ResourcesUsed(NamedTuple):
 
 
 def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
-    """Which variables the bodies of `node` write, and which they read in part."""
+    """The accesses of the bodies of `node` to variables."""
     kind = control_flow(node.op)
     assert kind is not None
     written: set[int] = set()
@@ -76,7 +73,7 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
                 position.update({(inner, o): p for o, p in enumerate(places) if p is not None})
             resources = [p for p, t in zip(places, inner.inputs, strict=True) if t.type.dtype == "resource"]
             if reads_variable(inner.op) or writes_variable(inner.op):
-                # What is read, or else the largest of what is written: slots are as large as their variable.
+                # The value that is read, or the largest input of a write: slots are as large as their variable.
                 touched = inner.outputs or [t.type for t in inner.inputs]
                 size = max((kind.nbytes or 0 for kind in touched), default=0)
                 nbytes.update({p: max(size, nbytes.get(p, 0)) for p in resources if p is not None})
@@ -88,10 +85,10 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
 
 
 def sparsely_accessed(graph: Graph, used: Mapping[Node, ResourcesUsed]) -> set[Node]:
-    """What gives the variables that a graph, or what its loops and conditionals run, reads or writes in part.
+    """The nodes of the handles of variables with sparse accesses in a graph or its bodies.
 
     Args:
-        used: by loop and conditional, as of `resources_used`.
+        used: `resources_used` of each loop and conditional.
     """
     found = {
         t.node for node in graph if turns_on_copy_on_read(node.op) for t in node.inputs if t.type.dtype == "resource"

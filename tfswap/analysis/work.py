@@ -1,7 +1,7 @@
-"""How much work one run of a kernel is: arithmetic in contractions, element-wise operations, bytes, cores it gains by.
+"""The work of one run of a kernel: operations of contractions, element-wise operations, bytes moved, cores used.
 
-The table has a row for each op that differs from a stream over inputs and outputs. Rates of machines are not in it:
-cost.py makes seconds of work.
+The table has a row for each op that does not just read its inputs and write its outputs once. It has no rates of
+machines: cost.py computes seconds from the work.
 
 Checked against measured kernels by `benchmarks/cost_model.py`.
 """
@@ -26,19 +26,19 @@ Count = Callable[[Node], float]
 
 
 class Work(NamedTuple):
-    """What a kernel does, by type of op.
+    """The work of a type of op.
 
     Attributes:
-        flops: operations of its contraction, if it is one.
-        efficiency: share of the machine's rate of contractions that it reaches.
-        steps: element-wise operations, for each element of its largest input or output. As many as fit next to the
-            memory traffic are not counted: 0 for most.
-        passes: bytes that it moves, for each of its inputs and outputs.
-        spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
-            four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two, or
-            from the share of a kernel's CPU time that the thread takes which calls it (`benchmarks/one_core.py`).
-        alone: what it takes where it stays on one core, over what it takes where threads share it and gain nothing.
-        gathers: whether it touches no more of its first input than it gives: a table may be a thousand times as large.
+        flops: gives the operations of its contraction. None: it is no contraction.
+        efficiency: the share of the machine's rate of contractions that it reaches.
+        steps: element-wise operations per element of its largest input or output, beyond those that memory traffic
+            hides: 0 for most.
+        passes: bytes moved, as a multiple of the bytes of its inputs and outputs.
+        spread: the share of the machine's cores that it uses, at least one core: from the times of the kernels of four
+            ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread and with two, or from the
+            calling thread's share of a kernel's CPU time (`benchmarks/one_core.py`).
+        alone: its CPU time on one core, divided by that when threads share it.
+        gathers: whether it reads only as many bytes of its first input as its output has, as a look-up in a table.
     """
 
     flops: Count | None = None

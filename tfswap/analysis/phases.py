@@ -60,7 +60,7 @@ def _makes_factors(node: Node) -> bool:
 
 
 def backward_among(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes among these, in topological order, that are certainly of the backward pass by their names and inputs."""
+    """The nodes among these, in topological order, that are of the backward pass by their names and inputs."""
     found: set[Node] = set()
     for node in nodes:
         # A constant that both passes share can have the name of a gradient's node.

@@ -75,26 +75,26 @@ def _convolution(node: Node) -> float:
 
 
 PATCH_FLOPS = 32.0
-"""So much arithmetic is as long as it takes to move one element of the image's patches, which a filter's gradient lays
-out and an image's gradient adds up, in about half of the time. Each is used once per channel, so that few channels are
-slow. From CPU times of kernels of 16 to 512 channels."""
+"""The time of moving one element of the image's patches, in operations of contractions. A filter's gradient copies the
+patches, an image's gradient adds them up in about half of that time. Each element is used once per channel, so kernels
+with few channels are slow. From CPU times of kernels with 16 to 512 channels."""
 
 
 def _pixels(node: Node) -> int:
-    """Elements of one channel of the gradient that a gradient of a convolution is given."""
+    """Elements of one channel of the incoming gradient of a convolution's gradient."""
     shape = node.inputs[2].type.shape or (1,)
     channels_first = node.attrs.get("data_format") in CHANNELS_FIRST
     return math.prod(d or 1 for d in ((shape[0], *shape[2:]) if channels_first else shape[:-1]))
 
 
 def _filter_gradient(node: Node) -> float:
-    """As many multiply-adds as the forward convolution, the gradient's elements times the window; and the patches."""
+    """The multiply-adds of the forward convolution (the gradient's elements times the window), and the patches."""
     return (2.0 * _third_input(node) + PATCH_FLOPS * _pixels(node)) * _window(node.outputs[0])
 
 
 PACKING_FLOPS = 160.0
-"""Conv2DBackpropInput multiplies image by image, and brings the whole filter into its layout for each: so much of a
-contraction's arithmetic is as long as that takes for one element (VGG16 and ResNet-50 within 1.7)."""
+"""Conv2DBackpropInput multiplies image by image, and packs the whole filter for each: the time of packing one element,
+in operations of contractions (VGG16 and ResNet-50 within a factor of 1.7)."""
 
 
 def _input_gradient(node: Node) -> float:
@@ -104,10 +104,10 @@ def _input_gradient(node: Node) -> float:
 
 
 def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work]:
-    """Of a convolution, whose filter is input `window`, or the output.
+    """The work of a convolution's gradient, whose filter is input `window`, or the output.
 
     Args:
-        others: what kernels do that are not cuDNN's.
+        others: the work of kernels other than cuDNN's.
     """
 
     def flops(node: Node) -> float:
@@ -118,15 +118,17 @@ def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work
 
 
 FILTER_COLUMN_FLOPS, COLUMN_FLOPS = 40.0, 30.0
-"""So much arithmetic for each element of a volume's patches laid out as columns, for a filter's gradient or an image's.
-From CPU times of 34 kernels of 4 to 128 channels in an arena; those of 100,000 pixels keep both cores busy."""
+"""The time per element of a volume's patches in a column buffer, in operations of contractions, for a filter's gradient
+and an image's. From CPU times of 34 kernels with 4 to 128 channels in an arena; those of 100,000 pixels use both cores.
+"""
 EIGEN_FILTER_FLOPS, STRIDED_FILTER_FLOPS, STRIDED_FLOPS = 250.0, 750.0, 620.0
-"""Where there are no columns, for each element of the gradient's patches: of a filter's gradient; of either gradient of
-a convolution with strides, between which Eigen puts zeros. CPU times of 12 kernels of 16 to 64 channels, within 1.3."""
+"""The same per element of the gradient's patches without a column buffer: for a filter's gradient, and for both
+gradients of a strided convolution, where Eigen inserts zeros. From CPU times of 12 kernels with 16 to 64 channels,
+within a factor of 1.3."""
 
 
 def _volume_gradient(node: Node, rates: Rates, *, one_by_one: bool) -> Work:
-    """Of a gradient of a 3-D convolution: of its filter, or of its image, which can be made `one_by_one`."""
+    """The work of a 3-D convolution's gradient: the filter's, or, with `one_by_one`, the image's."""
     read, made = node.inputs[int(one_by_one)].type, node.outputs[0]
     volume, kernel = (made, read) if one_by_one else (read, made)
     gradient, window = (tuple(d or 1 for d in kind.shape or (1,) * 5) for kind in (node.inputs[2].type, kernel))
@@ -149,7 +151,9 @@ def _volume_gradient(node: Node, rates: Rates, *, one_by_one: bool) -> Work:
 
 
 def _depthwise(maps: Count, window: int | None) -> Count:
-    """A multiply-add for each element of the maps and of the filter's window: input `window`, or the output."""
+    """A multiply-add for each element of the maps and of the filter's window. The filter is input `window`, or the
+    output.
+    """
 
     def flops(node: Node) -> float:
         kind = node.outputs[0] if window is None else node.inputs[window].type
@@ -167,18 +171,19 @@ def _third_input(node: Node) -> float:
 
 
 LARGE_PRODUCT_FLOPS = 64e6
-"""Eigen shares a product among cores where each matrix of the batch takes more: one of 256 x 256 x 256 ran on one core,
-one of 128 x 384 x 1536 on 1.5 of two."""
+"""Eigen spreads a batch of products over cores where each takes more operations: one of 256 x 256 x 256 ran on one
+core, one of 128 x 384 x 1536 on 1.5 of two."""
 _MATMUL = Work(_matmul)
 _SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0, alone=0.5)
 _LARGE_PRODUCTS = Work(_matmul, 0.8, spread=0.77)
 _ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
-"""oneDNN shares all of them. Shares and rates of nine shapes, with one thread and with two."""
+"""oneDNN spreads all products over cores. From nine shapes, with one thread and with two."""
 
 
 def _product(node: Node, rates: Rates) -> Work:
-    """Of a product of two matrices. Of 3 to 34 million operations, an LSTM's of 128 to 256 units, those of sixteen
-    shapes took 0.89 to 1.89 times as long on one thread as on two, 1.09 in the middle; of 67 to 4,300 million 1.56."""
+    """The work of a product of two matrices. Products of 3 to 34 million operations, as in an LSTM of 128 to 256 units,
+    took 0.89 to 1.89 times as long on one thread as on two (sixteen shapes, median 1.09), larger ones of up to 4,300
+    million 1.56 times."""
     return _of_product(_matmul(node), rates)
 
 
@@ -188,7 +193,7 @@ def _of_product(flops: float, rates: Rates) -> Work:
 
 
 def _products(node: Node, rates: Rates) -> Work:
-    """Of a batch of products of matrices."""
+    """The work of a batch of products of matrices."""
     matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
     return _of_products(_matmul(node), matrices, rates)
 
@@ -200,15 +205,15 @@ def _of_products(flops: float, matrices: int, rates: Rates) -> Work:
 
 
 TRANSPOSED_STEPS = 5
-"""Element-wise operations that it takes to transpose an element."""
+"""The time of transposing an element, in element-wise operations."""
 FILLED_STEPS = 12
-"""Those that it takes to write an element of a slice's gradient among the zeros."""
+"""The time of writing an element of a slice's gradient among zeros, in element-wise operations."""
 
 
 def _einsum(node: Node, rates: Rates) -> Work:
-    """A product of matrices, or a batch of them, and what is transposed before and after.
+    """A product of matrices, or a batch of them, with transpositions before and after.
 
-    A product with a vector, or of two, streams: TensorFlow shares a batch of these among the cores
+    A product with a vector is bound by memory. TensorFlow spreads a batch of these over the cores
     (batch_matmul_op_impl.h).
     """
     parts = einsum_parts(node.attrs.get("equation"), [t.type for t in node.inputs])

@@ -2,11 +2,11 @@
 
 They do not depend on the limit, so that a higher limit never gives a slower plan, as on a ladder.
 
-Tensors saved by loops are swapped in stages of a quarter of their bytes, the largest accumulators first. Some need not
-be saved: those that take not much longer to recompute than to swap, or all that can be recomputed; the others are then
-swapped, or not. Swapped tensors that a loop would wait for are prefetched, or not. Kernels take encodings, which cost
-next to nothing, where a tensor is then freed early or they need less memory, or no kernel does. Encoding and decoding a
-whole tensor takes time, and has stages too: first the tensors that free the most bytes for their time.
+Tensors saved by loops are swapped in stages of a quarter of their bytes, the largest accumulators first. Some are
+recomputed: those that take not much longer to recompute than to swap, or all that can be; the others are then swapped,
+or not. Swapped tensors that a loop would wait for are prefetched, or not. Encodings for kernels take very little time.
+They are used for all kernels that free a tensor earlier or need less memory, or for none. Encoding and decoding a whole
+tensor takes time, and has stages too: first the tensors that free the most bytes for their time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tfswap.passes.tactics.loop_swap import looped_pops
 from tfswap.planner.planner import Planner
 
 AFFORDABLE = 4.0
-"""Recomputing a tensor may take so many times as long as swapping it; what takes longer is tried last."""
+"""Recomputing a tensor may take up to this multiple of the time of swapping it. Others are tried last."""
 MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
-ones prefetched; with kernels that take encodings, alone and with the last stages; with whole tensors in a smaller form;
+ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
 and as sparse rows.
 """
 

@@ -1,4 +1,4 @@
-"""Does a graph train at all? A step without a backward pass has nothing that waits."""
+"""Refuses steps that do not train: without a backward pass, no tensor waits for one."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def is_training(op: str, name: str) -> bool:
 
 
 def trains(graph: Graph) -> bool:
-    """Whether anything in the graph trains: an update, or a gradient, which may be one that is asked for outside."""
+    """Whether the graph updates a variable or computes a gradient, or has its gradients taken outside."""
     if any(is_training(n.op, n.name) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g):
         return True
     return _returns_gradients(graph)
 
 
 def _returns_gradients(graph: Graph) -> bool:
-    """Whether a result is shaped as a variable that the step reads. A backward pass that is written by hand has no
-    names that say it.
+    """Whether a result has the shape of a variable that the step reads. The nodes of a backward pass written by hand
+    have no names that identify them.
     """
     read = {n.outputs[0] for n in graph if reads_variable(n.op) and n.outputs and n.outputs[0].shape}
     return any(t.type in read and not reads_variable(origin(t).node.op) for t in graph.fetches)
 
 
 def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]] | None = None) -> None:
-    """Raise UnsupportedGraph when nothing in the graph trains.
+    """Raise UnsupportedGraph when the graph does not train.
 
-    What runs functions out of sight may train there, and is refused for that.
+    A graph with opaque calls, which may train, is refused elsewhere.
 
     Args:
-        others: where the graph is a function of a file, names of those functions that train.
+        others: gives the names of a file's functions that train. None: the graph is not from a file.
     """
     if trains(graph) or any(hidden_calls(graph)):
         return

@@ -162,7 +162,7 @@ class Optimizer:
 
     @property
     def planner(self) -> Planner:
-        """The planner for `settled`, in the arena as it is assumed."""
+        """The planner for `settled`, in the assumed arena."""
         return self.search.planners.of(self.search.variants.plain)
 
     def _facts(self, graph: Graph) -> Dataflow:
@@ -226,9 +226,9 @@ class Optimizer:
         return None if limit_bytes is not None and peak > limit_bytes else self._placed(plan, limit_bytes, peak)
 
     def fits_unchanged(self, aim_bytes: int) -> bool:
-        """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
+        """Whether the traced step stays within `aim_bytes`, also while TensorFlow instantiates it."""
         if self.unoptimised.holds_lists:
-            return False  # TensorFlow's tape makes zeros like them, of as many bytes, and holds these too
+            return False  # TensorFlow's tape also holds zeros of as many bytes
         if aim_bytes < max(self.resident_bytes + self._computed_bytes, self.planner.live_peak_bytes):
             return False  # without an order at least as much is live
         return aim_bytes >= self.unoptimised.likely_bound_bytes
@@ -248,7 +248,7 @@ class Optimizer:
         return self._freeze(None, Found(variant, candidate))
 
     def analysis(self, limit: int | str | None) -> Plan:
-        """As `plan`, but for a limit that can't be met the plan that changes nothing, and exceeds it."""
+        """As `plan`; for a limit that can't be met, the plan that changes nothing, whose peak exceeds it."""
         try:
             return self.plan(limit)
         except InfeasibleMemoryLimit as error:
@@ -312,7 +312,7 @@ class Optimizer:
         return self.search.variants[Rewriting.of(plan)]
 
     def require_fit(self, plan: Plan) -> None:
-        """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""
+        """Raise InvalidModel when `plan` is another graph's, is damaged, or uses tactics that the options rule out."""
         require_allowed(plan, self.fingerprint, self.options)
         require_accumulators(plan, self.search.variants.accumulators)
         require_fit(plan, self.search.planners.of(self.variant_of(plan)).problems[0])

@@ -1,8 +1,8 @@
-"""The step with its kernels in groups (planner/concurrent.py): which schedules are tried, and what each is to take.
+"""Rewritings of a step with its kernels in groups (planner/concurrent.py), with the predicted time of each.
 
-Which there are does not depend on the limit, nor whether one gains enough: so more limit never gives a slower plan.
+The rewritings and their gains do not depend on the limit, so that a higher limit never gives a slower plan.
 
-Not handled: groups of kernels that compute in reduced precision, and of steps of more than `MOST_KERNELS`.
+Not handled: groups in steps with reduced precision, and in steps of more than `MOST_KERNELS`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from tfswap.compiler.variants import Variants
 from tfswap.planner.concurrent import ListSchedule, serial_bytes
 
 SHARES = (3.0, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-"""What kernels may hold while several run, over the live peak of the order that holds least."""
+"""The bytes that concurrent kernels may hold, as multiples of the live peak of the best order."""
 LEAST_GAIN = 1.02
-"""What groups must gain: they hold what they read until the last of their kernels has ended."""
+"""The least speed-up of groups, which hold their inputs until the last of their kernels has ended."""
 MOST_KERNELS = 8_000
-"""Of a step: to schedule so many takes about a second."""
+"""The most kernels of a step: scheduling this many takes about a second."""
 
 
 def concurrent_rewritings(
     variants: Variants, costs: Costs, order: Sequence[int], live_bytes: int, room_bytes: int
 ) -> list[tuple[float, Rewriting]]:
-    """The step with kernels in groups that so much room may be enough for, the fastest first, and what each takes.
+    """Rewritings with groups that may fit into `room_bytes`, each with its predicted seconds, the fastest first.
 
     Args:
-        order: of the step's kernels, that holds least.
-        live_bytes: the live peak of this order.
+        order: the order of the step's kernels with the lowest live peak.
+        live_bytes: that peak.
     """
     if variants.base != PLAIN or len(order) > MOST_KERNELS or SHARES[-1] * live_bytes > room_bytes:
         return []

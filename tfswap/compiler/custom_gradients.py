@@ -15,8 +15,8 @@ from tfswap.errors import InvalidModel
 def drop_gradients_of(file: ModelFile, functions: Collection[str]) -> None:
     """Remove the gradients that a user has defined inside of `functions`, whose bodies have been rewritten.
 
-    Such a gradient is a function that captures tensors of the body by name. Objects refer to each other by number, so a
-    captured tensor stays in the list, as an object without content.
+    Such a gradient is a function that captures tensors of the body by name. Objects of the file refer to each other by
+    number, so a captured tensor stays in the list, as an object without content.
     """
     objects, library = file.meta_graph.object_graph_def, file.meta_graph.graph_def.library
     gone: set[str] = set()

@@ -1,6 +1,6 @@
-"""Which encodings and packings of a step are worth trying: those that free tensors which wait long.
+"""Chooses the encodings and packings of a step that are worth trying: those that free tensors which wait long.
 
-Nothing here depends on the limit.
+The choice does not depend on the limit.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tfswap.passes.tactics.pack import readers_of
 from tfswap.planner.problem import Problem
 
 STAGES = 4
-"""In so many steps what loops save is swapped, and tensors wait in a smaller form, each taking as much of the bytes."""
+"""The number of stages of swapping tensors saved by loops, and of packing tensors, with equal shares of the bytes."""
 LONG_SHARE = 0.02
-"""Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
+"""The least wait of a tensor for kernels that can read an encoding, as a share of the step's time."""
 LEAST_SHARE = 0.02
-"""Of the live peak: where all tensors that can be encoded have less, plans are not looked for twice."""
+"""The least bytes of all tensors that can be encoded, as a share of the live peak. With less, encodings are not
+tried."""
 SPARSE_SHARE = 0.75
-"""Of a tensor's bytes, which its sparse rows take at most: what is won with more is not worth the time."""
+"""The most bytes of sparse rows, as a share of the tensor's bytes. With more, the gain is not worth the time."""
 NOWHERE = -1
-"""Stands for the value of a tensor that has none."""
+"""The number of a value that does not exist."""
 
 
 def worth_encoding(problem: Problem, encodings: Collection[Encoding], least_bytes: float) -> tuple[str, ...]:
-    """Names of the kernels that gain by their encodings: a tensor waits long for nothing else, or they need less.
+    """Names of the kernels whose encodings pay: a tensor waits long for such kernels only, or they need less memory.
 
-    Tensor by tensor; of none where all of them together hardly matter.
+    Empty where all these tensors together have fewer than `least_bytes`.
 
     Args:
-        problem: the step as it is, in the order that is planned first; or a body.
-        least_bytes: what all tensors that gain must have.
+        problem: the unchanged step in its first order, or a body.
     """
     flow, uses = problem.flow, problem.uses
     place = {kernel: position for position, kernel in enumerate(problem.order)}
-    takers: dict[int, set[int]] = {}  # by value, the positions of those who would read an encoding of it, or nothing
+    takers: dict[int, set[int]] = {}  # by value, the positions of kernels that would no longer read it
     dropped: list[tuple[Encoding, set[int]]] = []
     for e in encodings:
         values = {flow.value_of.get((t.node, t.index), NOWHERE) for t in e.dropped}
@@ -54,7 +54,7 @@ def worth_encoding(problem: Problem, encodings: Collection[Encoding], least_byte
         positions = uses.positions.get(flow.value_of[e.tensor.node, e.tensor.index], ())
         wait_s = max((uses.starts[b] - uses.starts[a + 1] for a, b in pairwise(positions) if b <= at), default=0.0)
         if e.codec.encode == custom_ops.ENCODE_MASK and not waits_long(wait_s, nbytes, problem.rates):
-            continue  # of the forward pass, it may be: the tensor is there all the same
+            continue  # a short wait, as within the forward pass, where the tensor is in the arena anyway
         dropped.append((e, values))
         for v in values:
             takers.setdefault(v, set()).add(at)
@@ -69,14 +69,14 @@ def worth_encoding(problem: Problem, encodings: Collection[Encoding], least_byte
 def worth_packing(
     problem: Problem, graph: Graph, encoded: Collection[str], form_of: Callable[[Output], Form | None]
 ) -> list[tuple[Packing, ...]]:
-    """What waits long in full and could wait in a smaller form: what frees most for its time, more, and all of it.
+    """Stages of packing tensors that wait long, up to all of them: first those that free the most bytes for their time.
 
-    Nothing where that hardly matters.
+    Empty where these tensors are small together.
 
     Args:
-        problem: the step as it is, in the order that is planned first.
-        encoded: names of kernels that take an encoding, and read no tensor for it.
-        form_of: the smaller form that a tensor has, where there is one.
+        problem: the unchanged step in its first order.
+        encoded: names of kernels that read an encoding in place of a tensor.
+        form_of: gives the smaller form of a tensor, or None.
     """
     flow, uses = problem.flow, problem.uses
     found: list[tuple[Packing, int, int]] = []  # with the bytes that it frees, and those that are gone through for it
@@ -122,7 +122,7 @@ def _stages(found: Collection[tuple[Packing, int, int]], least_bytes: float) -> 
 
 
 def measured_sparse(tensor: Output, density: float | None, device: DeviceModel) -> Form | None:
-    """Sparse rows of a tensor of which such a share is not zero, where that pays; None where it was not measured."""
+    """Sparse rows of a tensor with this share of nonzero values, where they pay; None where it was not measured."""
     if density is None:
         return None
     elements = tensor.type.num_elements or 0
@@ -131,7 +131,7 @@ def measured_sparse(tensor: Output, density: float | None, device: DeviceModel) 
 
 
 def _late(problem: Problem, v: int, positions: Collection[int]) -> list[list[int]]:
-    """Of the uses of a tensor those that come when it has waited long, together that follow each other."""
+    """The uses of a tensor after long waits, in groups of uses that follow each other."""
     groups: list[list[int]] = []
     starts, nbytes = problem.uses.starts, problem.flow.values[v].nbytes
     for before, after in pairwise(positions):
@@ -145,16 +145,16 @@ def _late(problem: Problem, v: int, positions: Collection[int]) -> list[list[int
 
 
 def _waits_for_takers(problem: Problem, v: int, takers: Collection[int]) -> bool:
-    """Whether a tensor waits long, and for these kernels alone, once all others have read it.
+    """Whether a tensor waits long for these kernels only, after all others have read it.
 
     Args:
-        takers: their positions.
+        takers: the kernels' positions.
     """
     flow, uses = problem.flow, problem.uses
     if flow.values[v].producer == PERSISTENT or v in flow.fetched:
-        return False  # it stays all the same
+        return False  # it stays in the arena anyway
     last = max((p for p in uses.positions.get(v, ()) if p not in takers), default=None)
     if last is None:
-        return False  # a small one, or there from before
+        return False  # it is small, or from before the step
     wait_s = uses.starts[max(takers)] - uses.starts[last + 1]
     return wait_s >= LONG_SHARE * uses.starts[-1] and waits_long(wait_s, flow.values[v].nbytes, problem.rates)

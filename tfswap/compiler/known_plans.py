@@ -1,4 +1,4 @@
-"""Plans of one step that were made before, in other processes too: recalled where they keep their limit now."""
+"""Earlier plans of one step, also of other processes: recalled where they keep their limit in the present arena."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ RECALLED_NOTE = (
 
 
 class KnownPlans:
-    """What the plan cache has of one step.
+    """The plan cache's plans of one step.
 
     Args:
         stored: the cache's plans; None where there is no cache.
-        judged: from a plan and a limit to the plan with the peak that it has here, or None where that passes the limit.
-            Raises InvalidModel for a plan of another step.
+        judged: gives a plan with its peak in the present arena, or None where the peak exceeds the limit. Raises
+            InvalidModel for a plan of another step.
     """
 
     def __init__(self, stored: StepPlans | None, judged: Callable[[Plan, int], Plan | None]):
         self._stored = stored
         self._judged = judged
-        self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
+        self._recalled: set[tuple[object, ...]] = set()  # the actions of recalled plans
 
     def __bool__(self) -> bool:
         return self._stored is not None
 
     def has_recalled(self, plan: Plan) -> bool:
-        """Whether the plan was made before."""
+        """Whether the plan was recalled."""
         return plan.actions in self._recalled
 
     def recall(self, limit_bytes: int, ordered: bool) -> Plan | None:
-        """The plan for a limit that was made before, if there is one that keeps it here."""
+        """An earlier plan for a limit that keeps it in the present arena; None where there is none."""
         plan = None if self._stored is None else self._stored.plan(limit_bytes, ordered)
         if plan is None or plan.changes_nothing:
             return None
@@ -53,8 +53,10 @@ class KnownPlans:
         return found
 
     def recall_or(self, limit_bytes: int, ordered: bool, make: Callable[[], Plan | None]) -> Plan | None:
-        """As `recall`, or the plan that `make` makes, which is kept. Of several processes one makes it."""
-        assert self._stored is not None, "asked for only where there is a cache"
+        """As `recall`; where there is no such plan, a new one by `make`, which is stored. One process at a time makes
+        it.
+        """
+        assert self._stored is not None, "called only where there is a cache"
         with self._stored.planning(limit_bytes, ordered):
             plan = self.recall(limit_bytes, ordered)
             if plan is None:

@@ -27,7 +27,7 @@ README_NAME = "README.txt"
 PLAN_NAME = "tfswap_plan.json"
 NAMES_SHOWN = 20
 ENDINGS = ("pb", "pbtxt", "cpb")
-"""Of the file that a SavedModel's folder has, `saved_model`."""
+"""The endings of the file `saved_model` in a SavedModel's folder."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class ConcreteStep:
     """One trace of the function that trains.
 
     Attributes:
-        name: of the library function whose body is the step.
-        traced: the concrete function that a user's call reaches; another one when it only calls `name`.
-        user_names: by argument of `name`, the other names that a user may know it by.
-        captures: how many of its last arguments are captures.
-        handles: what its resource arguments stand for, where the object graph says so.
-        values: what its arguments hold, where the object graph says so: the dense shapes of sparse tensors.
+        name: the name of the library function whose body is the step.
+        traced: the concrete function that a user's call reaches, which may only call `name`.
+        user_names: other names of each argument of `name` that a user may know.
+        captures: the number of captures, which are its last arguments.
+        handles: the types of variables behind resource arguments, as far as the object graph has them.
+        values: known values of arguments: the dense shapes of sparse tensors.
     """
 
     name: str
@@ -116,12 +116,12 @@ class ModelFile:
             return tf.saved_model.load(str(self.path))
 
     def named(self) -> contextlib.AbstractContextManager[None]:
-        """As `named_as_damage`, of this file."""
+        """`named_as_damage` for this file."""
         return named_as_damage(self.title)
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"the SavedModel at {str(self.path)!r}"
 
     def function_names(self) -> dict[str, list[str]]:
@@ -146,7 +146,7 @@ class ModelFile:
         return found
 
     def steps(self, function: str) -> list[ConcreteStep]:
-        """The traces of a function. Raises InvalidModel, naming those that are there, when it is not."""
+        """The traces of a function. Raises InvalidModel, with the names of all functions, where there is none."""
         with self.named():
             names = self.function_names()
             if function not in names:
@@ -163,7 +163,7 @@ class ModelFile:
             return list(steps.values())
 
     def training_functions(self) -> list[str]:
-        """Names of the functions whose kernels train, also inside of what they call; sorted."""
+        """Names of the functions that train, also by functions that they call; sorted."""
         return [
             name
             for name, traces in sorted(self.function_names().items())
@@ -195,7 +195,7 @@ class ModelFile:
         return f"the SavedModel at {str(self.path)!r} has no function {function!r}: {there}"
 
     def trace(self, name: str) -> ConcreteStep:
-        """The library function of this name, as it is."""
+        """The library function of this name, without following calls."""
         concrete = self.meta_graph.object_graph_def.concrete_functions
         bound = concrete[name].bound_inputs if name in concrete else []
         arguments = enumerate(self.library[name].signature.input_arg)
@@ -252,11 +252,11 @@ class ModelFile:
         try:
             signature = nested_structure_coder.decode_proto(concrete[name].canonicalized_input_signature)
         except (TypeError, ValueError, LookupError, nested_structure_coder.NotEncodableError):
-            return {}  # types of another package's, which TensorFlow asks for when it loads the file
+            return {}  # types of another package, without which TensorFlow refuses to load the file
         return dense_shapes(signature, arguments[: len(arguments) - captures])
 
     def variables(self) -> list[tuple[str, Shape]]:
-        """Element type and shape of every variable that loading makes."""
+        """Element type and shape of every variable that loading creates."""
         from tensorflow.python.framework import dtypes
 
         found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
@@ -264,7 +264,7 @@ class ModelFile:
             return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
 
     def check_variables(self) -> None:
-        """Read, and drop, what the file has saved of its variables: a copy without them would not load.
+        """Read the saved values of the variables, without keeping them: a copy without them could not be loaded.
 
         Raises:
             InvalidModel: the index or data is missing or damaged.

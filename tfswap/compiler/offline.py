@@ -1,4 +1,4 @@
-"""Plans a step of a file or a proto: nothing runs, and the arena that it will run in is not known."""
+"""Plans a step of a file or a proto. Nothing runs, and the arena of later runs is unknown."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PORTABLE_NOTE = (
     "are assigned, chunks are handed out whole, and whoever loads the model may have TensorFlow optimize it again"
 )
 ALWAYS_OPEN = 0
-"""The number of a gate in a file, which no process closes."""
+"""The number of a file's gates, which no process closes."""
 SLACK_SHARE = 0.02
 """Loading may put a variable into a chunk of up to twice its size, since the allocator does not split off small
-remainders. One variable's worth of that is kept free, and no more than this share of the live bytes.
+remainders. The bytes of one variable are kept free for that, at most this share of the live bytes.
 """
 SLACK_BYTES = 2**20
-"""Likewise for small steps, where initial values count too: a session keeps a constant initial value, and the first
-update allocates a second buffer. At most the persistent bytes are kept free.
+"""The bytes kept free in small steps, at most the persistent bytes. There, initial values count too: a session keeps a
+constant initial value, and the first update allocates a second buffer.
 """
 
 
@@ -69,7 +69,7 @@ def plan_offline(
     """Plan and rewrite one step.
 
     Args:
-        variables: element type and shape of all that the model holds on the device, used by the step or not.
+        variables: element type and shape of all variables of the model on the device, used by the step or not.
         keeps_results: as of Optimizer.
 
     Raises:

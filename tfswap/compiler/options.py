@@ -1,4 +1,4 @@
-"""What a user may ask for, besides the limit."""
+"""The user's options of a plan, without the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spill:
 
     Attributes:
         folder: its path.
-        limit_bytes: the most that they may take there; None for no limit.
+        limit_bytes: the most bytes of swapped tensors in it; None for no limit.
     """
 
     folder: str
@@ -32,19 +32,19 @@ class Spill:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may ask for, besides the limit.
+    """The user's options of a plan, without the limit.
 
     Attributes:
-        tactics: subset of TACTICS; ordering is always on.
+        tactics: a subset of TACTICS. Ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
-        spill: where they go that find no room there; None where they may go nowhere else.
-        keep: names of tensors that must stay ("node:0").
-        solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
+        spill: the folder for swapped tensors beyond that limit. None: they may not go to disk.
+        keep: names of tensors that must stay in the arena ("node:0").
+        solver: the solver that chooses evictions, of SOLVERS. Solvers other than the default are for comparisons.
         profile: measured times to plan with.
-        precision: tensors saved for the backward pass in fewer bits; nothing by default.
-        limit_workspaces: limit cuDNN to take no more for a convolution than the plan leaves to each.
-        portable: use TensorFlow's own ops alone.
-        policy: says of each tensor what may be done to it; None where everything may.
+        precision: rules for tensors that are saved for the backward pass in fewer bits; empty by default.
+        limit_workspaces: limit cuDNN's workspaces to the bytes that the plan leaves for each convolution.
+        portable: use TensorFlow's own ops only.
+        policy: gives the tactics that are allowed for each tensor. None: all are.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -60,14 +60,14 @@ class Options:
 
     @property
     def tiers(self) -> Tiers:
-        """What there is for swapped tensors."""
+        """The host memory and disk space for swapped tensors."""
         if self.spill is None:
             return Tiers(self.host_limit_bytes)
         host = None if self.host_limit_bytes is None else self.host_limit_bytes - STAGING_BYTES
         return Tiers(host, self.spill.limit_bytes)
 
     def reservation(self, owner: int, plan: Plan) -> Reservation:
-        """What a step of `owner` takes with `plan`, and may take."""
+        """The host memory and disk space that a step of `owner` takes with `plan`, and may take."""
         spill = self.spill
         if spill is None:
             return Reservation(owner, plan.host_bytes, self.host_limit_bytes)
@@ -82,7 +82,7 @@ class Options:
         )
 
     def names(self, node: str) -> bool:
-        """Whether something is asked of the node of this name, and not of all."""
+        """Whether a rule other than the one for all nodes, or `keep`, names this node."""
         return speaks_of(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
@@ -107,10 +107,11 @@ class Options:
             )
 
     def on(self, device: DeviceModel) -> Options:
-        """What of this can be done on a device: TensorFlow's own copies to the host leave a CPU's tensors in place, and
-        the codecs have kernels for CPUs and for NVIDIA's GPUs.
+        """The options with the tactics that a device supports. Portable plans can't swap on a CPU, where TensorFlow's
+        copies to the host copy nothing. The codecs have kernels for CPUs and for NVIDIA's GPUs.
 
-        Raises TfswapError where `precision` asks for codecs and there are none.
+        Raises:
+            TfswapError: `precision` needs codecs, and the device has none.
         """
         if self.precision and not device.codecs:
             raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")

@@ -1,11 +1,11 @@
-"""What a SavedModel keeps of the steps that its rewritten ones were made from: enough to plan them again when loaded.
+"""The original steps in a rewritten SavedModel, so that they can be planned again when the model is loaded.
 
-Of a model that `optimize_graph` has written, two files in the folder of `saved_model.pb`: the request, as JSON, and the
-functions that were replaced, as a compressed function library. All that they call is in the model's own library.
-`tf.saved_model.load` does not read either of them. Of a decorated function that was saved as a signature, attributes of
-its gate: the function that it was made from, the request and the plan.
+A model that `optimize_graph` has written has two files in the folder of `saved_model.pb`: the request, as JSON, and the
+replaced functions, as a compressed function library. The functions that they call are in the model's own library.
+`tf.saved_model.load` reads neither file. A decorated function that was saved as a signature has attributes in its gate:
+the original function, the request and the plan.
 
-Not kept: a profile, whose times are those of one machine; a policy, of which only the answers are.
+Not kept: a profile, whose times are those of one machine; a policy itself. The policy's answers are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REQUEST_NAME = "tfswap_request.json"
 FUNCTIONS_NAME = "tfswap_original.pb.zlib"
 FORMAT = 1
 MOST_BYTES = 2**31
-"""A FunctionDefLibrary has no more: a damaged file is not decompressed without end."""
+"""The largest size of a FunctionDefLibrary, and the most bytes that are decompressed from a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Sized:
 
 
 def sized(arguments: Iterable[tuple[str, Node]]) -> Iterator[Sized]:
-    """Of a step's arguments those that have sizes, with the shapes of their feeds.
+    """The arguments of a step with known shapes, by their feeds.
 
     Args:
-        arguments: each with its name.
+        arguments: (name, feed) of each.
     """
     for name, feed in arguments:
         shape = tuple(size for size in feed.outputs[0].shape or () if size is not None)
@@ -61,10 +61,10 @@ class SavedStep:
     """One planned trace.
 
     Attributes:
-        name: of its library function.
-        plan: the file that the plan is in.
-        rewritten: whether the function was replaced. A step that fits was left as it is.
-        arguments: what the plan is for.
+        name: the name of its library function.
+        plan: the name of the plan's file.
+        rewritten: whether the function was replaced. A step that fits was left unchanged.
+        arguments: the arguments and shapes that the plan is for.
     """
 
     name: str
@@ -75,7 +75,7 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy said of a tensor: the tactics that may be used on it."""
+    """A policy's answer for a tensor: the allowed tactics."""
 
     tensor: str
     tactics: tuple[str, ...]
@@ -96,12 +96,12 @@ class Origin:
     Attributes:
         format: FORMAT.
         function: the name by which the steps were found.
-        limit_bytes: of all steps; None for what the device's allocator may have.
-        steps: those that were planned.
+        limit_bytes: the limit of all steps; None for that of the device's allocator.
+        steps: the planned steps.
         tactics, host_limit_bytes, precision, portable: as of Options.
-        spill_dir, spill_limit_bytes: likewise.
-        answers: of the policy, where it did not allow everything.
-        number: of its files, of a function that was rewritten before another one; else 0.
+        spill_dir, spill_limit_bytes: the folder and limit of the options' Spill.
+        answers: the policy's answers that do not allow everything.
+        number: the number in the names of its files: above 0 where another function was rewritten later.
     """
 
     format: int
@@ -163,14 +163,14 @@ class Origin:
 
     def _json(self) -> str:
         content = dataclasses.asdict(self)
-        del content["number"]  # its files' names say it
+        del content["number"]  # it is in the names of the files
         return json.dumps(content, indent=1, sort_keys=True)
 
     def write(self, folder: Path, replaced: Iterable[Any]) -> None:
         """Write both files.
 
         Args:
-            replaced: the FunctionDefs that the model's library has others in the place of, or has lost.
+            replaced: the original FunctionDefs that were replaced or removed in the model's library.
         """
         from tensorflow.core.framework import function_pb2
 
@@ -200,9 +200,10 @@ class Origin:
 
     @staticmethod
     def read(folder: Path) -> list[Origin]:
-        """Those of a model: the latest first, then those of functions that were rewritten before, as they were made.
+        """The origins of a model: the latest first, then those of functions that were rewritten earlier, in order.
 
-        Raises InvalidModel where the folder has no such file, or a damaged one.
+        Raises:
+            InvalidModel: the folder has no such file, or a damaged one.
         """
         if not (folder / REQUEST_NAME).is_file():
             raise InvalidModel(
@@ -270,7 +271,7 @@ class Carried:
 
     @staticmethod
     def of(file: ModelFile) -> list[Carried]:
-        """Those of a file. Raises InvalidModel where what their gates have of them is damaged."""
+        """The carried steps of a file. Raises InvalidModel where an attribute of a gate is damaged."""
         found: list[Carried] = []
         for name, fdef in sorted(file.library.items()):
             for node in (n for n in fdef.node_def if n.op == GATE and "request" in n.attr):
@@ -294,7 +295,7 @@ def _unpacked(file: ModelFile, name: str, packed: bytes) -> str:
 
 
 def numbered(name: str, number: int) -> str:
-    """What a file is called that belongs to an earlier rewriting."""
+    """The name of a file that belongs to an earlier rewriting."""
     start, _, end = name.partition(".")
     return f"{start}.{number}.{end}" if number else name
 
@@ -307,7 +308,7 @@ def _parse(text: str) -> Origin:
     if made.format != FORMAT:
         raise InvalidModel(f"request.format is {made.format}, and this version of tfswap reads {FORMAT}")
     try:
-        made.options  # noqa: B018 checks them
+        made.options  # noqa: B018 raises for invalid ones
     except TfswapError as error:
         raise InvalidModel(f"request: {error}") from error
     return dataclasses.replace(made, number=0)
@@ -315,7 +316,7 @@ def _parse(text: str) -> Origin:
 
 @dataclass
 class Asked:
-    """A policy that keeps its answers."""
+    """A policy that records its answers."""
 
     policy: Policy
     answers: dict[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
@@ -332,7 +333,7 @@ class Asked:
 
 
 def policy_answers(graph: Graph, policy: Policy | None, locate: Callable[[str], str | None]) -> list[Answer]:
-    """What a policy says of the tensors of `graph`, where it does not allow everything."""
+    """A policy's answers for the tensors of `graph` that do not allow everything."""
     if policy is None:
         return []
     asked = Asked(policy)

@@ -1,16 +1,16 @@
-"""Plans on disk: the same step is planned once for a limit, by whichever process comes first.
+"""A cache of plans on disk: a step is planned once for each limit, by the first process.
 
-What TensorFlow's optimizers make of a step is kept too, which takes them longer than reading it.
+It also has the graphs after TensorFlow's optimizers, which take longer than reading them.
 
-An entry is named by all that a plan is chosen by except the arena: the graph, the options, the device, the versions of
-TensorFlow and of tfswap's own sources, and the limit. The arena is another one in each process. So what is found here
-is a proposal, which whoever takes it simulates in the arena that he has, and plans anew where it does not fit.
+An entry's name depends on all inputs of planning except the arena: the graph, the options, the device, the versions of
+TensorFlow and of tfswap's sources, and the limit. The arena differs between processes. So a plan from the cache is a
+proposal, which is simulated in the present arena. Where it does not fit, the step is planned anew.
 
-Invariants: without the cache, with one that can't be read or written, and with damaged files in it, everything goes on
-as if nothing were there. An entry has one owner: of the processes that want it, the one that holds its lock makes it,
-and the others wait and read it; files are written whole. A folder or an entry that another user could have written is
-not read, since a graph that is kept there runs, and another user's entry is not replaced (trusted_files.py). Only files
-that were written here are ever removed, by name, owner and first line: the folder may hold the user's own.
+Invariants: without the cache, with one that can't be read or written, and with damaged files in it, steps are planned
+as without entries. One process at a time makes an entry, under a lock; the others wait and read it. Files are written
+whole. A folder or an entry that another user could have written is not read, since its graphs are executed, and another
+user's entry is not replaced (trusted_files.py). Only files that tfswap has written are removed, by name, owner and
+first line: the folder may have files of the user.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("tfswap")
 
 FOLDER = "TFSWAP_PLAN_CACHE"
-"""The environment variable that names the folder; a word of OFF for no cache, of ON for the usual folder."""
+"""The environment variable with the folder; a word of OFF for no cache, a word of ON for the default folder."""
 OFF = ("0", "off", "n", "no", "none", "f", "false", "disable", "disabled")
 ON = ("1", "on", "y", "yes", "t", "true", "enable", "enabled")
 MOST_BYTES = 256 << 20
-"""What entries may take: then those go that have not been used for longest."""
+"""The most bytes of all entries. Beyond it, the least recently used entries are removed."""
 LEFT_SHARE = 0.75
-"""Of that, what then stays."""
+"""The share of MOST_BYTES that is left after that."""
 LARGEST_SHARE = 0.1
-"""Of that, what one graph may take: one that holds large constants is made anew rather."""
+"""The most bytes of one graph, as a share of MOST_BYTES. Graphs with large constants are not cached."""
 WAIT_S, POLL_S = 600.0, 0.05
-"""Who waits for another process's plan plans by himself after so long."""
+"""A process that has waited this long for another process's plan makes its own."""
 PREFIX, ENDING, LOCK_ENDING = "tfswap_", ".json", ".lock"
 HEAD = b'{"written_by": "tfswap"}\n'
 """The first line of each entry."""
 WRITTEN = re.compile(rf"{PREFIX}[0-9a-z-]+{re.escape(ENDING)}(\.[0-9a-f]{{32}}\.tmp)?")
-"""What entries are called, and those that a process was killed over."""
+"""The names of entries, and of their temporary files, which a killed process may leave."""
 
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Unoptimised:
-    """What was predicted of the unoptimised step.
+    """The predictions for the unoptimised step.
 
     Attributes:
-        there_bytes: what was in the arena before anything of the step was made.
+        there_bytes: the bytes in the arena before the step's function was made.
         peak_bytes, seconds: as of Baseline.
     """
 
@@ -83,13 +83,13 @@ class Unoptimised:
 
 @dataclass(frozen=True)
 class PlanCache:
-    """A folder of plans that processes share; made when the first is written."""
+    """A folder of plans that processes share. It is created with the first entry."""
 
     folder: Path
 
     @staticmethod
     def of_environment() -> PlanCache | None:
-        """The user's: TFSWAP_PLAN_CACHE, else `plans` next to the ops that tfswap has built; None where it is off."""
+        """The cache in TFSWAP_PLAN_CACHE, else `plans` next to the built op libraries; None where it is off."""
         given = os.environ.get(FOLDER, "").strip()
         if given.lower() in OFF:
             return None
@@ -101,7 +101,7 @@ class PlanCache:
             return None
 
     def read(self, name: str, parse: Callable[[str], Read]) -> Read | None:
-        """What `parse` makes of an entry; None where there is none, or a damaged one."""
+        """An entry, parsed; None where there is none, or a damaged one."""
         file = f"{PREFIX}{name}{ENDING}"
         try:
             with trusted_folder(self.folder) as folder, open(folder.open(file), "rb") as opened:
@@ -122,7 +122,7 @@ class PlanCache:
         return found
 
     def write(self, name: str, text: str) -> None:
-        """Make `text` the entry of that name, and room for it."""
+        """Write an entry, and remove others where the cache is too large."""
         try:
             with trusted_folder(self.folder, create=True) as folder:
                 folder.write(f"{PREFIX}{name}{ENDING}", HEAD + text.encode())
@@ -144,11 +144,11 @@ class PlanCache:
             )
 
     def made_of(self, given: Iterable[bytes], make: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:
-        """What `make` makes of `given`, this time or an earlier one.
+        """The result of `make`, from now or from an earlier run.
 
         Args:
-            given: all that it depends on, besides the versions.
-            is_whole: whether that is what these bytes are.
+            given: all inputs of `make`, besides the versions.
+            is_whole: checks a stored result.
         """
 
         def parse(text: str) -> bytes:
@@ -186,11 +186,11 @@ class PlanCache:
 
 
 _distrusted: set[str] = set()
-"""What has been said of folders and entries that are not trusted: each is said once."""
+"""The warnings about untrusted folders and entries so far: each is given once."""
 
 
 def _hold(folder: TrustedFolder, name: str, held: contextlib.ExitStack) -> None:
-    """Hold the lock of that name until `held` is closed, and its file is removed. Without it after WAIT_S."""
+    """Hold the lock of that name until `held` is closed, which removes its file. After WAIT_S, return without it."""
     until = time.monotonic() + WAIT_S
     waits = False
     while time.monotonic() < until:
@@ -255,7 +255,7 @@ def _is_written(folder: TrustedFolder, name: str) -> bool:
 
 
 class StepPlans:
-    """What a cache has of one step."""
+    """A cache's entries of one step."""
 
     def __init__(
         self,
@@ -268,9 +268,9 @@ class StepPlans:
     ):
         """
         Args:
-            graph: the step as it was traced, in which it is noted what may be done to tensors.
-            fingerprint: its.
-            others: what else its plans depend on.
+            graph: the traced step, with the permits of its tensors.
+            fingerprint: its fingerprint.
+            others: other inputs of its plans.
         """
         self._cache = cache
         digest = hashlib.sha256(f"{_versions()}\n{fingerprint}\n{device!r}\n{others!r}\n".encode())
@@ -278,32 +278,32 @@ class StepPlans:
         asked = options.tactics, options.host_limit_bytes, options.spill, options.solver
         asked = *asked, options.portable
         digest.update(f"{asked!r}\n{options.precision!r}\n{profile}\n".encode())
-        # A plan calls nodes by their names, which are no part of the fingerprint, and goes by what may be done to them.
+        # A plan depends on the names of nodes and on permits, which are no part of the fingerprint.
         for part in (graph, *graph.all_bodies()):
             permits = sorted(f"{tensor.name} {sorted(permit.tactics)}" for tensor, permit in part.permits.items())
             digest.update("\n".join([*names_everywhere(part), *permits, ""]).encode())
         self._step = digest.hexdigest()[:32]
 
     def plan(self, limit_bytes: int, ordered: bool) -> Plan | None:
-        """The plan that was made last for that limit, in whatever arena."""
+        """The latest plan for that limit, which may be of another arena."""
         return self._cache.read(self._name(limit_bytes, ordered), Plan.from_json)
 
     def keep(self, plan: Plan, limit_bytes: int, ordered: bool) -> None:
         self._cache.write(self._name(limit_bytes, ordered), plan.to_json())
 
     def planning(self, limit_bytes: int, ordered: bool) -> contextlib.AbstractContextManager[None]:
-        """As `PlanCache.alone`, while a plan for that limit is made."""
+        """`PlanCache.alone` for the plan for that limit."""
         return self._cache.alone(self._name(limit_bytes, ordered))
 
     def unoptimised(self) -> Unoptimised | None:
-        """What was predicted last of the unoptimised step."""
+        """The latest predictions for the unoptimised step."""
         return self._cache.read(self._unoptimised, _parse_unoptimised)
 
     def keep_unoptimised(self, found: Unoptimised) -> None:
         self._cache.write(self._unoptimised, json.dumps(asdict(found)) + "\n")
 
     def predicting(self) -> contextlib.AbstractContextManager[None]:
-        """As `PlanCache.alone`, while that is found out."""
+        """`PlanCache.alone` for these predictions."""
         return self._cache.alone(self._unoptimised)
 
     def _name(self, limit_bytes: int, ordered: bool) -> str:
@@ -320,7 +320,7 @@ def _parse_unoptimised(text: str) -> Unoptimised:
 
 @functools.cache
 def _versions() -> str:
-    """What plans are made by: TensorFlow, and tfswap's own sources, which change more often than its version."""
+    """The versions that plans depend on: of TensorFlow, and a hash of tfswap's sources."""
     import tensorflow as tf
 
     digest = hashlib.sha256()

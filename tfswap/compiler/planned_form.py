@@ -15,7 +15,7 @@ from tfswap.simulator.requests import Requests, record_requests, requests_of_one
 
 
 class PlannedForm(NamedTuple):
-    """A plan that fixes an order, and the form of the step with all that the plan asks for before the order.
+    """A plan with an order, and the form of the step after the plan's other changes, to which the order applies.
 
     Every method takes the content of the arena before the step, where the result depends on it.
     """
@@ -36,7 +36,7 @@ class PlannedForm(NamedTuple):
         return record_requests(self.variant.flow, self.schedule, snapshot)
 
     def requests_of_one(self) -> tuple[tuple[int, ...], ...]:
-        """The requests as the gate of a saved step has them, which replays them in the arena that it finds."""
+        """The requests for the gate of a saved step, which replays them in the arena that it finds."""
         return requests_of_one(self.variant.flow, self.schedule)
 
     def record(self, costs: Costs, snapshot: ArenaSnapshot) -> PlannedRecord:

@@ -1,4 +1,4 @@
-"""A planner for each variant of a step, in the arena as it is assumed."""
+"""A planner for each variant of a step, in the assumed arena."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tfswap.simulator.memory import simulate_memory
 
 
 class Bounds(NamedTuple):
-    """What is known of a variant before it is planned.
+    """Bounds for a variant before it is planned.
 
     Attributes:
-        share: of the rungs that are judged of the step as it is, how many are of this one.
-        least_s, least_bytes: what no plan of it takes less than.
+        share: the number of its rungs that are simulated, as a share of those of the unchanged step.
+        least_s, least_bytes: lower bounds of the time and the peak of its plans.
     """
 
     share: float
@@ -34,10 +34,10 @@ class Bounds(NamedTuple):
 
 
 class Planners:
-    """The planners of a step's variants, each made when it is first asked for.
+    """The planners of a step's variants, each made on first use.
 
     Attributes:
-        variants: the step's.
+        variants: the step's variants.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Planners:
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content."""
         self._snapshot = snapshot
-        self._made: dict[Rewriting, ArenaSnapshot] = {}  # by what makes constants: plans for bodies make none
+        self._made: dict[Rewriting, ArenaSnapshot] = {}  # by rewriting without plans of bodies, which add no constants
         self._planners: dict[Rewriting, Planner] = {}
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
-        """Plan from now on for an arena with this content: that of `assume_arena`, and what this variant has made.
+        """Plan from now on for an arena with this content: that of `assume_arena`, and the variant's constants.
 
-        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
-        other's.
+        Each variant has constants of its own. After it has allocated them, it is planned with these, and with those of
+        no other variant.
         """
         made = rewriting.outside
         self._made[made] = snapshot
@@ -74,11 +74,11 @@ class Planners:
             del self._planners[planned]
 
     def has_made(self, rewriting: Rewriting) -> bool:
-        """Whether it is known what a variant makes in the arena."""
+        """Whether the arena with a variant's constants is known."""
         return rewriting.outside in self._made
 
     def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
-        """What is in the arena before a variant runs."""
+        """The arena before a variant runs."""
         return self._made.get(rewriting.outside, self._snapshot)
 
     def resident_bytes(self, variant: Variant) -> int:
@@ -113,16 +113,16 @@ class Planners:
         return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
 
     def unmoved_s(self, form: Rewriting) -> float:
-        """What no plan of a variant is faster than."""
+        """A lower bound of the seconds of a variant's plans."""
         return min(judged.seconds for judged in self.of(self.variants[form]).unmoved)
 
     def unmoved_bytes(self, form: Rewriting) -> int:
-        """What no plan peaks below that moves nothing but inside of bodies."""
+        """A lower bound of the peaks of plans with evictions in bodies only."""
         variant = self.variants[form]
         return self.of(variant).live_bytes_outside(variant.graph.bodies)
 
     def tiers_of(self, variant: Variant) -> Tiers:
-        """What there is for swapped tensors, in addition to room for maps that are denser than was measured."""
+        """The host memory and disk for swapped tensors, without the bytes that sparse rows may spill."""
         tiers = self._options.tiers
         if tiers.host_bytes is None:
             return tiers
@@ -131,7 +131,7 @@ class Planners:
         return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
 
     def has_room(self, variant: Variant) -> bool:
-        """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
+        """Whether host memory and disk have room for the spill of sparse rows, and for swaps in bodies."""
         tiers = self.tiers_of(variant)
         if tiers.host_bytes is None:
             return True

@@ -57,13 +57,14 @@ Policy = Callable[[TensorFacts], Collection[str] | None]
 def note_permits(
     graph: Graph, kept: Collection[str], policy: Policy | None, locate: Callable[[str], str | None]
 ) -> None:
-    """Note in a step and its bodies what may be done to their tensors.
+    """Record the permits of the tensors of a step and its bodies, in place.
 
     Args:
         kept: names of tensors that must stay.
         locate: as of Optimizer.
 
-    Raises TfswapError for an answer of the policy that is none; what it raises itself passes on.
+    Raises:
+        TfswapError: the policy gives an invalid answer. Errors of the policy itself are passed on.
     """
     bodies = {f"{name}/": body for name, body in graph.named_bodies().items()}
     for within, part in {"": graph, **bodies}.items():
@@ -85,10 +86,10 @@ def allowed_everywhere(graph: Graph) -> frozenset[str]:
 
 
 def _movable(graph: Graph, *, arguments: bool) -> Iterator[Output]:
-    """The tensors that have memory of their own, and are made in the step.
+    """The tensors of the step with memory of their own.
 
     Args:
-        arguments: those that the graph is given too: a loop saves what an iteration is given, as what it makes.
+        arguments: include arguments. A loop saves those of an iteration as it saves computed tensors.
     """
     feeds = set(graph.feeds)
     for node in graph:
@@ -109,7 +110,7 @@ def _facts(tensor: Output, within: str, locate: Callable[[str], str | None]) -> 
 
 
 def _permit(policy: Policy, facts: TensorFacts) -> Permit:
-    """What the policy says of a tensor. Raises TfswapError for what says nothing."""
+    """The policy's permit of a tensor. Raises TfswapError for an invalid answer."""
     given: Any = policy(facts)
     if given is None:
         return ANYTHING

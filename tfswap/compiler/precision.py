@@ -21,9 +21,10 @@ log = logging.getLogger("tfswap")
 
 
 def in_precision(plain: Variant, device: DeviceModel, options: Options, costs: Costs) -> Rewriting:
-    """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
+    """The rewriting with the reductions of the options. It does not depend on the limit or the arena, since it changes
+    the step's values.
 
-    Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
+    Kernels that need only a predicate of a reduced tensor, or the positions of its maxima, read an exact encoding.
     """
     graph, flow = plain.graph, plain.flow
     cost_s = costs.of_step(flow)

@@ -1,4 +1,4 @@
-"""Refuses a step of which too little is known before it runs: a plan for it would be a guess."""
+"""Refuses steps whose memory can't be predicted before they run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tfswap.simulator.bfc_allocator import UNBOUNDED_BYTES
 from tfswap.support.sizes import format_bytes
 
 SMALL = 1024
-"""Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either; and a
-function whose tensors are no larger may run out of sight."""
+"""The bytes of a small tensor. Tensors of unknown size computed from small ones, mostly shapes, count as small. An
+opaque call is allowed where all tensors of its function are small."""
 
 Locate = Callable[[str], str | None]
 
@@ -44,7 +44,7 @@ class UnknownSizes(UnsupportedGraph):
 
 
 def made_at(name: str, locate: Locate) -> str:
-    """Where the node of this name was made, as a part of a sentence; "" where that is not known."""
+    """The source line of a node, as a part of a sentence; "" where it is unknown."""
     line = locate(name)
     return f", made at {line}" if line else ""
 
@@ -52,8 +52,8 @@ def made_at(name: str, locate: Locate) -> str:
 def require_functional(graph: Graph, locate: Locate) -> None:
     """Refuse conditionals whose branches are nodes of the graph itself. Raises UnsupportedGraph.
 
-    Of the nodes that are not taken the executor passes on, along each edge, that they are dead. In one order of all
-    kernels everything after them would be.
+    The executor passes along each edge that nodes of the other branch are dead. With control edges of one order, all
+    later kernels would be dead.
     """
     for part in (graph, *graph.all_bodies()):
         for node in part:
@@ -83,7 +83,7 @@ def require_countable(graph: Graph, resident_bytes: int) -> None:
     """Refuse a step whose bytes exceed what the allocator's replay can count. Raises UnsupportedGraph.
 
     Args:
-        resident_bytes: in the arena before the step.
+        resident_bytes: bytes in the arena before the step.
     """
     kinds = (kind for part in (graph, *graph.all_bodies()) for node in part for kind in node.outputs)
     total_bytes = resident_bytes + sum(kind.nbytes or 0 for kind in kinds)
@@ -99,11 +99,11 @@ IN_LIBRARY = (
     "maximum_iterations=; where it is tf.vectorized_map that changes a loop inside of it, call what is mapped on the "
     "whole batch, or by tf.map_fn"
 )
-"""What to do in place of calling a library's function that has a loop without bound: it takes none."""
+"""The remedy for a library's function that has a loop without bound."""
 
 
 def bound_of_loop(loop: str, locate: Locate) -> str:
-    """How the loop of this name can be given a bound of its iterations, and where it is made."""
+    """The remedy for a loop without a bound of its iterations, with its source line."""
     line = locate(loop)
     return (
         "Give the loop one that does not depend on what the step computes: maximum_iterations=, of tf.while_loop or, "
@@ -114,9 +114,10 @@ def bound_of_loop(loop: str, locate: Locate) -> str:
 
 
 def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
-    """
+    """The remedy for a tensor of unknown size.
+
     Args:
-        has_line: whether the line of the user's is known that made it. In a file none is: it may be a library's op.
+        has_line: whether the user's source line is known. In a file it is not, and the op may be a library's.
     """
     node = first.node
     if node in graph.feeds or any(feed.outputs[0].nbytes is None for feed in graph.feeds):
@@ -165,7 +166,7 @@ def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
 
 
 def require_sight(graph: Graph, locate: Locate) -> None:
-    """Refuse a graph that runs functions out of sight, unless all their tensors are small. Raises UnsupportedGraph."""
+    """Refuse a graph with opaque calls, unless all their tensors are small. Raises UnsupportedGraph."""
     hidden = list(hidden_calls(graph))
     library = library_functions(graph) if hidden else {}
     for node, names in hidden:
@@ -194,7 +195,7 @@ def _remedy(node: Node) -> str:
 
 
 def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
-    """What of some size a function holds that `node` runs; None if all of it is small."""
+    """The large or unknown tensors of a function that `node` runs, as text; None if all are small."""
     if name not in library:
         return "what is not known here"
     arguments = library[name].signature.input_arg
@@ -214,7 +215,7 @@ def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
 
 
 def _is_small(tensor: Output) -> bool:
-    """Not what stands for others: a list's elements can be of any size."""
+    """Whether a tensor is known to be small. A list is not: its elements can be of any size."""
     return tensor.type.dtype != "variant" and tensor.type.nbytes is not None and tensor.type.nbytes < SMALL
 
 
@@ -223,15 +224,15 @@ def _nbytes(tensor: Output) -> int:
 
 
 def sizeless(graph: Graph) -> list[Output]:
-    """Tensors of a step whose bytes are unknown and may be many, in what loops and conditionals run too."""
+    """Tensors of a step and its bodies whose size is unknown and may be large."""
     return _sizeless(graph, graph.feeds)
 
 
 def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
-    """Tensors whose bytes are unknown and may be many, in what loops and conditionals run too. The first is the cause.
+    """Tensors of a graph and its bodies whose size is unknown and may be large. The first one is the cause.
 
     Args:
-        small_feeds: what the graph is given that is small, where its size is not known.
+        small_feeds: feeds that are small, although their size may be unknown.
     """
     small = {feed.out() for feed in small_feeds if feed.outputs[0].nbytes is None}
     unknown: list[Output] = []
@@ -248,10 +249,10 @@ def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
 
 
 def _stays_small(node: Node, sizeless: Sequence[Output], small: Collection[Output]) -> bool:
-    """Whether outputs of unknown size are small since all inputs are: arithmetic on shapes, a few integers.
+    """Whether outputs of unknown size are small because all inputs are: arithmetic on shapes, a few integers.
 
-    Not what comes from a resource (a variable, a queue, an iterator), nor what may have as many elements as two inputs
-    multiplied: rows for each index, or padded rows.
+    Not so for elements of a resource (a variable, a queue, an iterator), and for outputs that may have as many elements
+    as the product of two inputs: rows for each index, or padded rows.
     """
     takes_resource = any(t.type.dtype == "resource" for t in node.inputs)
     if sized_by_value(node.op) or (takes_resource and not reads_metadata_only(node.op)):
@@ -265,7 +266,7 @@ def _stays_small(node: Node, sizeless: Sequence[Output], small: Collection[Outpu
 
 
 def _sizeless_inside(graph: Graph, node: Node, small: Collection[Output]) -> list[Output]:
-    """The same of what `node` runs; first of all, its own variable where a loop changes its shape."""
+    """`_sizeless` for the bodies of `node`; first, the loop variables whose shape changes between iterations."""
     kind = control_flow(node.op)
     if kind is None or node not in graph.bodies:
         return []

@@ -1,14 +1,14 @@
-"""Names that TensorFlow makes from a counter of the process, such as `while_body_107`, replaced by their order.
+"""Replaces names that contain a counter of the process, such as `while_body_107`, by names without one.
 
-The same step is then the same in every process, whatever was traced there before. The names are those of functions, of
-Python functions (`tf.py_function`) and of custom gradients; nodes get those of TensorFlow's function, where what is
-captured has no number either. Functions that are no part of the graph, such as those that XLA compiles, keep theirs
-there, by which TensorFlow knows them. Where graphs are compared their content stands for them (`contents`).
+A step is then the same in every process. The names are those of functions, of Python functions (`tf.py_function`) and
+of custom gradients. Nodes get their names in TensorFlow's function, where captures have no numbers either. Functions
+that are no part of the graph, such as those that XLA compiles, keep their names, by which TensorFlow finds them. Where
+graphs are compared, a hash of their content is used in place of these names (`contents`).
 
-Invariant: a graph is equal in all processes that made it in the same way, and `restore` gives each its own names back,
-also in what names were derived from.
+Invariant: graphs of the same step are equal in all processes, and `restore` gives back the process's own names, also in
+names derived from them.
 
-Not handled: arguments of functions that are no loop's or conditional's body, which are named after what they are given.
+Not handled: arguments of functions other than bodies, which are named after the tensors that are passed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COLOCATED = b"loc:@"
 
 
 class ProcessNames:
-    """The names of one graph that are this process's own."""
+    """The names of one graph that are specific to this process."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef, renamed: Mapping[str, str], bodies: Collection[str]):
         """
         Args:
-            renamed: what nodes of the graph itself are called meanwhile, by name.
-            bodies: names of the functions that loops and conditionals run, whose arguments go by position.
+            renamed: temporary names of nodes of the graph, by their names.
+            bodies: names of the functions of loops and conditionals, whose arguments are passed by position.
         """
         self._functions = _numbered(FUNCTION, _functions_by_first_use(graph_def))
         self._nodes = renamed
@@ -57,20 +57,20 @@ class ProcessNames:
         _rename(graph_def, self._functions.get, self._nodes, self._tokens)
 
     def restore(self, graph_def: graph_pb2.GraphDef) -> None:
-        """Put them back, in place, in what was made of the graph."""
+        """Restore the names, in place, in a graph computed from the original one."""
         functions, nodes, tokens = (
             {new: old for old, new in names.items()} for names in (self._functions, self._nodes, self._tokens)
         )
         size = len(FUNCTION % 0)
 
-        def find(name: str) -> str | None:  # what is derived from a function begins with its name
+        def find(name: str) -> str | None:  # names of derived functions begin with the function's name
             old = functions.get(name[:size])
             return None if old is None else old + name[size:]
 
         _rename(graph_def, find, nodes, tokens)
 
     def replaced(self, node: str) -> str:
-        """What a node of the graph is called once they are."""
+        """A node's name after `replace`."""
         return self._nodes.get(node, node)
 
 
@@ -123,7 +123,7 @@ def _all_nodes(graph_def: graph_pb2.GraphDef) -> Iterator[Any]:
 
 
 def _functions_by_first_use(graph_def: graph_pb2.GraphDef) -> list[str]:
-    """Names of the library's functions, as nodes refer to them; what none refers to comes last."""
+    """Names of the library's functions, in the order of their first use; unused ones last."""
     library = {function.signature.name: function for function in graph_def.library.function}
     found: dict[str, None] = {}
     waiting = [iter(graph_def.node)]
@@ -141,8 +141,8 @@ def _functions_by_first_use(graph_def: graph_pb2.GraphDef) -> list[str]:
 
 
 def _number_gradients(graph_def: graph_pb2.GraphDef) -> None:
-    """Name custom gradients by their order. What is planned has its gradients taken, and passes ask only whether a node
-    has one.
+    """Name custom gradients by their order, in place. Gradients of a planned graph have been computed already, and
+    passes only need to know whether a node has a custom gradient.
     """
     numbers: dict[bytes, int] = {}
     for node in _all_nodes(graph_def):

@@ -1,8 +1,8 @@
-"""Sizes of cuDNN's recurrent kernels, which TensorFlow reports to nobody before they run.
+"""Sizes of cuDNN's recurrent kernels, which TensorFlow does not know before they run.
 
-`CudnnRNNV3` keeps what its gradient needs in a tensor whose size is cuDNN's own matter, so that its shape is unknown in
-every graph; Keras' LSTM and GRU become it on a GPU. cuDNN reports the size, and that of the workspace
-(device/cudnn_rnn.py). Where there is no cuDNN, the size is what version 9 was seen to keep.
+`CudnnRNNV3`, which Keras' LSTM and GRU use on a GPU, saves data for its gradient in a tensor of unknown shape, whose
+size cuDNN decides. cuDNN reports this size, and that of the workspace (device/cudnn_rnn.py). Without cuDNN, the size is
+the one that was measured with version 9.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BACKWARD = frozenset({"CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
 RESERVE, HOST_RESERVE = 3, 4
 """Outputs of the forward kernels."""
 KEPT = {"lstm": 5, "gru": 6, "rnn_relu": 2, "rnn_tanh": 2}
-"""Elements that cuDNN 9 keeps for each unit and step of a layer; between two layers there is one more."""
+"""The elements that cuDNN 9 saves for each unit and time step of a layer. Between two layers there is one more."""
 KEPT_BESIDES_BYTES = 256
 
 
@@ -52,7 +52,7 @@ def _settle(node: Node) -> None:
 
 
 def recurrent_net(node: Node) -> RecurrentNet | None:
-    """What a recurrent kernel computes; None where sizes are unknown, and for LSTMs with projections."""
+    """The net that a recurrent kernel computes; None where sizes are unknown, and for LSTMs with projections."""
     sequence, state = (node.inputs[n].type for n in range(2))
     mode = cast("bytes", node.attrs.get("rnn_mode", b"lstm")).decode()
     if None in (sequence.num_elements, state.num_elements) or node.attrs.get("num_proj"):
@@ -81,7 +81,7 @@ def recurrent_net(node: Node) -> RecurrentNet | None:
 
 
 def kept_bytes(net: RecurrentNet) -> int:
-    """What the forward kernel keeps for the gradient, by what cuDNN 9.19 kept on an H200."""
+    """The bytes that the forward kernel saves for the gradient, as measured with cuDNN 9.19 on an H200."""
     if not net.training:
         return 0
     directions = 2 if net.bidirectional else 1

@@ -36,9 +36,9 @@ def refuse(
         limit_bytes: the limit.
         floor_bytes: the smallest possible one.
         lowest: the plan with this peak.
-        graph: the prepared step, with what the policy allows for each tensor.
+        graph: the prepared step, with the permits of its tensors.
         persistent_bytes: bytes in the arena before the step.
-        options: what the user allows.
+        options: the user's options.
         locate: from a node's name to the user's line that made it.
     """
     host = options.host_limit_bytes

@@ -1,4 +1,4 @@
-"""What a user asks for, checked before anything is traced, read or planned; the same on every road."""
+"""The user's request, checked before anything is traced, read or planned, in the same way by every front end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Precision = str | Mapping[str, str] | Iterable[tuple[str, str]] | None
 
 
 class PlanOptions(TypedDict, total=False):
-    """What steps and files take besides the limit, for type checkers."""
+    """The keyword arguments of steps and files besides the limit, for type checkers."""
 
     tactics: Sequence[str]
     host_memory_limit: int | str | None
@@ -41,13 +41,13 @@ class PlanOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """What to do to a step.
+    """A request for one step.
 
     Attributes:
-        memory_limit: bytes, a size, a share, or None for the device's own.
-        options: what else was asked for.
-        plan: made before, and to be applied; None to make one.
-        mode: of MODES.
+        memory_limit: bytes, a size, a share, or None for the device's own limit.
+        options: the other options.
+        plan: an earlier plan to apply; None to make one.
+        mode: one of MODES.
     """
 
     memory_limit: int | str | None
@@ -60,12 +60,13 @@ class Request:
         return self.mode == "analyze"
 
     def choose(self, optimizer: Optimizer, device: str) -> Plan:
-        """The plan that is asked for: the given one, or one made for the limit.
+        """The requested plan: the given one, or a new one for the limit.
 
         Raises:
-            InfeasibleMemoryLimit: none meets the limit. (When analysing, a plan that changes nothing says so.)
+            InfeasibleMemoryLimit: no plan keeps the limit. (In "analyze" mode, the result is a plan that changes
+                nothing.)
             InvalidModel: the given plan is of another graph, or damaged.
-            TfswapError: nothing says what the step may take.
+            TfswapError: there is no limit.
         """
         if self.plan is not None:
             return optimizer.adopt(self.plan, self.memory_limit)
@@ -73,9 +74,10 @@ class Request:
         return optimizer.analysis(limit) if self.changes_nothing else optimizer.plan(limit)
 
     def limit(self, device: str) -> int | str | None:
-        """What is asked for, or the device's own limit; None only where there is neither, and none is needed.
+        """The requested limit, or the device's own limit. None: there is neither, and none is needed.
 
-        Raises TfswapError where one is.
+        Raises:
+            TfswapError: there is neither, and one is needed.
         """
         if self.memory_limit is not None:
             return self.memory_limit
@@ -88,7 +90,7 @@ class Request:
         return limit
 
     def complaint(self, step: str, plan: Plan) -> str | None:
-        """What is wrong with carrying out `plan`, the given one as it does here; None when nothing is."""
+        """The error message for a given plan that exceeds its limit here; None where it keeps it."""
         if self.plan is None or self.changes_nothing or plan.keeps_limit:
             return None
         return (
@@ -137,8 +139,8 @@ def check(
 
 
 def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:
-    """What a user may give for a disk: a folder, and what may be taken there. A file is refused here; whether a folder
-    can be used, its use shows.
+    """The folder and limit for a disk. Raises TfswapError for invalid values. A folder that can't be written is refused
+    on use.
     """
     if folder is None:
         if limit is not None:
@@ -160,7 +162,7 @@ def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | N
 
 
 def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None:
-    """What a user may give for a profile: one, the path of a saved one, or None."""
+    """A profile from a profile, the path of a saved one, or None. Raises TfswapError for other values."""
     if isinstance(given, (str, os.PathLike)):
         given = Profile.load(given)
     if given is not None and not isinstance(given, Profile):
@@ -171,7 +173,7 @@ def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None
 
 
 def as_policy(given: Any) -> Any:
-    """What a user may give for a policy: a callable, or None."""
+    """A policy from a callable, or None. Raises TfswapError for other values."""
     if given is not None and not callable(given):
         raise TfswapError(
             f"policy is {given!r}, of type {type(given).__name__}: give a function from a tensor's facts "
@@ -181,7 +183,9 @@ def as_policy(given: Any) -> Any:
 
 
 def as_rules(given: Any) -> Rules:
-    """What a user may give for precision: one for all, or by pattern of the names of nodes; None for no rules."""
+    """Rules from one precision for all, or precisions by patterns of nodes' names; None for no rules. Raises
+    TfswapError for other values.
+    """
     if given is None:
         return ()
     if isinstance(given, str):
@@ -200,7 +204,7 @@ def as_rules(given: Any) -> Rules:
 
 
 def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
-    """Several names. A single text is refused: it would be taken for its letters."""
+    """Names from an iterable. Raises TfswapError for a single text, whose letters would be the names."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TfswapError(
             f"{what} is {given!r}, of type {type(given).__name__}: give a list of names, such as {[*example]}"

@@ -1,7 +1,7 @@
-"""What else in TensorFlow rewrites a step, and would undo a plan: refused, on every road, before anything is planned.
+"""Refuses other rewriters of TensorFlow that would undo a plan, before anything is planned.
 
-Compilers and mixed precision that the graph itself asks for show in it (importers/function.py refuses those that XLA
-compiles). These are asked for elsewhere: in the process, or by the function that calls the step.
+These are set in the process, or by the function that calls the step. importers/function.py refuses graphs that XLA
+compiles by their own attributes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HIDES = "XLA fuses the step and hides its tensors, so no graph rewrite can bound
 
 
 def clusters_by_environment() -> bool:
-    """Whether the environment lets XLA cluster graphs by itself."""
+    """Whether the environment turns on XLA's auto-clustering."""
     flags = [f.strip().lstrip("-") for f in os.environ.get(FLAGS, "").split()]
     return any(f.startswith("tf_xla_auto_jit=") and not f.endswith("=0") for f in flags)
 

@@ -41,8 +41,8 @@ class Search:
     Args:
         graph: the prepared step; it is changed.
         facts: from a prepared step with ordered bodies to its facts.
-        target: what the step runs on, and which ops it may have.
-        options: what the user asks for.
+        target: the device, and which ops the step may have.
+        options: the user's options.
         costs: the cost model.
         snapshot: the arena before the step.
 
@@ -311,11 +311,11 @@ def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Cand
     """`least`, or a variant's candidate with a lower peak.
 
     Args:
-        lowest: gives the lowest candidate below so many bytes.
+        lowest: gives the lowest candidate with a peak below its argument.
     """
     if least is None:
         found = lowest(math.inf)
-        assert found is not None, "any peak is below that"
+        assert found is not None
         return Found(variant, found)
     found = lowest(least.candidate.peak_bytes)
     return least if found is None else Found(variant, found)

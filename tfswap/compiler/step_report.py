@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:
-    """What was found and decided.
+    """The report of a plan.
 
     Args:
-        snapshot: what is in the arena before the step; by default what is assumed.
+        snapshot: the arena before the step; by default the assumed one.
     """
     search, variants = optimizer.search, optimizer.search.variants
     variant = optimizer.variant_of(plan)

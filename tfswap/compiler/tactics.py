@@ -1,9 +1,9 @@
-"""What a plan asks for before the step's kernels are ordered, as tables of passes.
+"""Tables of the passes that carry out a plan before the step's kernels are ordered.
 
-`BODIES` is applied while the bodies of loops and conditionals have no order yet, `FORM` once they have one.
+`BODIES` is applied while the bodies of loops and conditionals have no order, `FORM` after they have one.
 
-A rewriting calls kernels and tensors by name. `ResolvedRewriting` finds them in the graph as it is when their pass is
-applied, and raises InvalidModel where one is not there or the user does not allow it.
+A rewriting names kernels and tensors. `ResolvedRewriting` finds them in the graph when their pass is applied, and
+raises InvalidModel where one does not exist, or the user does not allow the tactic.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from tfswap.planner.problem import Problem
 from tfswap.planner.validate import require_allowed, require_fit
 
 BodyKey = tuple[Rewriting, str, tuple[Inside, ...]]
-"""A body of one form of the step, with what is planned in the bodies that it contains."""
+"""A body of one form of the step: the form, the body's name, and the plans of its inner bodies."""
 
 
 class ResolvedRewriting:
-    """A rewriting, and what its names stand for in a graph that is rewritten so.
+    """A rewriting, with its names resolved in the graph that is rewritten.
 
     Args:
-        problem_of: from the facts of a body that has an order to the body as the planner sees it.
-        problems: those that were made before; new ones are added.
+        problem_of: gives the planner's problem of an ordered body, from its facts.
+        problems: a cache of these problems.
 
     Attributes:
-        encodings: of kernels of the step itself, once they are in the graph.
-        inner: the same of kernels in bodies.
-        bodies: of what is planned inside of bodies, each with the body as it is without that, and the body.
+        encodings: the encodings of the step's own kernels, after their pass.
+        inner: the encodings of kernels in bodies, after their pass.
+        bodies: (plan, problem, body) for each plan of a body.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class ResolvedRewriting:
         return (found,)
 
     def body_facts(self, body: Graph, inside: Inside) -> Dataflow:
-        """The facts of a body as it is now. Raises InvalidModel where `inside` can't be carried out there."""
-        # A body is what the form of the step makes it, and what is planned in the bodies that it contains.
+        """The present facts of a body. Raises InvalidModel where `inside` can't be carried out there."""
+        # A body depends on the form of the step, and on the plans of its inner bodies.
         before = tuple(made for made, *_ in self.bodies if made.body.startswith(f"{inside.body}/"))
         key = self.rewriting.outside, inside.body, before
         if key not in self._problems:
@@ -166,7 +166,7 @@ Named = TypeVar("Named", Encoding, InnerEncoding)
 
 
 def _named(kernels: Collection[str], possible: Mapping[str, Named]) -> tuple[Named, ...]:
-    """Those of `possible`, in its order, for `kernels`. Raises InvalidModel where one is not there."""
+    """The encodings of `kernels`, in the order of `possible`. Raises InvalidModel where one is missing."""
     unknown = min((name for name in kernels if name not in possible), default=None)
     if unknown is not None:
         raise _can_not_encode(unknown)

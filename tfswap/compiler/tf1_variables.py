@@ -1,8 +1,8 @@
-"""Variables of TensorFlow 1's graphs: what a planned order must respect of them.
+"""Orders accesses to variables in TensorFlow 1's graphs.
 
-Where no edge orders a read and a write of a variable, or two writes, TensorFlow 1 leaves to chance which comes first.
-(In a `tf.function` there is always an edge.) A plan is of one order, so before planning what is left to chance gets an
-edge: each write waits for the reads that can come first, and of two writes the second for the first.
+Where no edge orders a read and a write of a variable, or two writes, TensorFlow 1 runs them in any order. (In a
+`tf.function` there is always an edge.) A plan has one order, so edges are added before planning: each write waits for
+the reads that may come first, and of two writes the second waits for the first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ REFERENCE_VARIABLES = frozenset(
         "VariableV2",
     )
 )
-"""Variables whose tensors are references: whoever holds one reads whatever is in the variable when it runs."""
+"""Variables whose tensors are references: a reader gets the variable's value at the time when it runs."""
 
 Users = dict[Node, list[Node]]
-"""By node, those that read it or wait for it."""
+"""For each node, the nodes that read it or wait for it."""
 
 
 @functools.cache
 def writes_reference(op: str) -> bool:
-    """Whether the op changes a variable through a reference: it takes one and hands it on."""
+    """Whether the op changes a variable through a reference, which it takes and passes on."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(op)

@@ -31,8 +31,8 @@ BASELINE_SPREAD = 1.1
 peak by this factor is kept without an order."""
 
 HELD_SPREAD = 1.3
-"""Likewise where gradients are taken outside: not all tensors that TensorFlow's tape holds are known. A transformer
-reached 1.26 of its predicted peak.
+"""The same factor where gradients are taken outside: not all tensors that TensorFlow's tape holds are known. A
+transformer reached 1.26 of its predicted peak.
 """
 
 
@@ -176,7 +176,7 @@ class UnoptimisedStep:
         """
         graph = (self._graph.traced or self._graph).copy()
         graph.fetches += map(graph.tensor, self._target.held)
-        # Grappler's result does not say what a list holds that a function returns.
+        # Grappler's result does not show the contents of a list that a function returns.
         if not self.holds_lists:
             graph = as_executed(graph, self._device)
         unroll_loops(graph, self._target, lowered=True)
@@ -188,9 +188,10 @@ class UnoptimisedStep:
 
 
 def discarded_constant_bytes(graph: Graph, device: DeviceModel) -> int:
-    """The most that TensorFlow takes to make the step as it was traced, where a rewritten one takes less; 0 elsewhere.
+    """The most bytes that TensorFlow takes to instantiate the traced step, where a rewritten one takes less; otherwise
+    0.
 
-    On other devices than a CPU that is host memory.
+    On a GPU this is host memory, and the result is 0.
     """
     if device.is_gpu or not any(map(thrown_away, (graph, *graph.all_bodies()))):
         return 0

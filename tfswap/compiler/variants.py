@@ -49,7 +49,7 @@ class Variants:
     Args:
         graph: the prepared step; it is changed.
         facts: from a prepared step with ordered bodies to its facts.
-        target: what the step runs on, and which ops it may have.
+        target: the device, and which ops the step may have.
         costs: the cost model.
 
     Attributes:
@@ -115,7 +115,7 @@ class Variants:
         return [Group(flow, members) for members in find_members(flow, self.orders_of(self.base).ranked[0])]
 
     def schedules(self, most_bytes: int) -> list[ListSchedule]:
-        """List schedules of the step's groups that hold at most so many bytes while kernels run concurrently."""
+        """List schedules of the step's groups that hold at most `most_bytes` while kernels run concurrently."""
         for bound, made in self._schedules.items():
             if max((each.allowed_bytes for each in made), default=0) <= most_bytes <= bound:
                 return made

@@ -31,13 +31,9 @@ import argparse
 import ctypes
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # Read when TensorFlow is imported.
 os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"

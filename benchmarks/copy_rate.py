@@ -20,11 +20,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 # What a tensor takes outside of an arena comes from the system each time, page by page.
 os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="2048")
 

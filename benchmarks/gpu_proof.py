@@ -14,7 +14,8 @@
                   peaks
     batch         the largest batch of ResNet-50 and of a transformer in 8 GiB, unoptimised and with tfswap
 
-GPU_PROOF_EMULATED=1 tries the command itself on the emulated GPUs of the tests, with small nets (GPU_PROOF_SMALL=1).
+`GPU_PROOF_EMULATED=1 GPU_PROOF_SMALL=1 PYTHONPATH=tests` tries the command itself on the emulated GPUs of the tests,
+with small nets. Where this clone is not installed, its folder must be on PYTHONPATH too.
 
 Each measurement is a process of its own. A part that fails is reported with the end of its output, and the others go
 on; one that `--minutes` leaves no time for is reported as not run. No network is needed.
@@ -43,18 +44,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gpu import batch, kernels, nets, page
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results" / "gpu.json"
 PAGE = ROOT / "docs" / "gpu_figures.md"
-sys.path[:0] = [
-    str(ROOT),
-    str(HERE),
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "programs"),
-]  # this clone, whatever is installed
-
-from gpu import batch, kernels, nets, page  # noqa: E402
 
 WORKSPACE_MIB = 32
 """What cuDNN may take for a convolution, unoptimised and optimised."""

@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

@@ -27,13 +27,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_REPOSITORY))
-
-from tfswap.ir.types import TensorType  # noqa: E402
-from tfswap.kernels.alignment import round_up  # noqa: E402
-from tfswap.kernels.device import DeviceModel  # noqa: E402  (the path above comes first)
-from tfswap.kernels.kernel_memory import KernelMemory, kernel_memory  # noqa: E402
+from tfswap.ir.types import TensorType
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import KernelMemory, kernel_memory
 
 _ALLOCATE = re.compile(r"\] AllocateRaw \S+  (\d+) 0x")
 _RELEASE = re.compile(r"\] DeallocateRaw \S+ (\d+)")

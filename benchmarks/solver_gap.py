@@ -22,7 +22,6 @@ import math
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -31,9 +30,8 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph

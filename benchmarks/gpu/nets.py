@@ -165,7 +165,7 @@ PLAIN = ("default", *REFERENCES, "recompute_grad", "xla")
 def streams(steps: Steps) -> dict[str, Any]:
     """What TensorFlow's profiler says of the GPU's streams in one step."""
     import tensorflow as tf
-    from gpu_traces import overlap_s, read_profile, total_s
+    from gpu.traces import overlap_s, read_profile, total_s
 
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)

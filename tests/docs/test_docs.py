@@ -230,6 +230,11 @@ def test_retired_words_stay_retired() -> None:
                 assert not re.search(word, line), f"{path.relative_to(ROOT)}:{number}: say {better}: {line.strip()}"
 
 
+def test_benchmarks_run_without_changes_of_the_path() -> None:
+    changed = [path.name for path in (ROOT / "benchmarks").rglob("*.py") if "sys.path" in path.read_text("utf-8")]
+    assert changed == [], "Python finds modules next to the command; tfswap is installed"
+
+
 def test_the_glossary_has_each_term_once() -> None:
     rows = re.findall(r"^\| ([^|]+?) \|", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     terms = [term for row in rows[2:] for term in row.split(", ")]

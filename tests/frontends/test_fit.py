@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import saved_models
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import last_json, on_arena, run_forked
 
 from tfswap.analysis.cost import Costs

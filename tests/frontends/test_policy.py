@@ -14,7 +14,7 @@ import test_inside
 import test_loop_recompute
 import test_loop_swap
 import test_packings
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import on_arena
 
 import tfswap

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import run_forked
 from terminals import on_terminal
 

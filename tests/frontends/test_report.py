@@ -12,7 +12,7 @@ from pathlib import Path
 import networkx
 import pytest
 from browser import needs_browser, shown_by
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from terminals import on_terminal
 
 from tfswap.analysis.analyse import analyse_dataflow

@@ -6,9 +6,10 @@ import dataclasses
 import json
 
 import pytest
-from graphs import Layer, training_step, training_steps
+from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 

@@ -8,7 +8,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 

@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 

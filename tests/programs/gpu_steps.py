@@ -102,7 +102,7 @@ def train(net: str, device: str, limit: str) -> dict[str, Any]:
 
 
 def overlap(net: str, device: str, limit: str) -> dict[str, Any]:
-    from gpu_traces import overlap_s, read_profile, total_s
+    from gpu.traces import overlap_s, read_profile, total_s
 
     _, function, batch = make(net, device)
     # Nothing but copies: recomputation would leave few.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import on_arena
 
 from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, spread_over, unordered_seconds, work_seconds

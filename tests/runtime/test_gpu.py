@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from folders import TESTS
-from gpu_traces import IN, OUT, overlap_s, streams_of, total_s, union
+from gpu.traces import IN, OUT, overlap_s, streams_of, total_s, union
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import last_json, run_forked, run_python

@@ -641,7 +641,7 @@ def test_a_profile_has_the_times_of_kernels_and_copies(on_gpus):
         PROGRAM
         + SMALL
         + """
-from gpu_traces import read_profile
+from gpu.traces import read_profile
 
 variables = weights(*[[128, 128]] * 8)
 measured = tfswap.profile(trained(loss_of, variables), x, steps=2)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import last_json, on_arena, run_python, run_together
 
 from tfswap.compiler import plan_cache

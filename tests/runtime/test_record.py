@@ -6,8 +6,9 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
-from graphs import Layer, training_step, training_steps
+from graphs import training_steps
 from hypothesis import given, settings
+from layered_steps import Layer, training_step
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options

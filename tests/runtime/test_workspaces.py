@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from processes import on_arena
 
 from tfswap.analysis.cost import Costs

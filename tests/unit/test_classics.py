@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from graphs import Layer, training_step, training_steps
+from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
 
 from tfswap.analysis.analyse import analyse_dataflow

@@ -6,9 +6,10 @@ import math
 import sys
 
 import pytest
-from graphs import Layer, training_step, training_steps
+from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
 
 from tfswap.analysis.analyse import analyse_dataflow

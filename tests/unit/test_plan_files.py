@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from graphs import Layer, training_step
 from hypothesis import given
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options

@@ -11,9 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from graphs import Layer, training_step, training_steps
+from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 from processes import last_json, run_python
 
 from tfswap.analysis.analyse import analyse_dataflow
@@ -1144,7 +1145,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
 
 DETERMINISM = """
 import hashlib, json
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.compiler.compiler import Optimizer

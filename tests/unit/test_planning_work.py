@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 
-from graphs import Layer, training_step
+from layered_steps import Layer, training_step
 from test_bodies import CHOICE, LOOP
 
 from tfswap.analysis import control_flow, integer_values, node_records

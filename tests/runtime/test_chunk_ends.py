@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from planner_problems import facts, named
 from processes import on_arena
-from test_planner import facts, named
 
 from tfswap.errors import InvalidModel
 from tfswap.plan.plan import Plan, Split

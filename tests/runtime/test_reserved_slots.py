@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner_problems import facts, named
 from processes import on_arena
-from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.schedule import Step, build_schedule

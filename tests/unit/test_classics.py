@@ -7,7 +7,7 @@ from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layered_steps import Layer, training_step
-from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
+from planner_problems import CPU, check_choice, live_peak, optimizer_of, problem_of
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError

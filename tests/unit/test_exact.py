@@ -10,7 +10,7 @@ from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layered_steps import Layer, training_step
-from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
+from planner_problems import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds

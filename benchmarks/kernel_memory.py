@@ -27,6 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernel_cases.case import Case
+
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -34,19 +36,6 @@ from tfswap.kernels.kernel_memory import KernelMemory, kernel_memory
 
 _ALLOCATE = re.compile(r"\] AllocateRaw \S+  (\d+) 0x")
 _RELEASE = re.compile(r"\] DeallocateRaw \S+ (\d+)")
-
-
-class Case(NamedTuple):
-    """One op to run.
-
-    `inputs` maps the op's argument names to tensors: `["float32", [2, 3]]` is an argument of that type, random, and
-    with a number behind the shape it is that number throughout; `{"const": value, "dtype": name}` a constant of the
-    graph, `{"variable": ["float32", [2, 3]]}` the handle of a variable, and a list of these a list argument.
-    """
-
-    op: str
-    inputs: Mapping[str, Any]
-    attrs: Mapping[str, Any] = {}
 
 
 class Measurement(NamedTuple):
@@ -402,8 +391,8 @@ def main() -> None:
         cases = [Case(*case) for case in json.loads(sys.stdin.buffer.read())]
         answer.write_text(json.dumps(_jsonable(_worker(cases, log))))
         return
-    from kernel_memory_cases import CASES
-    from kernel_memory_plain_cases import PLAIN_CASES
+    from kernel_cases import CASES
+    from kernel_cases.plain import PLAIN_CASES
 
     cases = [case for case in (*CASES, *PLAIN_CASES) if re.search(arguments.only, case.op)]
     device = this_device(arguments.onednn)

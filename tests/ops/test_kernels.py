@@ -237,7 +237,7 @@ def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
 @pytest.fixture(scope="module")
 def measured():
     pytest.importorskip("tensorflow")
-    tool, cases = map(importlib.import_module, ("kernel_memory", "kernel_memory_cases"))
+    tool, cases = map(importlib.import_module, ("kernel_memory", "kernel_cases"))
     return tool, list(zip(cases.CASES, tool.measure(cases.CASES), strict=True))
 
 

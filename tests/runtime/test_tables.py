@@ -90,7 +90,7 @@ EVERY_OP = """
 import json, sys
 import tensorflow as tf
 from kernel_memory import _Program
-from kernel_memory_cases import variables_in_part
+from kernel_cases.variables import variables_in_part
 from models import settle
 
 settle()

@@ -342,7 +342,7 @@ def test_a_loop_inside_of_a_body_saves_nothing_there():
 
 def test_an_iteration_that_fails_leaves_nothing_behind():
     pytest.importorskip("tensorflow")
-    found = on_arena(f"{LOOPED}; print(json.dumps(control_flow.fail_in_micro_batch()))")
+    found = on_arena(f"{LOOPED}; import failing_steps; print(json.dumps(failing_steps.fail_in_micro_batch()))")
     assert found["moved"] > 0
     assert {key: found[key] for key in ("failed", "host_in_use", "grown")} == {
         "failed": 3,

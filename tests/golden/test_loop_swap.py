@@ -449,7 +449,7 @@ def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(
 
 def test_a_loop_of_no_iterations_brings_nothing_back():
     pytest.importorskip("tensorflow")
-    found = on_arena("import json, control_flow; print(json.dumps(control_flow.any_number_of_iterations()))")
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.any_number_of_iterations()))")
     assert found["same"]
     assert found["prefetched"] > 0
     assert max(found["peaks"]) == found["peaks"][-1] == found["planned"]
@@ -457,7 +457,7 @@ def test_a_loop_of_no_iterations_brings_nothing_back():
 
 def test_a_step_that_fails_going_back_lets_go_of_what_was_on_its_way():
     pytest.importorskip("tensorflow")
-    result = on_arena("import json, control_flow; print(json.dumps(control_flow.fail_going_back()))")
+    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_going_back()))")
     assert result.pop("prefetched") > 0
     assert result == {"failed": 3, "host_in_use": 0, "grown": 0}
 
@@ -465,6 +465,6 @@ def test_a_step_that_fails_going_back_lets_go_of_what_was_on_its_way():
 def test_a_step_that_fails_inside_gives_its_host_memory_back():
     """The values turn bad in the fifth iteration, with four elements on the host."""
     pytest.importorskip("tensorflow")
-    result = on_arena("import json, control_flow; print(json.dumps(control_flow.fail_inside()))")
+    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_inside()))")
     assert result.pop("accumulators") > 0
     assert result == {"failed": 3, "host_in_use": 0, "grown": 0}

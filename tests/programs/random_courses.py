@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from control_flow import _data, _descend, _weights
 from models import settle
+from step_parts import descend, make_data, make_weights
 
 from tfswap.analysis import analyse
 from tfswap.analysis.dataflow_builder import Builder
@@ -41,7 +41,7 @@ class Program:
     def __init__(self, seed: int):
         self.chance = random.Random(seed)
         self.conditionals = self.loops = 0
-        self.weights = _weights((64, 64), (64, 64))
+        self.weights = make_weights((64, 64), (64, 64))
         self.body = self.loop(2)
 
     def sequence(self, depth: int) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ class Program:
         with tf.GradientTape() as tape:
             h = self.body(x, decides, ends, tf.constant(0))
             loss = tf.reduce_mean(tf.square(h)) + sum(tf.reduce_mean(w * w) for w in self.weights)
-        return _descend(tape, loss, self.weights)
+        return descend(tape, loss, self.weights)
 
 
 def peaks(seed: int, share: float, runs: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def peaks(seed: int, share: float, runs: int) -> dict[str, Any]:
 
     settle()
     program = Program(seed)
-    x = _data(max(ROWS), 64)
+    x = make_data(max(ROWS), 64)
     chance = np.random.RandomState(seed)
 
     def drawn() -> tuple[Any, Any]:

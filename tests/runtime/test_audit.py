@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-import control_flow
+import loop_steps
 import tensorflow as tf
 from nets import Net, batch, called
 from processes import on_arena
@@ -141,7 +141,7 @@ def test_a_step_without_its_gate_is_refused(audited):
 
 @pytest.fixture(scope="module")
 def audited_loop():
-    _, step, data = control_flow.while_loop()
+    _, step, data = loop_steps.while_loop()
     with pytest.MonkeyPatch.context() as patch:
         audits = Audits(patch)
         tfswap.optimize(tf.function(step), memory_limit="105%")(*data)

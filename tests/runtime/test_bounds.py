@@ -300,10 +300,11 @@ def test_a_mask_that_takes_most_rows_keeps_the_limit():
 import json
 import tensorflow as tf
 import tfswap
-from control_flow import _data, _descend, settle, _weights
+from models import settle
+from step_parts import descend, make_data, make_weights
 
 settle()
-(w,) = weights = _weights((16, 16))
+(w,) = weights = make_weights((16, 16))
 
 @tf.function
 def step(x, mask):
@@ -313,9 +314,9 @@ def step(x, mask):
         b = tf.reduce_mean(tf.reshape(tf.tanh(tf.tile(h, [1, 2])), [-1, 2, 16]), 1)
         c, a = tf.nn.relu(b @ w), tf.sigmoid(a @ w)
         loss = tf.reduce_sum(a * a) + tf.reduce_sum(c * c)
-    return _descend(tape, loss, weights)
+    return descend(tape, loss, weights)
 
-x = _data(1000, 16)
+x = make_data(1000, 16)
 masks = [tf.range(1000) < rows for rows in (0, 1000, 500, 750, 875, 937, 313, 996, 998)]
 try:
     tfswap.optimize(step, memory_limit=1)(x, masks[0])

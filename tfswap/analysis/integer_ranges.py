@@ -17,7 +17,7 @@ from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.ir.views import origin
 
 FURTHEST = 64
-"""The most ops to go back from a tensor."""
+"""The most ops to follow from a tensor toward its inputs."""
 
 
 class Range(NamedTuple):

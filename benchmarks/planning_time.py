@@ -103,7 +103,7 @@ def staged(
     from tfswap.compiler.compiler import Optimizer
     from tfswap.compiler.grappler import as_planned
     from tfswap.compiler.options import Options
-    from tfswap.device import machine
+    from tfswap.device import arena, machine
     from tfswap.exporters.function import export_function
     from tfswap.importers.function import import_function
     from tfswap.planner.planner import TACTICS
@@ -120,7 +120,7 @@ def staged(
     traced = timed("import", lambda: import_function(concrete, arguments))
     graph = timed(GRAPPLER, lambda: as_planned(traced, concrete, model))
     optimizer = timed(
-        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), snapshot=machine.snapshot(device))
+        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), snapshot=arena.snapshot(device))
     )
     timed(REPORT, lambda: optimizer.baseline)  # of which the limit is a share
     plan = timed("plan", lambda: optimizer.plan(limit))

@@ -188,12 +188,12 @@ def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
 TOUCH = """
 import ctypes, json, os
 import tensorflow as tf
-from tfswap.device import machine
+from tfswap.device import arena
 
 BYTES = 8 << 20  # nothing else on the device is as large, so that its size shows where the tensor is
 x = tf.fill([BYTES // 4], 7.0)
 x.numpy()
-[begin] = [begin for begin, size, in_use in machine.snapshot("GPU:0").chunks if in_use and size >= BYTES]
+[begin] = [begin for begin, size, in_use in arena.snapshot("GPU:0").chunks if in_use and size >= BYTES]
 """
 
 

@@ -301,7 +301,7 @@ import json, random
 import numpy as np
 import tensorflow as tf
 import tfswap.ops
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.native.load import load
 from tfswap.simulator.bfc_allocator import Arena, regions_of
 
@@ -333,7 +333,7 @@ def address_of(tensor):
 """
 
 REAL = """
-look, allocator = tfswap.ops.looker(), machine.allocator("CPU:0")
+look, allocator = tfswap.ops.looker(), arena.allocator("CPU:0")
 layouts, chunks_of = {}, {}
 
 def compare(step):

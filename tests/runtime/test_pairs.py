@@ -546,7 +546,7 @@ def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, bus
 NEAR_THE_FLOOR = """
 import json
 import tensorflow as tf
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.compiler import Optimizer
 from tfswap.importers.function import import_function
@@ -559,7 +559,7 @@ x, net = Net.data(), Net(layers=6)
 concrete = tf.function(net.step).get_concrete_function(x)
 device, model = machine.current_device()
 graph = as_planned(import_function(concrete, [x]), concrete, model)
-optimizer = Optimizer(graph, model, snapshot=machine.snapshot(device), keeps_results=True)
+optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
 plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
 print(json.dumps([[len(plan.paired), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
 """

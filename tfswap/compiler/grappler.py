@@ -29,7 +29,7 @@ from tfswap.compiler.marks import marked_to_keep
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.process_names import ProcessNames
 from tfswap.compiler.tf1_variables import REFERENCE_VARIABLES, reference_variables
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.errors import TfswapError
 from tfswap.exporters.function_def import BodyFunctions
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
@@ -203,7 +203,7 @@ def _optimized(
         shapes: the arguments' shapes that Grappler sees, by name; by default those in `graph`.
         kept: names of nodes that must stay, besides feeds, fetches and targets.
     """
-    room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # folding that exceeds this ends the process
+    room_bytes = arena.free_bytes(HOST) / ROUNDED_UP  # folding that exceeds this ends the process
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
         options.constant_folding = options.OFF
     if not device.is_gpu:
@@ -490,7 +490,7 @@ def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:
     """
     from tensorflow.core.protobuf import device_properties_pb2
 
-    memory_bytes = (machine.device_limit_bytes("GPU:0") or 0) if device.is_gpu else CPU_DEVICE_BYTES
+    memory_bytes = (arena.device_limit_bytes("GPU:0") or 0) if device.is_gpu else CPU_DEVICE_BYTES
     made = device_properties_pb2.DeviceProperties(
         type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=memory_bytes
     )

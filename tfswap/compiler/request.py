@@ -11,7 +11,7 @@ from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.policy import Policy
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.errors import TfswapError
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
@@ -81,7 +81,7 @@ class Request:
         """
         if self.memory_limit is not None:
             return self.memory_limit
-        limit = None if self.plan is not None else machine.device_limit_bytes(device)
+        limit = None if self.plan is not None else arena.device_limit_bytes(device)
         if limit is None and self.plan is None and not self.changes_nothing:
             raise TfswapError(
                 f"memory_limit is not given and {device}'s allocator has no limit of its own: "

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.device import machine
+from tfswap.device import arena, machine
 
 if TYPE_CHECKING:
     from tfswap.kernels.device import DeviceModel
@@ -30,14 +30,14 @@ class LiveDevice:
     @functools.cached_property
     def has_arena(self) -> bool:
         """Whether it has an arena that can be read."""
-        return machine.memory_info(self.name) is not None
+        return arena.memory_info(self.name) is not None
 
     @functools.cached_property
     def _looked_at(self) -> tuple[Callable[[int, bool], CLook], int]:
         """The function that reads its allocator, and the allocator."""
         import tfswap.ops
 
-        return tfswap.ops.looker(), machine.allocator(self.name) if self.has_arena else 0
+        return tfswap.ops.looker(), arena.allocator(self.name) if self.has_arena else 0
 
     def look(self, *, before: bool) -> CLook:
         """What the allocator reports now.
@@ -96,7 +96,7 @@ def peak_kept(device: str) -> Iterator[None]:
     """Within this, the arena's peak, which is the user's statistic, does not change."""
     import tensorflow as tf
 
-    before = machine.memory_info(device)
+    before = arena.memory_info(device)
     if before is not None:
         tf.config.experimental.reset_memory_stats(device)
     try:
@@ -114,7 +114,7 @@ def _raise_peak(peak_bytes: int, device: str) -> None:
     import tensorflow as tf
 
     held: list[Any] = []
-    while (info := machine.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
+    while (info := arena.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
         half = (peak_bytes - info.current_bytes) // 2
         try:
             with tf.device(device):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.device.live import peak_kept
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
 
@@ -19,7 +19,7 @@ def make_one_region(device: str, limit_bytes: int) -> None:
     """
     import tensorflow as tf
 
-    snapshot = machine.snapshot(device)
+    snapshot = arena.snapshot(device)
     if not snapshot.chunks and snapshot.limit_bytes is None:
         return
     wanted = (limit_bytes - snapshot.total_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

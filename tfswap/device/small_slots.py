@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.planner.small_slots import cut
 
 ALIGNED_BYTES = 64
@@ -25,9 +25,9 @@ def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> 
     """
     import tensorflow as tf
 
-    arena = machine.snapshot(device).arena()
-    requests = cut(slots, arena)
-    if arena.peak_bytes > limit_bytes:
+    found = arena.snapshot(device).arena()
+    requests = cut(slots, found)
+    if found.peak_bytes > limit_bytes:
         return []
     with tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
         shapes = _outside_of_the_arena([nbytes // 4 for nbytes, _ in requests])

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.rival_rewriters import FLAGS, clusters_by_environment
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.errors import TfswapError
 from tfswap.support.sizes import format_bytes
 
@@ -62,10 +62,10 @@ def _devices(advice: list[str]) -> list[dict[str, Any]]:
         try:
             with tf.device(name):
                 held = tf.zeros([1 << 10])  # an allocator without statistics reports 0 even now
-            info = machine.memory_info(name)
+            info = arena.memory_info(name)
             keeps = info is not None and info.current_bytes > 0
             del held
-            limit = machine.device_limit_bytes(name) if device.device_type in ("CPU", "GPU") else None
+            limit = arena.device_limit_bytes(name) if device.device_type in ("CPU", "GPU") else None
         except (TfswapError, ValueError, tf.errors.OpError) as error:
             advice.append(f"{name} can't be asked about its memory: {error}")
             keeps, limit = False, None
@@ -78,7 +78,7 @@ def _advise(content: dict[str, Any]) -> None:
     if not content["op_library"]["built"] and not advice:
         advice.append('the ops are not built yet: it happens at first use, or now with python -c "import tfswap.ops"')
     kinds = {d["kind"] for d in content["devices"]}
-    if "GPU" not in kinds and not machine.cpu_uses_bfc():
+    if "GPU" not in kinds and not arena.cpu_uses_bfc():
         advice.append(
             "TensorFlow sees no GPU, and the CPU's memory is not capped: to try limits on the CPU set "
             "TF_CPU_ALLOCATOR_USE_BFC=1 and TF_CPU_BFC_MEM_LIMIT_IN_MB=N before Python starts"

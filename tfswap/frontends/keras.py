@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfswap.compiler.rival_rewriters import HIDES
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import optimize
@@ -315,7 +315,7 @@ def _await_rest() -> None:
         return
     seen: list[int] = []
     while len(seen) < MOST_LOOKS and (len(seen) < LOOKS or len({*seen[-LOOKS:]}) > 1):
-        info = machine.memory_info(device)
+        info = arena.memory_info(device)
         assert info is not None, "it shares the arena"
         seen.append(info.current_bytes)
         time.sleep(REST_S)

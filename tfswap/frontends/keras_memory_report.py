@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.frontends.keras import Highest, training
 from tfswap.support.sizes import format_bytes
 
@@ -67,7 +67,7 @@ class MemoryReport(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._measured = False
         training(self.model).take_highest()
-        if machine.memory_info(self._device) is not None:
+        if arena.memory_info(self._device) is not None:
             tf.config.experimental.reset_memory_stats(self._device)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -90,7 +90,7 @@ class MemoryReport(keras.callbacks.Callback):
     def _measure(self) -> None:
         """Record the peak of the epoch's training, before validation."""
         if not self._measured:
-            info = machine.memory_info(self._device)
+            info = arena.memory_info(self._device)
             self._peak_bytes = None if info is None else info.peak_bytes
             self._measured = True
 

@@ -22,7 +22,7 @@ from tfswap.compiler.offline import offline_optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, Request, whole
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import undecorated
@@ -124,7 +124,7 @@ def max_batch(
         if not saved:
             traced = undecorated(step)
             size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
-        elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would measure nothing
+        elif arena.memory_info(machine.current_device()[0]) is not None:  # or a run would measure nothing
             size, measured = _confirmed_saved(step, function, found, search, size)
     if not size:
         raise _refusal(search, planned)
@@ -374,10 +374,10 @@ def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, s
             if search.floor_bytes(size) > search.limit_bytes:
                 return search.floor_bytes(size) / search.limit_bytes
             with restored(traced.get_concrete_function(*sized)):
-                if machine.memory_info(device) is not None:
+                if arena.memory_info(device) is not None:
                     tf.config.experimental.reset_memory_stats(device)
                 planned(*sized)
-                after = machine.memory_info(device)
+                after = arena.memory_info(device)
             if after is None:
                 return 0.0
             peaks[size] = after.peak_bytes

@@ -27,7 +27,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.options import Options
 from tfswap.compiler.request import Request, whole
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction
@@ -91,8 +91,8 @@ def profile(
     device, model = machine.current_device()
     concrete = traced.get_concrete_function(*args)
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
-    optimizer = Optimizer(graph, model, snapshot=machine.snapshot(device), keeps_results=True)
-    plan = _serial_plan(optimizer, machine.device_limit_bytes(device) if limit is None else limit)
+    optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
+    plan = _serial_plan(optimizer, arena.device_limit_bytes(device) if limit is None else limit)
     ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
     with restored(concrete):
         ordered(*args)
@@ -171,7 +171,7 @@ def _unordered(
     """
     import tensorflow as tf
 
-    limit = machine.device_limit_bytes(device)
+    limit = arena.device_limit_bytes(device)
     if limit is not None and optimizer.unoptimised.likely_bound_bytes > limit:
         return None
     try:
@@ -375,7 +375,7 @@ def this_machine() -> Machine:
         **measure_copies(model),
     )
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory_bytes = machine.device_limit_bytes(device) or host_bytes
+    memory_bytes = arena.device_limit_bytes(device) or host_bytes
     return Machine(THIS, _machine_name(device), model, rates, memory_bytes, host_bytes)
 
 

@@ -15,7 +15,7 @@ from tfswap.compiler.offline import offline_optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, as_profile, check, whole
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
 from tfswap.kernels.hardware import NAMES, THIS, Machine, described
@@ -119,7 +119,7 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
     where, model = machine.current_device()
     costs = Costs.of(model, profile)
     title = f"this {model.kind.upper()}" if profile is None else profile.machine
-    return Machine(THIS, title, model, costs.rates, machine.device_limit_bytes(where), None), costs
+    return Machine(THIS, title, model, costs.rates, arena.device_limit_bytes(where), None), costs
 
 
 def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:

@@ -14,7 +14,7 @@ from tfswap.analysis.variables import (
     written_variables,
 )
 from tfswap.compiler.compiler import Optimizer
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import WrittenVariables
 from tfswap.runtime.captures import without_asking
@@ -47,7 +47,7 @@ class ArenaView:
         Args:
             instantiated: whether the step's constants are in it.
         """
-        found = machine.snapshot(self._device.name)
+        found = arena.snapshot(self._device.name)
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared)
 
     def copied_bytes(self, optimizer: Optimizer) -> int:

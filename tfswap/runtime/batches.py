@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.kernels.alignment import round_up
 
 BATCHES_AHEAD = 2
@@ -22,7 +22,7 @@ ELEMENTS_AHEAD = 3
 def shared_device() -> str | None:
     """The device in whose arena both the step runs and batches are made; None where these differ."""
     device, model = machine.current_device()
-    return device if not model.is_gpu and machine.memory_info(device) is not None else None
+    return device if not model.is_gpu and arena.memory_info(device) is not None else None
 
 
 def batch_sizes(inputs: Sequence[Any]) -> list[int]:

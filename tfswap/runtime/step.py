@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.device.cudnn import limit_workspaces, without_redzones
 from tfswap.device.live import free_functions, runs_at_once
 from tfswap.errors import InfeasibleMemoryLimit
@@ -166,7 +166,7 @@ class Step:
         """The swaps of the function's latest run."""
         from tfswap.ops.runtime import StepStats, step_stats
 
-        info = machine.memory_info(self._trace.device.name)
+        info = arena.memory_info(self._trace.device.name)
         peak = None if info is None else info.peak_bytes
         hits = 0
         if self.instead_of is not None:

@@ -18,7 +18,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.preconditions import UnknownSizes
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
-from tfswap.device import machine
+from tfswap.device import arena, machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.runtime.dynamic_sizes import (
     DataDependentSizes,
@@ -216,7 +216,7 @@ class StepCache:
         """A function that computes sizes, under the limit too, as far as that is known by then."""
         limit = self._request.memory_limit
         if limit is None or is_share(limit):
-            limit = self.granted_bytes or machine.device_limit_bytes(machine.current_device()[0])
+            limit = self.granted_bytes or arena.device_limit_bytes(machine.current_device()[0])
         if limit is None or self._request.changes_nothing:
             return function
         tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfswap.analysis.cost import Costs
-from tfswap.device import machine
+from tfswap.device import arena
 from tfswap.device.live import peak_kept
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.exporters.flat_function import FlatFunction
@@ -56,7 +56,7 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
         given: the step's inputs, feed by feed; of tensors only the types matter.
         device: the device in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
     """
-    if machine.memory_info(device) is None or not any(node.op in CALLS for node in graph):
+    if arena.memory_info(device) is None or not any(node.op in CALLS for node in graph):
         return
     library = library_functions(graph)
     handles = zip(graph.feeds, given, strict=True)
@@ -174,9 +174,9 @@ def _alone(node: Node, graph: Graph) -> Graph:
 def _risen_bytes(call: Callable[[], Any], device: str) -> int:
     """The bytes by which `call` raises the arena's use at its peak. The user's peak statistic stays the same."""
     with peak_kept(device):
-        before = machine.memory_info(device)
+        before = arena.memory_info(device)
         call()
-        risen = machine.memory_info(device)
+        risen = arena.memory_info(device)
     assert before is not None and risen is not None
     return risen.peak_bytes - before.current_bytes
 

@@ -9,7 +9,7 @@ import pytest
 from emulated_gpu import EmulatedGpuError, Gpus, Link, tables
 
 from tfswap.ir.types import TensorType
-from tfswap.kernels import host_memory
+from tfswap.kernels import device_inputs, host_memory
 from tfswap.kernels.device import DeviceModel
 
 tf = pytest.importorskip("tensorflow")
@@ -398,6 +398,32 @@ def test_results_in_host_memory_are_those_of_the_gpu_wheel():
                     wrong.append((name, output.name, kind, found))
     assert compared > 500
     assert not wrong, sorted(set(wrong))
+
+
+def test_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
+    """Ops with lists of inputs, references, and what is XLA's, NCCL's or a pipeline's are left out."""
+    from tensorflow.python.framework import op_def_registry
+
+    left_out = ("Xla", "Nccl", "Collective", "Dataset", "Iterator", "_Scoped", "MultiDevice")
+    found = {}
+    for line in gzip.decompress(tables.table(tf.version.VERSION).read_bytes()).decode().splitlines():
+        name, _, _, constraints, hosted = line.split("\t")
+        op = op_def_registry.get(name)
+        if op is None or any(word in name for word in left_out):
+            continue
+        if any(each.number_attr or each.type_list_attr or each.is_ref for each in op.input_arg):
+            continue
+        allowed = dict(each.split("=") for each in constraints.split(";") if each)
+        declared = {each.name: each.allowed_values.list.type for each in op.attr}
+        places = found.setdefault(name, set())
+        for place, argument in enumerate(op.input_arg):
+            of_op = [argument.type] if argument.type else declared[argument.type_attr] or [tf.int32.as_datatype_enum]
+            of_kernel = allowed.get(argument.type_attr, "int32").split(",")
+            if tf.int32.as_datatype_enum in of_op and "int32" in of_kernel and argument.name not in hosted.split(","):
+                places.add(place)
+    wrong = {op: places for op, places in found.items() if places != set(device_inputs.READ_ON_DEVICE.get(op, ()))}
+    assert len(found) > 500
+    assert not wrong
 
 
 @pytest.mark.parametrize(

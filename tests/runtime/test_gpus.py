@@ -6,88 +6,12 @@ device memory is killed, freed memory holds no numbers, and at the end nothing h
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-from emulated_gpu import Link
+from gpu_compare import END, LOSS, PROGRAM, SMALL, check
 
 tf = pytest.importorskip("tensorflow")
 
 MIB = 1 << 20
-
-PROGRAM = """
-import contextlib, json, tempfile, threading
-import numpy as np
-import tensorflow as tf
-import tfswap
-from tfswap.exporters.function import memory_optimizer_off
-
-DEVICE = "GPU:0"
-tf.config.experimental.enable_op_determinism()
-
-
-def draws(*shape, seed=1):
-    return np.random.default_rng(seed).normal(size=shape).astype("f")
-
-
-def weights(*shapes):
-    return [tf.Variable(0.1 * draws(*shape, seed=i)) for i, shape in enumerate(shapes)]
-
-
-def trained(loss_of, variables):
-    @tf.function
-    def step(*inputs):
-        with tf.GradientTape() as tape:
-            loss = loss_of(variables, *inputs)
-        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-            variable.assign_sub(0.1 * gradient)
-        return loss
-
-    return step
-
-
-def run(step, inputs, variables, steps=3):
-    losses, peaks = [], []
-    for _ in range(steps):
-        tf.config.experimental.reset_memory_stats(DEVICE)
-        losses.append(step(*inputs).numpy().tobytes().hex())
-        peaks.append(tf.config.experimental.get_memory_info(DEVICE)["peak"])
-    return [*losses, *(each.numpy().tobytes().hex() for each in variables)], max(peaks)
-
-
-def compare(loss_of, shapes, *inputs, limit="60%", **options):
-    inputs = [tf.constant(each) for each in inputs]
-    variables = weights(*shapes)
-    with memory_optimizer_off():  # Grappler swaps and recomputes by itself, and then adds in another order
-        expected, unoptimised = run(trained(loss_of, variables), inputs, variables)
-    del variables
-    variables = weights(*shapes)
-    step = tfswap.optimize(trained(loss_of, variables), memory_limit=limit, **options)
-    found, peak = run(step, inputs, variables)
-    plan = step.plan()
-    return {
-        "same": found == expected,
-        "kept": peak <= plan.limit_bytes < unoptimised,
-        "planned": [plan.planned_peak_bytes, peak],
-        "swaps": len(plan.evictions),
-        "out": GPUS.counts().bytes_out,
-    }
-"""
-
-END = """
-print(json.dumps({**found, "report": GPUS.report().splitlines()}))
-"""
-
-
-def check(found: dict, *, swaps: bool = True, exact: bool = True) -> None:
-    assert found["report"] == []
-    assert found["same"] and found["kept"], found
-    assert bool(found["swaps"]) >= swaps
-    planned, measured = found["planned"]
-    assert measured <= planned
-    if exact:
-        assert measured == planned
-
 
 NETS = {
     "mlp": """
@@ -186,7 +110,7 @@ found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_steps_of_other_kinds_do_too(on_gpus, name):
-    found = on_gpus(PROGRAM + NETS["mlp"].rpartition("found")[0] + OTHERS[name] + END)
+    found = on_gpus(PROGRAM + LOSS + OTHERS[name] + END)
     check(found, swaps=name not in ("a loop", "a conditional"), exact=name == "a loop")
     assert found["out"] >= MIB or name == "a conditional"  # what loops save has no evictions in the plan
 
@@ -201,7 +125,7 @@ def test_looking_for_races_takes_a_step_no_three_times_as_long(on_gpus):
     """In one process, in turns, by the time of the process' threads."""
     found = on_gpus(
         PROGRAM
-        + NETS["mlp"].rpartition("found")[0]
+        + LOSS
         + """
 import statistics, time
 
@@ -223,18 +147,6 @@ found = {"ratio": statistics.median(ratios), "swaps": len(step.plan().evictions)
         + END
     )
     assert found["swaps"] and found["ratio"] <= 3, found
-
-
-SMALL = (
-    NETS["mlp"].rpartition("found")[0]
-    + """
-def made():
-    variables = weights(*[[128, 128]] * 8)
-    return variables, tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
-
-x = tf.constant(draws(512, 128))
-"""
-)
 
 
 @pytest.mark.slow
@@ -516,6 +428,26 @@ def test_steps_of_each_frontend_and_layout(on_gpus):
     check({**found["shapes that the host computes"], "report": []}, swaps=False)
 
 
+def test_what_the_host_has_and_kernels_read_on_the_device_has_a_place_in_the_plan(on_gpus):
+    """Tokens, labels, a comparison of the host's integers and the keys of random numbers."""
+    found = on_gpus(
+        PROGRAM
+        + """
+def loss_of(variables, tokens, labels):
+    x = tf.gather(variables[0] * 1.0, tokens)
+    for i, variable in enumerate(variables[1:]):
+        x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed=tf.stack([labels[0], i]))
+    x = tf.where(tokens[:, None] < labels[:, None], x, 2.0 * x)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
+
+tokens = np.arange(512, dtype="i") % 100
+found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].copy(), tactics=("swap",))
+"""
+        + END
+    )
+    check(found)
+
+
 MODEL = """
 import gc, models
 
@@ -549,190 +481,3 @@ def test_models_keep_their_limit_and_their_values(on_gpus, model, limit):
     found = on_gpus(PROGRAM + MODEL.replace("NAME", model).replace("LIMIT", limit) + END)
     assert found["report"] == [] and found["same"]
     assert found["peak"] <= found["limit"] < found["unoptimised"], found
-
-
-# --- codecs and profiles ----------------------------------------------------------------------------------------------
-
-
-SOME_CODECS = ("mask positive", "select", "max pool", "float8_e4m3fn", "groups of 4 bits")
-
-
-@pytest.mark.emulated_gpu(cuda=True)
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        [f"{name} float32" for name in SOME_CODECS],
-        pytest.param([], marks=pytest.mark.slow, id="all"),  # each is compiled, which takes most of the time
-    ],
-)
-def test_codecs_give_the_cpus_bits(on_gpus, chosen):
-    """Compiled by the stand-in for NVRTC, and launched by the driver's."""
-    found = on_gpus(
-        """
-        import json
-        import gpu_steps
-
-        calls = gpu_steps.codec_calls()
-        calls = {name: calls[name] for name in CHOSEN or calls}
-        before = GPUS.counts().kernels
-        there = {name: gpu_steps.run_on("GPU:0", run) for name, run in calls.items()}
-        kernels = GPUS.counts().kernels - before
-        here = {name: gpu_steps.run_on("CPU:0", run) for name, run in calls.items()}
-        differing = [name for name in calls if there[name] != here[name]]
-        print(json.dumps({"more": kernels - len(calls), "differing": differing, "report": GPUS.report()}))
-        """.replace("CHOSEN", repr(chosen))
-    )
-    assert found.pop("more") > 0
-    assert found == {"differing": [], "report": ""}
-
-
-@pytest.mark.emulated_gpu(cuda=True, kernel_us=50.0)
-def test_a_step_that_encodes_keeps_its_limit_as_planned(on_gpus):
-    found = on_gpus(
-        PROGRAM
-        + """
-def loss_of(variables, x):
-    for variable in variables:
-        x = tf.nn.relu(x @ variable) + 0.1 * x
-    return tf.reduce_mean(x * x)
-
-found = compare(loss_of, [[64, 64]] * 8, draws(1024, 64), limit="75%", tactics=("encode",), precision="fp8")
-"""
-        + END
-    )
-    assert not found["same"]  # eight bits of each number
-    check({**found, "same": True}, swaps=False)
-
-
-@pytest.mark.emulated_gpu(cuda=True, to_device=Link(20e6))
-def test_a_codec_that_does_not_wait_for_its_input_is_reported(on_gpus):
-    report = on_gpus(
-        """
-        import json
-        import tensorflow as tf
-        import tfswap.ops.codecs
-        from tfswap.ops import copies
-
-        @tf.function
-        def step(x, wait):
-            mask = tfswap.ops.codecs.encode_mask(x, "positive")
-            handle = copies.swap_out(mask)
-            with tf.control_dependencies([copies.release(handle)]):
-                back, ticket = copies.swap_in(handle, mask.dtype, mask.shape)
-            if wait:
-                back = copies.await_copy(back, ticket)
-            return tfswap.ops.codecs.multiply_by_mask(x, back)
-
-        x, reports = tf.ones([1 << 20]), []
-        for wait in (True, False):
-            step(x, wait).numpy()
-            reports.append(GPUS.report())
-        print(json.dumps(reports))
-        """
-    )
-    assert report[0] == ""
-    assert "Tfswap>MultiplyByMask" in report[1] and "to the device by Tfswap>SwapIn" in report[1]
-
-
-@pytest.mark.emulated_gpu(kernel_us=200.0, to_device=Link(2e9), to_host=Link(4e9))
-def test_a_profile_has_the_times_of_kernels_and_copies(on_gpus):
-    """By the streams' clocks, which do not depend on what else the machine does."""
-    found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-from gpu.traces import read_profile
-
-variables = weights(*[[128, 128]] * 8)
-measured = tfswap.profile(trained(loss_of, variables), x, steps=2)
-step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",), profile=measured)
-step(x).numpy()
-with tempfile.TemporaryDirectory() as folder:
-    tf.profiler.experimental.start(folder)
-    before = GPUS.counts()
-    step(x).numpy()
-    after = GPUS.counts()
-    tf.profiler.experimental.stop()
-    streams = read_profile(folder)
-found = {
-    "kernels": sorted({round(k.seconds * 1e6) for k in measured.kernels if not k.op.startswith("Tfswap>")}),
-    "products": sum(kernel.op == "MatMul" for kernel in measured.kernels),
-    "swaps": len(step.plan().evictions),
-    "copies": [len(streams.out), len(streams.back)],
-    "copied": [after.copies_out - before.copies_out, after.copies_in - before.copies_in],
-    "us": [sum(end - begin for begin, end in copies) * 1e6 for copies in (streams.out, streams.back)],
-    "bytes": [after.bytes_out - before.bytes_out, after.bytes_in - before.bytes_in],
-}
-"""
-        + END
-    )
-    assert found["report"] == []
-    assert found["kernels"] == [200] and found["products"] == 23
-    assert found["copies"] == found["copied"] and min(found["copied"]) >= found["swaps"] > 0
-    out_bytes, back_bytes = found["bytes"]
-    assert found["us"] == pytest.approx([out_bytes / 4e3, back_bytes / 2e3], abs=0.1)
-
-
-# --- which device a step is on ----------------------------------------------------------------------------------------
-
-ON_CPU = """
-with tf.device("CPU:0"):
-    variables, step = made()
-    x = tf.identity(x)
-    expected = [float(trained(loss_of, weights(*[[128, 128]] * 8))(x))]
-    kernels = GPUS.counts().kernels
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses = [float(step(x)) for _ in range(2)]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-found = {
-    "same": losses[:1] == expected,
-    "kept": peak <= step.plan().limit_bytes,
-    "swaps": bool(step.plan().evictions),
-    "kernels": GPUS.counts().kernels - kernels,
-}
-"""
-
-
-def test_a_step_on_the_cpu_is_planned_for_the_cpus_arena(on_gpus):
-    arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256"}
-    found = on_gpus(PROGRAM + SMALL + ON_CPU + END, **arena)
-    assert found == {"same": True, "kept": True, "swaps": True, "kernels": 0, "report": []}
-
-
-PARTS = {
-    "a variable": ("variables[0] = tf.Variable(variables[0], name='hosted')", "uses a variable that is on the CPU"),
-    "a device": ("h = tf.sin(h)", "(Sin) has the device"),
-    "an op": ("tf.print('a loss', h[0, 0])", "TensorFlow has no kernel for GPUs of"),
-    "a kernel that TensorFlow places by itself": (
-        "h += tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)",
-        "TensorFlow has no kernel for GPUs of",
-    ),
-    "a GPU that is not there": ("with tf.device('GPU:7'): h = tf.sin(h)", "runs on GPU:0, GPU:7"),
-}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part):
-    code, said = PARTS[part]
-    program = """
-        def loss_of(variables, x):
-            h = x @ variables[0]
-            INSIDE
-            for variable in variables[1:]:
-                h = tf.nn.relu(h @ variable)
-            return tf.reduce_mean(h * h)
-
-        variables = weights(*[[128, 128]] * 8)
-        OUTSIDE
-        before = [each.numpy() for each in variables]
-        step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
-        try:
-            step(tf.constant(draws(512, 128)))
-        except tfswap.UnsupportedGraph as error:
-            same = all((each.numpy() == value).all() for each, value in zip(variables, before))
-            found = {"said": str(error), "same": same}
-    """
-    scoped = f"with tf.device('CPU:0'): {code}"
-    inside, outside = ("pass", scoped) if part == "a variable" else (scoped if part == "a device" else code, "pass")
-    found = on_gpus(PROGRAM + textwrap.dedent(program).replace("INSIDE", inside).replace("OUTSIDE", outside) + END)
-    assert said in found["said"] and found["same"] and "\n" not in found["said"]

@@ -223,6 +223,7 @@ _RULES: dict[str, Rule] = {
     "Unique": _first_of_many,
     "Unpack": _same,
     "ZerosLike": lambda node, index, asked: Range(0, 0),
+    "Tfswap>ToDevice": _same,
 }
 
 

@@ -197,6 +197,7 @@ _RULES: dict[str, Rule] = {
     "Rank": _rank,
     "Select": _select,
     "SelectV2": _select,
+    "Tfswap>ToDevice": _same,
     "Shape": _shape,
     "Size": _size,
     "StridedSlice": _strided_slice,

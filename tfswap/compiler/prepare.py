@@ -14,6 +14,7 @@ from tfswap.passes.prepare.collective_order import join_collectives, order_colle
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copied_views import copy_undecided_views
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
+from tfswap.passes.prepare.copy_to_device import copy_to_device
 from tfswap.passes.prepare.defer_constants import defer_constants
 from tfswap.passes.prepare.free_constants import free_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
@@ -64,6 +65,7 @@ REST = (
     Row(fill_zeros_like, always, "a tensor that only its zeros hold is free earlier"),
     Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
     Row(defer_constants, own_ops, "no later pass adds constants"),
+    Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
     Row(use_result_slots, slots, "fetches are final"),
     Row(merge_equal_nodes, always, "the others add nodes that are equal"),
     Row(prune, always, "nodes that lost their readers are not planned"),

@@ -160,6 +160,14 @@ def _refuse_gpus(name: str, named: dict[str, str], device: DeviceModel) -> None:
     gpus = sorted(each for each in named if each.startswith("GPU:"))
     if not device.is_gpu or gpus in ([], ["GPU:0"]):
         return
+    from tensorflow.python.framework import config
+
+    there = [f"GPU:{i}" for i, _ in enumerate(config.list_logical_devices("GPU"))]
+    if missing := [each for each in gpus if each not in there]:
+        raise UnsupportedGraph(
+            f"{name} has the device {missing[0]}, and this process has {', '.join(there)} only. Name one that "
+            "there is, or leave the device to TensorFlow."
+        )
     raise UnsupportedGraph(
         f"{name} runs on {', '.join(gpus)}: each GPU has an arena of its own, and a step is planned for one. "
         f"{ONE_EACH}, or let the process see one GPU (CUDA_VISIBLE_DEVICES)."

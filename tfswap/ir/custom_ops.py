@@ -148,6 +148,9 @@ HAND_OVER: Final = "Tfswap>HandOver"
 # so that TensorFlow does not fold its readers.
 DEFER: Final = "Tfswap>Defer"
 
+# (tensor: T) -> (output: T); attr T. Copies a tensor of the host to the GPU.
+TO_DEVICE: Final = "Tfswap>ToDevice"
+
 # --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------
 
 # (results...) -> (gradients...); attrs T: their types, room: int (the number of further tensors of each result's size).

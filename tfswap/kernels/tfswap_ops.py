@@ -68,4 +68,5 @@ RULES: dict[str, Entry] = {
     "Tfswap>MaxPoolGradFromPositions": FRESH,
     "Tfswap>MultiplyByMask": UNARY,
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
+    "Tfswap>ToDevice": FRESH,  # ops/csrc/core/arena_ops.cc
 }

@@ -238,9 +238,11 @@ class Run {
     if (result == nullptr) return;
     const bool is_image = images_ != nullptr && Has(images_->results, i) && result->dims() == 4;
     const bool on_host = ctx_->output_alloc_attr(i).on_host() || !IsPlain(*result);
-    ForLists(result.get(), [this](TensorList* list) {
+    // The other elements of a list are passed on.
+    ForLists(result.get(), [this, writes](TensorList* list) {
       for (Tensor& each : list->tensors()) {
-        if (each.dtype() != tensorflow::DT_INT32 && IsPlain(each)) MoveToDevice(&each);
+        if (each.dtype() == tensorflow::DT_INT32 || !IsPlain(each) || !MoveToDevice(&each)) continue;
+        writes->Add(each);
       }
     });
     if (is_image && IsPlain(*result)) {
@@ -256,17 +258,22 @@ class Run {
       if (!on_host) MoveToDevice(result.get());
       ctx_->set_output(i, *result);
     }
-    if (ctx_->output_memory_type(i) != tensorflow::HOST_MEMORY) writes->Add(*ctx_->mutable_output(i));
+    const bool is_list = result->dtype() == tensorflow::DT_VARIANT;
+    if (!is_list && ctx_->output_memory_type(i) != tensorflow::HOST_MEMORY) writes->Add(*ctx_->mutable_output(i));
   }
 
-  void MoveToDevice(Tensor* tensor) {
-    if (IsOnDevice(tensor->data()) || IsPinned(tensor->data())) return;
+  // Whether it was moved.
+  bool MoveToDevice(Tensor* tensor) {
+    if (IsOnDevice(tensor->data()) || IsPinned(tensor->data())) return false;
     Tensor moved(ctx_->device()->GetAllocator({}), tensor->dtype(), tensor->shape());
-    OP_REQUIRES(ctx_, moved.IsInitialized(),
-                absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor with shape",
-                                                          tensor->shape().DebugString(), " in ", outer_->name())));
+    if (!moved.IsInitialized()) {
+      ctx_->CtxFailure(absl::ResourceExhaustedError(absl::StrCat(
+          "OOM when allocating tensor with shape", tensor->shape().DebugString(), " in ", outer_->name())));
+      return false;
+    }
     std::memcpy(moved.data(), tensor->data(), tensor->TotalBytes());
     *tensor = std::move(moved);
+    return true;
   }
 
   void Launch(int ordinal, const std::vector<Range>& reads, const std::vector<Range>& writes) {

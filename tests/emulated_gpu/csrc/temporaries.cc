@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "settings.h"
 #include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/util/determinism.h"
 
 namespace emulated_gpu {
 namespace {
@@ -89,10 +90,25 @@ Sizes Softmax(const OpKernel&, OpKernelContext* ctx) {
   return {Bytes(result), (IsHalf(result) ? 2 : 1) * Bytes(result)};
 }
 
+// bias_op.cc, ComputeWithReduceSum: where results must be the same each time, a copy with the channels last.
+Sizes BiasGradient(const OpKernel& kernel, OpKernelContext* ctx) {
+  const bool copies = tensorflow::OpDeterminismRequired() && !ChannelsLast(kernel);
+  return copies ? Sizes{Bytes(ctx->input(0))} : Sizes{};
+}
+
+// segment_reduction_ops_gpu.cu.h: where results must be the same each time, segments are sorted first, by cub.
+Sizes SegmentSum(const OpKernel&, OpKernelContext* ctx) {
+  if (!tensorflow::OpDeterminismRequired()) return {};
+  const Tensor& segments = ctx->input(1);
+  const int64_t keys = Bytes(segments), key = tensorflow::DataTypeSize(segments.dtype());
+  return {keys, keys, keys, 2 * keys + keys / 32 + (int64_t{16} << 10), ctx->mutable_output(0)->dim_size(0) * key};
+}
+
 using Rule = Sizes (*)(const OpKernel&, OpKernelContext*);
 
 const std::map<std::string, Rule>& Rules() {
   static const auto* const rules = new std::map<std::string, Rule>{
+      {"BiasAddGrad", BiasGradient},
       {"Conv2D", Convolution},
       {"Conv2DBackpropFilter", FilterGradient},
       {"Conv2DBackpropInput", InputGradient},
@@ -102,6 +118,7 @@ const std::map<std::string, Rule>& Rules() {
       {"DepthwiseConv2dNativeBackpropFilter", DepthwiseFilterGradient},
       {"LogSoftmax", Softmax},
       {"Softmax", Softmax},
+      {"UnsortedSegmentSum", SegmentSum},
       {"_FusedConv2D", Convolution},
   };
   return *rules;
@@ -116,7 +133,7 @@ int64_t WorkspaceBytes() {
   return std::min(Settings::Get().workspace_bytes, allowed);
 }
 
-absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* tensors) {
+absl::Status AllocateOne(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* tensors) {
   Tensor tensor;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT8, TensorShape({bytes}), &tensor));
   if (bytes > 0) tensors->push_back(std::move(tensor));
@@ -131,14 +148,14 @@ std::vector<Tensor> AllocateTemporaries(OpKernel* kernel, OpKernelContext* ctx) 
   const auto rule = Rules().find(op);
   if (!Settings::Get().temporaries || rule == Rules().end() || Bytes(*ctx->mutable_output(0)) == 0) return tensors;
   for (const int64_t bytes : rule->second(*kernel, ctx)) {
-    const absl::Status status = Allocate(ctx, bytes, &tensors);
+    const absl::Status status = AllocateOne(ctx, bytes, &tensors);
     if (!status.ok()) {
       ctx->SetStatus(status);
       return tensors;
     }
   }
   const bool convolves = absl::StrContains(op, "Conv") && !absl::StartsWith(op, "Depthwise");
-  if (convolves) Allocate(ctx, WorkspaceBytes(), &tensors).IgnoreError();
+  if (convolves) AllocateOne(ctx, WorkspaceBytes(), &tensors).IgnoreError();
   return tensors;
 }
 

@@ -33,6 +33,7 @@
 namespace tfswap {
 namespace {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -98,6 +99,16 @@ REGISTER_OP("Tfswap>Defer")
 Passes on its input, the same buffer, when the step runs and not before.
 
 shape: Where it is known, the tensor's, for shape inference only: what an op says of its output can be wrong.
+)doc");
+
+REGISTER_OP("Tfswap>ToDevice")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr("T: type")
+    .SetIsStateful()  // or TensorFlow computes it on the host
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Copies a tensor in host memory to the device's, once all kernels before it have run.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -265,6 +276,24 @@ class DeferOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
+// Asynchronous as TensorFlow's _Recv is: the step goes on when the copy has ended, since kernels do not wait for it.
+class ToDeviceOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &output), done);
+    if (output->NumElements() == 0) return done();
+    ctx->op_device_context()->CopyCPUTensorToDevice(&ctx->input(0), static_cast<tensorflow::Device*>(ctx->device()),
+                                                    output, [ctx, done, run = *ctx->runner()](const absl::Status& copied) {
+                                                      if (!copied.ok()) ctx->SetStatus(copied);
+                                                      run(done);  // the rest of the step is not for this thread
+                                                    });
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>ToDevice").Device(tensorflow::DEVICE_GPU).HostMemory("tensor"), ToDeviceOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>ArenaMap")

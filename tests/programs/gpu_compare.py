@@ -1,0 +1,94 @@
+"""What programs of test_gpus.py and its neighbours share, as text: each begins with PROGRAM and ends with END."""
+
+from __future__ import annotations
+
+PROGRAM = """
+import contextlib, json, tempfile, threading
+import numpy as np
+import tensorflow as tf
+import tfswap
+from tfswap.exporters.function import memory_optimizer_off
+
+DEVICE = "GPU:0"
+tf.config.experimental.enable_op_determinism()
+
+
+def draws(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape).astype("f")
+
+
+def weights(*shapes):
+    return [tf.Variable(0.1 * draws(*shape, seed=i)) for i, shape in enumerate(shapes)]
+
+
+def trained(loss_of, variables):
+    @tf.function
+    def step(*inputs):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, *inputs)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+def run(step, inputs, variables, steps=3):
+    losses, peaks = [], []
+    for _ in range(steps):
+        tf.config.experimental.reset_memory_stats(DEVICE)
+        losses.append(step(*inputs).numpy().tobytes().hex())
+        peaks.append(tf.config.experimental.get_memory_info(DEVICE)["peak"])
+    return [*losses, *(each.numpy().tobytes().hex() for each in variables)], max(peaks)
+
+
+def compare(loss_of, shapes, *inputs, limit="60%", **options):
+    inputs = [tf.constant(each) for each in inputs]
+    variables = weights(*shapes)
+    with memory_optimizer_off():  # Grappler swaps and recomputes by itself, and then adds in another order
+        expected, unoptimised = run(trained(loss_of, variables), inputs, variables)
+    del variables
+    variables = weights(*shapes)
+    step = tfswap.optimize(trained(loss_of, variables), memory_limit=limit, **options)
+    found, peak = run(step, inputs, variables)
+    plan = step.plan()
+    return {
+        "same": found == expected,
+        "kept": peak <= plan.limit_bytes < unoptimised,
+        "planned": [plan.planned_peak_bytes, peak],
+        "swaps": len(plan.evictions),
+        "out": GPUS.counts().bytes_out,
+    }
+"""
+
+END = """
+print(json.dumps({**found, "report": GPUS.report().splitlines()}))
+"""
+
+LOSS = """
+def loss_of(variables, x):
+    for variable in variables:
+        x = tf.nn.relu(x @ variable)
+    return tf.reduce_mean(x * x)
+"""
+
+SMALL = (
+    LOSS
+    + """
+def made():
+    variables = weights(*[[128, 128]] * 8)
+    return variables, tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
+
+x = tf.constant(draws(512, 128))
+"""
+)
+
+
+def check(found: dict, *, swaps: bool = True, exact: bool = True) -> None:
+    assert found["report"] == []
+    assert found["same"] and found["kept"], found
+    assert bool(found["swaps"]) >= swaps
+    planned, measured = found["planned"]
+    assert measured <= planned
+    if exact:
+        assert measured == planned

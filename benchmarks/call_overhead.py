@@ -4,7 +4,7 @@
 
 The step is tiny, so that most of its time is the call. One round calls each of them once, in an order that is drawn,
 and times are compared within rounds: what else the machine does falls on all alike. Printed are medians, and the
-medians of the rounds' differences and ratios. Whoever is called finds the caches cold, and what the others left in the
+medians of the rounds' differences and ratios. Each call finds the caches cold, and what the others left in the
 arena: in a loop of its own a call's Python costs a third of that. `--alone` has such loops, of one concrete and one
 optimized function, in blocks of 50 calls. `--profile` prints where the time of CALLS calls goes (cProfile).
 """

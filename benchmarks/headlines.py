@@ -13,7 +13,7 @@
     kinds          each model's peak by kind of tensor, and ResNet-50's memory over a step (Meng et al., figure 1)
     ablation       what each tactic adds, and what each part of swapping is good for
     peers          what else makes a step smaller in TensorFlow, at the same measured peaks (benchmarks/peers.py)
-    together       which tool when: those, tfswap and two of them in one step, at shares of the memory (likewise)
+    together       which tool when: those, tfswap and two of them in one step, at shares of the memory (peers.py)
     pytorch        checkpoint, save_on_cpu and torch.compile on the same architectures (needs the extra "peers")
     superneurons   depth under a fixed cap, and the peak compared with the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)

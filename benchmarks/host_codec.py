@@ -8,7 +8,7 @@ all of its Huffman stage, which is what is built, and at level 1. Next to it eac
 least that an entropy stage by itself can reach. Rates are of one core, of all of the map's bytes, with the planes
 already cut.
 "Disk" is the rate of the disk to which, written and read again, as many bytes as the codec saves would go in the same
-time: 2 * saved / (bytes / there + bytes / back). With a faster one the codec is of no use to a single core.
+time: 2 * saved / (bytes / there + bytes / back). With a faster one the codec gains nothing on a single core.
 
 Maps are those of a convolutional net trained on scikit-learn's digits (benchmarks/precision.py), and of a transformer's
 layer with weights as they are at the start of training. docs/measurements/copies.md has what it printed.

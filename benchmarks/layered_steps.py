@@ -102,7 +102,7 @@ def _backward(
     assign: bool,
 ) -> None:
     def give(index: int, value: Output) -> None:
-        if index:  # nobody asks for the gradient of the argument
+        if index:  # the gradient of the argument is not needed
             gradients.setdefault(index, []).append(value)
 
     skip = min(layer.skip, i)

@@ -66,7 +66,7 @@ def side_by_side(
     Args:
         doc: what `--help` says.
         make_step: gives a training step and its arguments for a length.
-        limit, length: what they are where nothing is said.
+        limit, length: their defaults.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", default=limit, help="share of the peak of the step as it is")

@@ -27,7 +27,7 @@ class InfeasibleMemoryLimit(TfswapError):
 
     Attributes:
         floor_bytes: the smallest limit, in bytes, that the planner reaches for this step.
-        limit_bytes: the limit that was asked for, in bytes.
+        limit_bytes: the given limit, in bytes.
     """
 
     def __init__(self, message: str, *, floor_bytes: int, limit_bytes: int):

@@ -42,7 +42,7 @@ def pinned() -> dict[str, Any]:
         rows = tf.random.stateless_normal([256, width], seed=(3, 4))
 
     def variable() -> Any:
-        """Nobody else refers to its buffer: TensorFlow copies one that is shared before it writes to it."""
+        """A variable with a buffer of its own: TensorFlow copies a shared one before it writes to it."""
         with tf.device("GPU:0"):
             return tf.Variable(lambda: tf.random.stateless_normal([width, width], seed=(1, 2)))
 

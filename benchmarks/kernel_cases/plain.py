@@ -105,7 +105,7 @@ def _algebra() -> list[Case]:
 
 
 def _halves() -> list[Case]:
-    """What is computed of 16-bit floats takes nothing more, where nothing else is said."""
+    """Kernels on 16-bit floats take no memory beyond their results, except where noted."""
     cases: list[Case] = []
     for dtype in _HALVES:
         rows: list[Any] = [dtype, [64, 32, 16]]

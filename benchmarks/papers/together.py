@@ -1,7 +1,7 @@
 """Which tool when: XLA, recomputation, micro-batches, tfswap and two of them in one step, at the same share of memory.
 
 The forms are those of benchmarks/peers.py --together. For each model and share the page names the fastest form whose
-measured peak is within the share, whoever's it is.
+measured peak is within the share, whichever tool planned it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOOLS = {
     "xla blocks": "`jit_compile=True` on each block: forward and backward are compiled apart, which holds more",
     "recompute_grad": "every block in `tf.recompute_grad`: the blocks are chosen by hand",
     "accumulate 2": "two micro-batches: no use where a batch is normalised as a whole; sums in another order",
-    "accumulate 4": "four micro-batches: likewise",
+    "accumulate 4": "four micro-batches: as two",
     OURS: "a limit in bytes that is kept, TensorFlow's bits; the first call plans",
     f"{OURS}, xla blocks": "tfswap around a step of compiled blocks: it plans what lies between the blocks",
     f"{OURS}, recompute_grad": "tfswap around a step with recomputed blocks",

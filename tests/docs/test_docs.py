@@ -211,6 +211,11 @@ RETIRED = {
     r"\bwhat is there\b": "persistent bytes, the arena's contents",
     r"\b(he|it|they) likes?\b": "what is not known, or arbitrary",
     r"\bstrange\b": "unexpected, unknown",
+    r"(?i)\blikewise\b": "the same, too",
+    r"\bat hand\b": "this machine, the user's",
+    r"\bout of sight\b": "outside of the graph",
+    r"(?i)\bwhoever\b": "the caller, the thread, whichever",
+    r"\ball is well\b": "success, no error",
     r"\bapply_(swaps|order|inside)\b|\btell_effects\b": "the pass of that name",
 }
 """Words that the sources and pages no longer use, and the field's own; docs/glossary.md has each term once."""

@@ -70,7 +70,7 @@ def train(name: str, reference_variables: bool, optimizer: str, limit: str) -> d
         graph_def, planned = made.graph_def, made.report.planned_peak_bytes
     slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, 2**20], dtype=tf.uint8)
     del slab
-    # Aligned, so that a Session takes them as they are: then they are in nobody's arena. Copies are what counts.
+    # Aligned, so that a Session takes them as they are: then they are in no arena. Copies are what counts.
     random = np.random.default_rng(1)
     x = random.normal(size=(BATCH, WIDTH)).astype("f")
     y = random.normal(size=(BATCH, WIDTH)).astype("f")

@@ -1,4 +1,4 @@
-"""`tfswap.load`, and gates of files that TensorFlow loads: a limit holds in the process that loads, or it is said."""
+"""`tfswap.load`, and gates of files that TensorFlow loads: a limit holds there, or a warning is given."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others_mib", [0, 12])
-def test_a_sessions_step_is_refused_likewise(others_mib: int) -> None:
+def test_a_sessions_step_is_refused_too(others_mib: int) -> None:
     said = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
     assert ("was planned for a limit of" in said) == bool(others_mib), said
 

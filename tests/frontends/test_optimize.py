@@ -518,7 +518,7 @@ def tape(function, x):
     ],
 )
 def test_who_differentiates_a_rewritten_step_gets_the_custom_gradient(derive, of):
-    """Also where nothing that stands in the way of derivatives was needed: no copies, and no small results."""
+    """Also where the plan needed nothing that has no derivative: no copies, and no small results."""
     net = CustomNet(layers=3)
 
     def features(x):

@@ -136,7 +136,7 @@ def test_what_runs_out_of_sight_is_refused(hidden, nested):
     function = tf.function(lambda x: hidden(net, x))
     if nested:
         function = tf.function(lambda x, called=function: called(x))
-    with pytest.raises(tfswap.UnsupportedGraph, match="out of sight"):
+    with pytest.raises(tfswap.UnsupportedGraph, match="outside of the graph"):
         tfswap.optimize(function, memory_limit=LIMIT)(batch())
 
 

@@ -368,7 +368,7 @@ def train(x):
         h = x
         for w in weights:
             h = activation(h @ w) + x
-            # Nobody needs what the activation gives.
+            # The activation's result is not needed.
             h = tf.reshape(tf.reduce_sum(tf.reshape(h, [-1, 8, 8, 1]), 3, True) * 0.5, [-1, 64]) + x
         loss = tf.reduce_mean(h * h)
     for w, g in zip(weights, tape.gradient(loss, weights)):

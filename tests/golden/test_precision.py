@@ -234,7 +234,7 @@ def test_what_is_asked_for_is_done_whatever_the_limit_is(precision):
         assert "ReluGrad" not in ops  # the sign is kept exactly
 
 
-def test_nothing_is_rounded_that_nobody_asked_for():
+def test_nothing_is_rounded_by_default():
     plan = Optimizer(chain(), PLAIN).plan("60%")
     assert plan.reduced == ()
 

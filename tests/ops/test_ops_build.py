@@ -1,4 +1,4 @@
-"""How the op library is built, cached, loaded and described, and what is said when that fails."""
+"""How the op library is built, cached, loaded and described, and the errors when that fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def quick_compiler(tmp_path):
-    """A "compiler" that hands out the core library of this process, and notes each link."""
+    """A "compiler" that returns the core library of this process, and notes each link."""
     return script(
         tmp_path / "quick++",
         f"""\

@@ -483,7 +483,7 @@ def save_convolving(folder: str) -> None:
 
 
 def run_convolving(path: str) -> dict[str, Any]:
-    """How a rewritten one runs, or what is said, that TensorFlow loads into an arena that grows."""
+    """Runs a rewritten model that TensorFlow loads into an arena that grows; its figures, or its error."""
     import tensorflow as tf
 
     import tfswap.ops.codecs  # noqa: F401

@@ -565,7 +565,7 @@ print(json.dumps([peaks, limit, messages]))
 
 
 def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
-    """The device is a CPU that is said to be a GPU once the step is planned."""
+    """The device is a CPU that pretends to be a GPU once the step is planned."""
     messages, tightest = run(f"""{SURPRISE}
 net = Normed()
 x = net.batch(256)

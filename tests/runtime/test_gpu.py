@@ -1,6 +1,6 @@
 """A step on a GPU: under its limit, to the bit, with copies concurrent with kernels; and the codecs' bits there.
 
-Tests marked `gpu` need one and skip without. So that they can be trusted where one is at hand, all that they are made
+Tests marked `gpu` need one and skip without. So that they can be trusted where there is one, all that they are made
 of runs here too: the same programs on a CPU's arena, and the reading of profiles on made-up ones.
 """
 

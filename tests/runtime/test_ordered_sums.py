@@ -227,7 +227,7 @@ print(json.dumps([wrong, moved]))
 """
 
 
-def test_the_kernel_adds_in_order_whoever_holds_what() -> None:
+def test_the_kernel_adds_in_order_whatever_holds_them() -> None:
     pytest.importorskip("tensorflow")
     wrong, moved = on_arena(KERNELS)
     assert wrong == []

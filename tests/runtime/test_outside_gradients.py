@@ -416,7 +416,7 @@ PROGRAM = """
         reference = run(None)
         found = [run(limit) for limit in {limits}]
         if {near_floor}:
-            found.append(run(found[-1]["floor"] * 103 // 100))  # the arena has other constants in it by now
+            found.append(run(found[-1]["floor"] * 103 // 100))  # the arena has other constants in it now
     print(json.dumps([reference, *found]))
 """
 

@@ -1,4 +1,4 @@
-"""Python functions in the way of gradients: what their tapes hold is planned for, and they are left as they are."""
+"""Python functions with gradients: what their tapes hold is planned for, and they are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recommenders' sparse lookups: rows follow from the ids that a call is given, or from what is said of the result."""
+"""Recommenders' sparse lookups: the number of rows follows from a call's ids, or from the result's stated shape."""
 
 from __future__ import annotations
 

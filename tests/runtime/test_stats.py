@@ -146,7 +146,7 @@ print(json.dumps(0))
     )
 
 
-def test_what_a_lost_step_copies_later_is_nobodys():
+def test_later_copies_of_a_lost_step_are_not_counted():
     run(
         """
 from tfswap.native.load import load

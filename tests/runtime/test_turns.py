@@ -264,7 +264,7 @@ print(json.dumps([together(trained(0), trained(1)), [float(net.loss(x)) for net 
 
 
 def test_a_wait_can_be_interrupted():
-    """And whoever waited no more is not given the turn."""
+    """A thread that has stopped waiting does not get the turn."""
     found = run("""
 import signal
 from tfswap.runtime import turn

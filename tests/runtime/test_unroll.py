@@ -103,7 +103,7 @@ def test_effects_come_in_the_order_of_the_iterations() -> None:
     assert first in Graph.needed([second])
     assert graph["loop/iteration_2/read"] in Graph.needed([graph["after"]])
     assert graph["loop/iteration_1/read"].controls == (graph["loop/iteration_1/add"],)
-    assert graph["loop/end"] in graph.targets  # what they do, they do whoever reads the loop
+    assert graph["loop/end"] in graph.targets  # they have effects, whether the loop is read or not
 
 
 def test_what_passes_results_on_does_not_wait_for_effects() -> None:

@@ -125,7 +125,7 @@ found.append(sorted(variables.shared()))
 b.assign_add(tf.ones([1000]))
 a.assign_add(tf.ones([1000]))
 found.append(sorted(variables.shared()))
-del b  # which nobody is asked about any more
+del b  # which is no longer asked about
 found.append(sorted(variables.shared()))
 print(json.dumps([found, [float(tf.reduce_sum(t)) for t in (*held, a)], float(array.sum())]))
 """)

@@ -130,7 +130,7 @@ def convolutions(rows: int = 8, size: int = 16, channels: int = 16) -> Graph:
     return graph
 
 
-RUNS = 3 * LAYERS - 1  # of convolutions: nobody asks for the gradient of the images
+RUNS = 3 * LAYERS - 1  # of convolutions: the gradient of the images is not needed
 
 
 def test_each_convolution_is_listed_with_what_is_free_at_its_place():

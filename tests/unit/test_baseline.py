@@ -35,7 +35,7 @@ def facts(text: str, device: DeviceModel = TWO) -> Dataflow:
 
 
 def units(text: str, device: DeviceModel, seconds: dict[str, float], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
-    """The peak in whole UNITs, when kernels take so many seconds: 1 where not said."""
+    """The peak in whole UNITs, when kernels take these seconds, by default 1."""
     flow = facts(text, device)
     return simulate_baseline(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, snapshot=snapshot) // UNIT
 

@@ -144,7 +144,7 @@ def test_where_a_step_runs_later_holes_that_tensors_just_fit_into_have_something
     assert 0 < taken <= 2 * UNIT // 50
     assert simulate_memory(flow, steps, snapshot=unseen).peak_bytes == 7 * UNIT
     assert ArenaSnapshot(UNIT).unseen() == ArenaSnapshot(UNIT)
-    assert unseen.with_allocations([UNIT]).total_bytes == 5 * UNIT, "likewise"
+    assert unseen.with_allocations([UNIT]).total_bytes == 5 * UNIT
 
 
 def test_a_split_parts_a_chunk_for_the_next_step():

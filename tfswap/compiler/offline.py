@@ -34,7 +34,7 @@ ARENA_NOTE = (
 )
 PORTABLE_NOTE = (
     "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "
-    "are assigned, chunks are handed out whole, and whoever loads the model may have TensorFlow optimize it again"
+    "are assigned, chunks are handed out whole, and TensorFlow may optimize the model again where it is loaded"
 )
 ALWAYS_OPEN = 0
 """The number of a file's gates, which no process closes."""

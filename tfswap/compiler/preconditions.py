@@ -176,8 +176,8 @@ def require_sight(graph: Graph, locate: Locate) -> None:
                 continue
             where = made_at(node.name, locate)
             raise UnsupportedGraph(
-                f"{node.name!r} ({node.op}{where}) runs the function {name!r} out of sight: it holds {held}, which no "
-                f"graph rewrite can bound. {_remedy(node)}"
+                f"{node.name!r} ({node.op}{where}) runs the function {name!r} outside of the graph: it holds {held}, "
+                f"which no graph rewrite can bound. {_remedy(node)}"
             )
 
 

@@ -81,8 +81,8 @@ def names_everywhere(part: Graph) -> list[str]:
 
 
 def contents(graph: Graph) -> dict[bytes, bytes]:
-    """By name of a function that nodes run out of the graph's sight, or that such a one calls, what stands for its
-    content: the same in every process, and another one for another function.
+    """By name of a function that nodes run outside of the graph, or that such a function calls: a digest of its
+    content, which is the same in every process.
     """
     parts = (graph, *graph.all_bodies())
     called = {name for part in parts for node in part if node not in part.bodies for name in functions_of(node)}

@@ -1,9 +1,8 @@
 """The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor | opt`.
 
-Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
-be met; a command that a signal ends dies of that signal, and leaves nothing half-written. With --json stdout has one
-JSON value and nothing else, errors included; messages and progress go to stderr. A user's error never shows a
-traceback.
+Exit status: 0 for success, 1 for an error, 2 for wrong arguments, 3 for a limit that can't be met. A command that a
+signal ends dies of that signal and leaves no half-written files. With --json, stdout has one JSON value and nothing
+else, also for an error. Messages and progress go to stderr. A user's error shows no traceback.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ ROWS_EXPLAINED = 30
 
 
 class _Quiet(argparse_flags.ArgumentParser):
-    """Raises UsageError for arguments that it does not understand."""
+    """An argument parser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> Any:
         raise UsageError(message, self.prog)
 
 
 class UsageError(TfswapError):
-    """A command that is not understood.
+    """Wrong arguments.
 
     Attributes:
-        command: the command whose --help has more.
+        command: the command whose --help describes them.
     """
 
     def __init__(self, message: str, command: str):
@@ -66,7 +65,7 @@ def run() -> None:
 
 
 def _status() -> int:
-    """Runs the command that the process was given; its exit status."""
+    """Runs the process's command; its exit status."""
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "it is closed")
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
     except UsageError as error:
-        # A command that is not understood has no parsed options: only that --json is among its words is known.
+        # Nothing is parsed, so that --json is searched among the words.
         status = _fail("--json" in arguments, error)
         print(f"Try: {error.command} --help", file=sys.stderr)
         return status
@@ -112,9 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Raises UsageError for arguments that are not understood, absl's own flags and the files that they name
-    included.
-    """
+    """The options. Raises UsageError for wrong ones, also of absl's own flags and in files that these name."""
     try:
         return _parser().parse_args(list(arguments))
     except (flags.Error, OSError, ValueError) as error:
@@ -135,7 +132,7 @@ def _fail(as_json: bool, error: TfswapError) -> int:
 
 
 def _require_places(options: argparse.Namespace) -> None:
-    """Raise TfswapError where a command's output can't be written, before anything that takes long."""
+    """Raise TfswapError where a command's output can't be written, before any long work."""
     given = vars(options)
     for path in given.get("save", ()):
         require_kind(path)
@@ -151,7 +148,7 @@ def _require_places(options: argparse.Namespace) -> None:
 def _load_tensorflow() -> None:
     """Import TensorFlow without its messages on stderr, unless the user asked for its log.
 
-    Some are written before TF_CPP_MIN_LOG_LEVEL is read, so stderr itself is redirected.
+    It writes some before it reads TF_CPP_MIN_LOG_LEVEL, so stderr itself is redirected.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
@@ -190,14 +187,14 @@ def _trace(options: argparse.Namespace) -> Result:
 
 
 def _saved(report: Any, paths: Sequence[str]) -> list[str]:
-    """Saves a report; the lines that say so."""
+    """Saves a report to each path; a line of text for each."""
     for path in progress.over("drawing", paths):
         report.save(path)
     return [f"Written to {path}." for path in paths]
 
 
 def _analysis(report: Any) -> dict[str, Any]:
-    """The JSON value of a report. An analysis of a limit that can't be met has an exit status of its own."""
+    """The JSON value of a report, with the exit status."""
     return {**json.loads(report.to_json()), "exit_status": OK if report.keeps_limit else INFEASIBLE}
 
 
@@ -309,7 +306,7 @@ def _opt(options: argparse.Namespace) -> Result:
     from tfswap.plan.plan import Plan
 
     if not options.passes and options.graph_file is not None:
-        raise TfswapError("which passes to apply to the graph is not said: give --passes, or no FILE to list them")
+        raise TfswapError("no passes are given for FILE: give --passes, or leave out FILE to list the passes")
     if not options.passes:
         rows = [(done.name, done.requires or "-", done.ensures) for done in PASSES.values()]
         content = {"passes": [dict(zip(("name", "requires", "ensures"), row, strict=True)) for row in rows]}
@@ -371,7 +368,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, help_text in (
         ("analyze", _analyze, "say what a saved training step takes, and what it would take under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),
-        ("explain", _explain, "say for one tensor of a step, or for every one, why it is kept or swapped"),
+        ("explain", _explain, "say why each tensor of a step, or one of them, is kept or swapped"),
         ("trace", _trace, "write what a step does under a limit, as it is simulated, for a trace viewer"),
     ):
         _add_step_flags(_command(commands, name, command, help_text), name)
@@ -388,12 +385,12 @@ def _parser() -> argparse.ArgumentParser:
     fit = _command(commands, "fit", _fit, "find the largest batch, image or sequence that keeps a limit")
     fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
     fit.add_argument(
-        "--memory_limit", type=cli_values.size, help='bytes or a size ("6GiB"); by default what the device has'
+        "--memory_limit", type=cli_values.size, help='bytes or a size ("6GiB"); by default the device\'s memory'
     )
     fit.add_argument(
         "--vary", type=cli_values.axes, help='what is searched: "images:1,2" or "x:0;y:0"; by default the batch'
     )
-    fit.add_argument("--multiple_of", type=cli_values.batch_size, default=1, help="try only such sizes")
+    fit.add_argument("--multiple_of", type=cli_values.batch_size, default=1, help="try only multiples of this")
     fit.add_argument("--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device")
     _add_model_flags(fit)
     help_text = "check a SavedModel that tfswap has rewritten, or whether two SavedModels train alike, to the bit"
@@ -435,7 +432,7 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("trace_file", metavar="FILE.trace.json", help="where the trace goes")
     parser.set_defaults(save=[])
     if name in ("analyze", "optimize"):
-        help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be given again"
+        help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be repeated"
         parser.add_argument("--save", action="append", metavar="FILE", help=help_text)
         help_text = "write the graph too, with what is done to each tensor: to FILE.graphml or FILE.dot"
         parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
@@ -445,7 +442,9 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
     )
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
-    help_text = "use TensorFlow's own ops alone: loads without tfswap, for serving too; its peak is then no promise"
+    help_text = (
+        "use TensorFlow's own ops alone: loads without tfswap, for serving too; the limit is then not guaranteed"
+    )
     parser.add_argument("--portable", action="store_true", help=help_text)
     _add_model_flags(parser)
 

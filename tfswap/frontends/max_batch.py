@@ -79,7 +79,7 @@ def max_batch(
     Args:
         step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
         args: a function's arguments, of any size; the search starts there.
-        memory_limit: bytes or a size; by default what the device can have.
+        memory_limit: bytes or a size; by default the limit of the device's allocator.
         vary: by argument, the axes that are searched, which all get the same size: {"images": (0,), "labels": (0,)}. By
             default the batch: the leading axes as long as that of the first argument, or those that a SavedModel leaves
             open.

@@ -358,7 +358,7 @@ def _copy_share(tensor: Any) -> float:
 
 
 def this_machine() -> Machine:
-    """The machine at hand, with its rates as measured now. Takes about a second."""
+    """This machine, with its rates as measured now. Takes about a second."""
     import tensorflow as tf
 
     device, model = machine.current_device()

@@ -114,18 +114,17 @@ def optimize_graph(
         function: for a SavedModel, the attribute that holds the training step ("train_step",
             "trainer.step"), or a signature's name. All its traces that train are rewritten.
         feeds: for a GraphDef, the names of the nodes that are fed.
-        fetches: for a GraphDef, the tensors and ops that are asked for, update ops included. For a MetaGraphDef,
-            those besides the signature's outputs and its `train_op` collection.
+        fetches: for a GraphDef, the tensors that are fetched and the ops that are run, update ops included. For a
+            MetaGraphDef, those in addition to the signature's outputs and its `train_op` collection.
         signature: for a MetaGraphDef, the signature that the step is.
         batch_size: size of the leading dimension of every argument that leaves it open.
         input_shapes: full shapes by argument name, for arguments with open dimensions.
-        tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
+        tactics: as in `optimize`.
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         spill_dir, spill_limit: as in `optimize`, of the machine that the step will run on.
-        plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
-            under its own where that is None.
-        mode: "optimize", or "analyze" to write nothing and only report, also on a limit that can't be met.
-        profile: a profile of `tfswap.profile`, or the path of a saved one, to plan with.
+        plan: as in `optimize`.
+        mode: "optimize", or "analyze" to write nothing and only report, also for a limit that can't be met.
+        profile: as in `optimize`.
         precision: as in `optimize`.
         portable: write TensorFlow's own ops alone, so that the model loads and serves without tfswap. It may be a model
             that only predicts. Without tfswap's ops its peak is predicted, not guaranteed.
@@ -136,8 +135,9 @@ def optimize_graph(
         OptimizedGraph: `.graph_def`, `.report`, `.plan`, and `.meta_graph_def` where one was given.
 
     Raises:
-        InvalidModel: the model, or what an argument names in it, is not there or damaged; `plan` is of another graph.
-        UnsupportedGraph: no backward pass, sizes that nothing gives, or a step that XLA compiles.
+        InvalidModel: the model, or a part of it that an argument names, is missing or damaged; or `plan` is for another
+            graph.
+        UnsupportedGraph: the step has no backward pass, has unknown sizes, or is compiled by XLA.
         InfeasibleMemoryLimit: with `.floor_bytes`.
         TfswapError: an argument is malformed, or the output folder exists or can't be written.
     """

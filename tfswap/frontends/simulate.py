@@ -53,12 +53,12 @@ def simulate(
         step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
         args: a function's arguments, or their `tf.TensorSpec`s.
         limits: how many limits, evenly spaced.
-        device: a described machine ("a100", "v100-pcie", ...; a wrong name lists them), "this" for the machine at
-            hand as measured now, or None for the usual rates of this kind of device.
+        device: a described machine ("a100", "v100-pcie", ...; a wrong name lists them), "this" for this machine as
+            measured now, or None for the usual rates of this kind of device.
         profile: of this machine, by `tfswap.profile`; not together with `device`.
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
         tactics, precision, policy: as in `optimize`.
-        host_memory_limit: the most host memory for swapped tensors; by default what the device's host has.
+        host_memory_limit: the most host memory for swapped tensors; by default the memory of the device's host.
         spill_dir, spill_limit: as in `optimize`; the folder is not written to.
 
     Raises:

@@ -36,7 +36,7 @@ def _internals() -> tuple[Any, Any, Any]:
 
 @functools.cache
 def _watchers() -> tuple[Any, Any, Any]:
-    """Likewise, for `runs_plainly`."""
+    """TensorFlow's internals that `runs_plainly` uses, imported once."""
     from tensorflow.python.eager import cancellation, context, record
 
     return context.context, record.could_possibly_record, cancellation.context

@@ -137,7 +137,7 @@ class _Import:
 
     @property
     def _contents(self) -> Contents:
-        """The contents of lists and optionals, as far as known by now."""
+        """The contents of lists and optionals, as far as known now."""
         if self._found is None:
             self._found = find_contents(self.graph, self._inferred, self._given, self._bounded())
         return self._found
@@ -237,7 +237,7 @@ class _Import:
 
     @property
     def graph(self) -> Graph:
-        """The graph, with all facts known by now."""
+        """The graph, with all facts known now."""
         if self._graph is None:
             # Tensors without a size before the bounds have one because of the bounds.
             bounds = self._open if self._bounded() else ()

@@ -1,12 +1,11 @@
 """tfswap's custom ops. Importing this registers them with TensorFlow, building them if needed.
 
-That is all it takes to load a SavedModel that tfswap has rewritten:
+This suffices to load a SavedModel that tfswap has rewritten:
 
     import tfswap.ops
     model = tf.saved_model.load(path)
 
-The codecs are not among them: `import tfswap.ops.codecs`. Op names and `status()` without this side
-effect: tfswap.native.
+The codecs are in `tfswap.ops.codecs`. The ops' names are in `tfswap.ir.custom_ops`, which registers nothing.
 
 Raises (at import):
     tfswap.errors.OpLibraryError: TensorFlow is missing, or the ops can't be built or loaded.

@@ -1,11 +1,10 @@
 """The codec ops as Python functions, for tests and for graphs written by hand.
 
-They are in a library of their own: importing this builds it if needed and registers them, which
-`import tfswap.ops` does not do.
+Importing this module builds their library if needed and registers them; `import tfswap.ops` does not.
 
-The rewriter does not call these: it writes the nodes themselves (tfswap.ir.custom_ops). What each op
-promises is in docs/encodings.md. Every function raises tf.errors.InvalidArgumentError (eager) or ValueError
-(graph) for types and shapes that do not fit.
+The passes do not call these functions: they write the nodes (tfswap.ir.custom_ops). docs/encodings.md describes each
+op. Every function raises tf.errors.InvalidArgumentError (eager) or ValueError (graph) for types and shapes that do not
+fit.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from tfswap.native.load import load_codecs
 
 load_codecs()
 
-# Tensors are Any: TensorFlow's own stubs know neither symbolic nor eager ones precisely.
+# Tensors are Any: TensorFlow's stubs have no precise type for symbolic and eager ones.
 
 
 def encode_mask(tensor: Any, predicate: str, name: str | None = None) -> Any:
-    """One bit a value: x > 0 ("positive"), 0 < x < 6 ("relu6"), or the bool itself ("true")."""
+    """One bit per value: x > 0 ("positive"), 0 < x < 6 ("relu6"), or the bool itself ("true")."""
     return load_codecs().ops.tfswap_encode_mask(tensor=tensor, predicate=predicate, name=name)
 
 
@@ -101,10 +100,10 @@ def decode_integers(encoded: Any, minimum: int, dtype: Any, name: str | None = N
 def encode_sparse(tensor: Any, capacity: int, name: str | None = None) -> tuple[Any, Any]:
     """The values that are not zero, with their places: (encoded, spill).
 
-    `encoded` has room for `capacity` of them; the rest is in host memory, which `spill` holds.
+    `encoded` has room for `capacity` of them. `spill` is a handle of the others, in host memory.
 
     Raises:
-        tf.errors.ResourceExhaustedError: there are more, and host memory is at its limit.
+        tf.errors.ResourceExhaustedError: there are others, and host memory is at its limit.
     """
     encoded, spill = load_codecs().ops.tfswap_encode_sparse(tensor=tensor, capacity=capacity, name=name)
     return encoded, spill
@@ -118,7 +117,7 @@ def decode_sparse(encoded: Any, spill: Any, shape: Any, capacity: int, dtype: An
 
 
 def encode_floats(tensor: Any, format: str, name: str | None = None) -> Any:
-    """Lossy: in float16, bfloat16, float8_e4m3fn, float8_e5m2, gist_float8 or gist_float10."""
+    """The values rounded to float16, bfloat16, float8_e4m3fn, float8_e5m2, gist_float8 or gist_float10."""
     return load_codecs().ops.tfswap_encode_floats(tensor=tensor, format=format, name=name)
 
 
@@ -128,7 +127,7 @@ def decode_floats(encoded: Any, shape: Any, format: str, dtype: Any, name: str |
 
 
 def encode_groups(tensor: Any, seed: int = 0, bits: int = 8, group_size: int = 256, name: str | None = None) -> Any:
-    """Lossy: 2**bits levels per group of neighbours, rounded at random; bits is 4 or 8."""
+    """The values rounded at random to 2**bits levels per group of neighbours; bits is 4 or 8."""
     return load_codecs().ops.tfswap_encode_groups(tensor=tensor, seed=seed, bits=bits, group_size=group_size, name=name)
 
 

@@ -1,6 +1,6 @@
 """The swap ops as Python functions, for measuring copies (`tfswap.profile`) and for graphs written by hand.
 
-The rewriter does not call these: it writes the nodes themselves (tfswap.ir.custom_ops).
+The passes do not call these functions: they write the nodes (tfswap.ir.custom_ops).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfswap.native.load import load
 
-# Tensors are Any: TensorFlow's own stubs know neither symbolic nor eager ones precisely.
+# Tensors are Any: TensorFlow's stubs have no precise type for symbolic and eager ones.
 
 
 def swap_out(tensor: Any, name: str | None = None) -> Any:

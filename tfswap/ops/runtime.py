@@ -1,6 +1,6 @@
-"""Settings and counters of the copies, for this process.
+"""Settings and counters of swapping.
 
-All of it is process-wide: there is one host pool, and one lane of copies per direction.
+All are of the whole process: it has one host pool, and one queue of copies per direction.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tfswap.native.load import CLook, CStats, load
 from tfswap.support.sizes import parse_limit
 
 _UNLIMITED = 2**64 - 1
-_TEXT_BYTES = 4096  # of a message; a path may be so long
+_TEXT_BYTES = 4096  # the longest message, with a path in it
 
 
 class _Unchanged(enum.Enum):
-    """What an argument of `configure` is when it was not given: None already means "no limit"."""
+    """The default of `configure`'s arguments. None is taken: it means "no limit"."""
 
     UNCHANGED = enum.auto()
 
@@ -34,16 +34,16 @@ _UNCHANGED = _Unchanged.UNCHANGED
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """What `configure` set.
+    """The settings of swapping in this process.
 
     Attributes:
         host_memory_limit: bytes that the host pool may take from the system, None for no limit.
-        copy_threads: threads per direction; with 0, kernels that swap make their copies themselves, and the step waits
-            for each. On a GPU the copies run on its copy engines instead, and what goes to disk has threads of its own.
-        bandwidth_bytes_per_s: throttle of each direction of each device, None for none. CPU copies only.
-        latency_us: what each copy waits in addition, in microseconds. CPU copies only.
-        disk_bandwidth_bytes_per_s, disk_latency_us: the same of what goes to disk and comes back.
-        disk_compression: what goes to disk is compressed on its way, without loss, where that saves anything.
+        copy_threads: threads per direction. With 0 the kernels copy on the step's own threads, and the step waits for
+            each copy. On a GPU the copy engines copy instead. Copies to and from disk have their own threads.
+        bandwidth_bytes_per_s: the highest rate of copies per direction and device, None for unlimited. CPU only.
+        latency_us: a delay added to each copy, in microseconds. CPU only.
+        disk_bandwidth_bytes_per_s, disk_latency_us: the same for copies to and from disk.
+        disk_compression: whether tensors are compressed on their way to disk, without loss, where that saves space.
     """
 
     host_memory_limit: int | None
@@ -57,25 +57,25 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class SwapStats:
-    """Counted since the process started, or since `reset_stats`, for all that swaps in it.
+    """Counters of all swapping in this process, since it started or since `reset_stats`.
 
     Attributes:
-        out_bytes, in_bytes: copied to host memory, and back.
-        out_copies, in_copies: how many copies that were. Empty tensors are not copied.
-        out_busy_s, in_busy_s: from each copy's start to its end, summed.
-        disk_out_bytes, disk_in_bytes, disk_out_copies, disk_in_copies, disk_out_busy_s, disk_in_busy_s: the same of
-            what went to disk instead.
+        out_bytes, in_bytes: bytes copied to host memory, and back.
+        out_copies, in_copies: the number of these copies. Empty tensors are not copied.
+        out_busy_s, in_busy_s: the durations of these copies, summed.
+        disk_out_bytes, disk_in_bytes, disk_out_copies, disk_in_copies, disk_out_busy_s, disk_in_busy_s: the same for
+            copies to disk, and back.
         release_stall_s, await_stall_s: how long Release and Await ops waited, summed.
-        at_once_s: how long steps made small copies themselves, on their own threads.
-        pool_in_use_bytes: host memory held by handles and copies now.
+        at_once_s: how long steps copied small tensors on their own threads.
+        pool_in_use_bytes: host memory in use for handles and copies now.
         pool_reserved_bytes: host memory taken from the system now.
-        pool_peak_bytes: the most that was in use.
-        pool_limit_bytes: the most that may be taken: what `configure` allows, and no more than all that use the pool
-            may take together. 2**64 - 1 for no limit.
-        disk_in_use_bytes, disk_reserved_bytes, disk_peak_bytes: the same of files; with several files, the sum.
-        spilled_bytes: put into host memory by sparse encodings that were denser than planned.
-        disk_written_bytes, disk_read_bytes: what files had to take and give of disk_out_bytes and disk_in_bytes, in
-            whole blocks: less where it was compressed.
+        pool_peak_bytes: the highest `pool_in_use_bytes`.
+        pool_limit_bytes: the most that the pool may take from the system: the lower of `configure`'s limit and the sum
+            of its owners' limits. 2**64 - 1 for no limit.
+        disk_in_use_bytes, disk_reserved_bytes, disk_peak_bytes: the same for spill files, summed over them.
+        spilled_bytes: bytes in host memory of sparse encodings that had more values than planned.
+        disk_written_bytes, disk_read_bytes: bytes written and read for disk_out_bytes and disk_in_bytes, in whole
+            blocks. Compression makes them fewer.
     """
 
     out_bytes: int
@@ -107,23 +107,23 @@ class SwapStats:
 
 @dataclasses.dataclass(frozen=True)
 class StepStats:
-    """What swapping did in one step, the latest of a function; so far, where it still runs.
+    """Counters of a function's latest step. While it runs, they are what it has done so far.
 
-    A step that fails or is cancelled is counted as far as it came. What its copies do after the next step has begun is
-    nobody's.
+    A step that fails or is cancelled is counted up to there. Copies of a step that end after the next one has begun are
+    not counted.
 
     Attributes:
-        out_bytes, in_bytes: copied to host memory, and back.
-        disk_out_bytes, disk_in_bytes: copied to disk, and back.
-        disk_written_bytes, disk_read_bytes: what the file had to take and give of these, in whole blocks: less where it
-            was compressed (`tfswap.ops.configure`).
-        copying_s: from each copy's start to its end, summed.
-        stalled_s: how long the step waited for copies, or made small ones itself.
-        pool_peak_bytes, disk_peak_bytes: the most that its tensors held of host memory, and on disk.
+        out_bytes, in_bytes: bytes copied to host memory, and back.
+        disk_out_bytes, disk_in_bytes: bytes copied to disk, and back.
+        disk_written_bytes, disk_read_bytes: bytes written and read for these, in whole blocks. Compression makes them
+            fewer (`tfswap.ops.configure`).
+        copying_s: the durations of the copies, summed.
+        stalled_s: how long the step waited for copies, and copied small tensors on its own threads.
+        pool_peak_bytes, disk_peak_bytes: the most that its tensors took of host memory, and on disk.
         cache_hits: tensors that stayed on the device, though the plan for larger arguments moves them.
-        device_peak_bytes: the device allocator's peak after the step, None where it has none. It is that of the program
-            so far: its statistics are the user's, and never reset here. Call
-            `tf.config.experimental.reset_memory_stats` before a step to have the step's own.
+        device_peak_bytes: the device allocator's peak after the step, None where it keeps none. It is the program's
+            peak so far, for tfswap never resets the allocator's statistics. For the step's own peak, call
+            `tf.config.experimental.reset_memory_stats` before the step.
     """
 
     out_bytes: int = 0
@@ -141,7 +141,7 @@ class StepStats:
 
     @property
     def overlap(self) -> float:
-        """The share of the time copying that the step did not wait for; 1.0 where nothing was copied."""
+        """The share of `copying_s` that the step did not wait for; 1.0 where nothing was copied."""
         return max(0.0, 1.0 - self.stalled_s / self.copying_s) if self.copying_s else 1.0
 
 
@@ -155,19 +155,18 @@ def configure(
     disk_latency_us: float | _Unchanged = _UNCHANGED,
     disk_compression: bool | _Unchanged = _UNCHANGED,
 ) -> Configuration:
-    """Changes the settings that are given, immediately and for copies under way too. Others stay as they are.
-
-    What each one is, `Configuration` says.
+    """Changes the given settings, immediately and for copies under way too. `Configuration` describes each.
 
     Args:
-        host_memory_limit: bytes, or a size ("6GiB"); 0 for none at all, None for no limit.
-        disk_compression: planes of bytes, compressed by TensorFlow's zstd, for a disk that steps wait for: it takes
-            time of the host's cores. Plans do not count on it, and its memory is part of what `spill_dir` takes anyway.
+        host_memory_limit: bytes, or a size ("6GiB"); 0 for no host memory, None for no limit.
+        disk_compression: compresses with TensorFlow's zstd, after sorting the bytes of elements by their place. Use it
+            where steps wait for a slow disk: it takes time of the host's cores. Plans do not count on its savings. It
+            needs no memory beyond what `spill_dir` takes.
 
     Returns the settings now in force.
 
     Raises:
-        TfswapError: no such size or number, a negative one, no thread at all, or this TensorFlow has no zstd.
+        TfswapError: an argument is no such size or number, or is negative, or this TensorFlow has no zstd.
     """
     now = configuration()
     wanted = Configuration(
@@ -213,10 +212,9 @@ def configuration() -> Configuration:
 
 
 def reserve(host_bytes: int) -> None:
-    """Takes host memory for a plan's swapped tensors now, in one block, instead of step by step.
+    """Takes one block of host memory from the system for a plan's swapped tensors, where the pool has none as large.
 
-    Does nothing when the pool has such a block already. CPU pool only: of a GPU's pinned pool the step itself
-    reserves what it needs, when TensorFlow makes it.
+    For the CPU's pool only. A step on a GPU reserves pinned memory itself, when TensorFlow instantiates it.
 
     Raises:
         ValueError: `host_bytes` is negative.
@@ -239,14 +237,18 @@ def reserve(host_bytes: int) -> None:
 
 
 def register(owner: int, host_limit: int | None, spill_dir: str | None = None, spill_limit: int | None = None) -> None:
-    """Registers `owner` as a user of the host pool that may take so many bytes, of it and in a file in `spill_dir`;
-    None for no limit, and for no such file.
+    """Registers an owner of host memory. The pool's limit is the sum of its owners' limits.
 
-    The pool's limit is the sum over all owners. That may be repeated, counts once, and ends with as many calls of
-    `unregister`. The kernels of a rewritten step register by themselves, as long as they are there.
+    An owner that registers again counts once, until it has called `unregister` as often. The kernels of a rewritten
+    step register themselves while they exist.
+
+    Args:
+        host_limit: bytes of the pool that it may take, None for no limit.
+        spill_dir: where it has a spill file, None for none.
+        spill_limit: bytes that it may take there, None for no limit.
 
     Raises:
-        OSError: there can't be a file in `spill_dir`, or no host memory for what goes there.
+        OSError: the file can't be made, or the host has no memory for the buffers of its copies.
     """
     host, spill = (_UNLIMITED if limit is None else limit for limit in (host_limit, spill_limit))
     why = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -256,18 +258,18 @@ def register(owner: int, host_limit: int | None, spill_dir: str | None = None, s
 
 
 def unregister(owner: int) -> None:
-    """Takes back one `register` of that owner."""
+    """Undoes one `register` of that owner."""
     load().c.tfswap_unregister(owner)
 
 
 def reserve_disk(owner: int, disk_bytes: int, step: str) -> None:
-    """Takes space for a plan's tensors now, in the file that `owner` is registered for.
+    """Reserves space for a plan's tensors in the owner's spill file.
 
     Args:
-        step: for messages.
+        step: the step's name, for messages.
 
     Raises:
-        OSError: the limit forbids it, or there is no more.
+        OSError: the limit forbids it, or the disk has no space.
     """
     why = ctypes.create_string_buffer(_TEXT_BYTES)
     load().c.tfswap_reserve_disk(owner, disk_bytes, step.encode(), why, _TEXT_BYTES)
@@ -276,14 +278,14 @@ def reserve_disk(owner: int, disk_bytes: int, step: str) -> None:
 
 
 def stats() -> SwapStats:
-    """What was copied and waited for so far."""
+    """The counters of this process."""
     raw = CStats()
     load().c.tfswap_stats(ctypes.byref(raw))
     return SwapStats(**{field.name: getattr(raw, field.name) for field in dataclasses.fields(SwapStats)})
 
 
 def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int = 0) -> StepStats:
-    """What swapping did in the owner's latest step; see StepStats for what the ops do not count themselves."""
+    """The counters of the owner's latest step. The caller gives those that the ops do not count."""
     raw = CStats()
     load().c.tfswap_step_stats(owner, ctypes.byref(raw))
     return StepStats(
@@ -303,12 +305,12 @@ def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int
 
 
 def keep_states(owner: int) -> None:
-    """From now on random ops of this owner's steps go on where those of its earlier plans have stopped."""
+    """Makes random ops of this owner's next plans continue the sequences of its earlier plans."""
     load().c.tfswap_keep_states(owner)
 
 
 def forget_owner(owner: int) -> None:
-    """Nobody asks for this owner's steps any more."""
+    """Drops the counters and the states of random ops of an owner that will run no more."""
     load().c.tfswap_forget_owner(owner)
     load().c.tfswap_drop_states(owner)
 
@@ -323,7 +325,7 @@ def _chosen(given, now):
 
 
 def _host_bytes(limit: int | str | None) -> int | None:
-    """What `configure` allows: as a limit of a step's, but for 0, with which the pool takes nothing."""
+    """A limit as bytes. Unlike a step's limit it may be 0, with which the pool takes nothing."""
     if limit is None:
         return None
     if limit == 0 and not isinstance(limit, bool):
@@ -352,12 +354,12 @@ def _is_number(value: object) -> bool:
 
 
 def l3_cache_bytes() -> int:
-    """The last-level cache as TensorFlow's kernels see it, some of which size their buffers by it."""
+    """Bytes of the last-level cache as TensorFlow reads it. Some kernels size their buffers by it."""
     return load().c.tfswap_l3_cache_bytes()
 
 
 def onednn_dtypes() -> tuple[str, ...]:
-    """Types of elements that oneDNN's kernels take on this processor, of those that they may, in order."""
+    """The types of elements that oneDNN's kernels support on this processor."""
     import tensorflow as tf
 
     asked = (tf.bfloat16, tf.float16, tf.float32)
@@ -365,7 +367,7 @@ def onednn_dtypes() -> tuple[str, ...]:
 
 
 def new_gate() -> int:
-    """A gate for a step, by its number. Random: a function that another process saved may bring its own gate here."""
+    """A watched number for a step's gate op. Random, for a loaded function may have a gate of another process."""
     gate = secrets.randbits(62)
     watch_gate(gate)
     return gate
@@ -373,9 +375,9 @@ def new_gate() -> int:
 
 @contextlib.contextmanager
 def instantiating() -> Iterator[None]:
-    """Meanwhile planned steps that this thread calls are made, with their kernels and constants, and not run.
+    """While active, calls of planned steps on this thread instantiate their kernels and constants and run nothing.
 
-    What such a call returns is no result.
+    What such a call returns is undefined.
     """
     from tensorflow.python.eager import context
 
@@ -389,30 +391,30 @@ def instantiating() -> Iterator[None]:
 
 
 def watch_gate(gate: int) -> None:
-    """Keeps from now on what TensorFlow makes behind this gate, for `executed`."""
+    """Keeps the functions that TensorFlow instantiates behind this gate from now on, for `executed`."""
     load().c.tfswap_watch_gate(gate)
 
 
 def forget_gate(gate: int) -> None:
-    """Nobody asks about the step behind this gate any more."""
+    """Ends `watch_gate` of a step that is used no more."""
     load().c.tfswap_forget_gate(gate)
 
 
 def new_step(token: str) -> int:
-    """A number for what Python runs inside of other functions; `token` is its name there. Random, as of a gate."""
+    """A random number for a step that runs inside of other functions, where it goes by the name `token`."""
     step = secrets.randbits(62)
     load().c.tfswap_set_step(step, token.encode())
     return step
 
 
 def forget_step(step: int) -> None:
-    """Python has nothing any more for the step of this number."""
+    """Ends `new_step` of a step that Python has dropped."""
     load().c.tfswap_set_step(step, b"")
 
 
 @contextlib.contextmanager
 def limits_unchecked() -> Iterator[None]:
-    """While active, steps of files run wherever there is room, in all of the process: their values are asked for."""
+    """While active, loaded steps in all of the process run wherever there is room, whatever their limits."""
     load().c.tfswap_check_limits(False)
     try:
         yield
@@ -421,8 +423,10 @@ def limits_unchecked() -> Iterator[None]:
 
 
 def executed(gate: int) -> bytes:
-    """What TensorFlow made the step behind this gate from, a FunctionDefLibrary: its function on each device, and what
-    these call. Empty where it has not been made since the last time.
+    """The functions that TensorFlow instantiated for the step behind this gate since the last call.
+
+    Returns a serialized FunctionDefLibrary of the step's function on each device and of the functions that they call;
+    empty where the step was not instantiated.
     """
     take = load().c.tfswap_take_executed
     room, buffer = 0, None
@@ -435,10 +439,10 @@ def executed(gate: int) -> bytes:
 
 @functools.cache
 def looker() -> Callable[[int, bool], CLook]:
-    """What looks at an allocator: all that a call has to know before its step and after it, in one, since each asks.
+    """A function that reads in one call all that a step needs of an allocator, before it runs and after it.
 
-    It takes the allocator, as ArenaMap gives it, 0 for none; and whether a step comes next, which finds the arena in
-    the layout that is reported. It keeps the interpreter's lock: it takes a microsecond or so, and another thread that
-    got the lock meanwhile would keep it for thousands.
+    It takes the allocator (`tfswap.device.arena.allocator`, 0 for none), and whether a step comes next, which then
+    finds the arena in the layout that is reported. It takes about a microsecond and keeps the interpreter's lock: a
+    thread that got the lock meanwhile would keep it a thousand times as long.
     """
     return ctypes.PYFUNCTYPE(CLook, ctypes.c_uint64, ctypes.c_bool)(("tfswap_look", load().c))

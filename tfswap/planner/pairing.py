@@ -32,7 +32,7 @@ GOOD_SHARES = (1.8, 0.6)
 first.
 """
 LEAST_LOOPED_GAIN_S = 30e-6
-"""Likewise in loops, where threads are awake."""
+"""The least seconds that a pair in a loop must save: its threads are awake."""
 MOST_AHEAD = 4
 """The most kernels that may be moved ahead for a partner's inputs, each shorter than a pair must save."""
 WINDOW = 32

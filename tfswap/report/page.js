@@ -19,7 +19,7 @@ function made(tag, props, ...children) {
   node.append(...children);
   return node;
 }
-// The tensor that was chosen last, by name; whoever shows tensors is notified.
+// The tensor that was chosen last, by name; what shows tensors is notified.
 const followers = [];
 function choose(name, from) { for (const follow of followers) follow(name, from); }
 function pick(name, from) {

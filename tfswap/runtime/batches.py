@@ -16,7 +16,7 @@ from tfswap.kernels.alignment import round_up
 BATCHES_AHEAD = 2
 """Batches that a pipeline makes while a step runs, once its buffers are full: the next one, and one in transit."""
 ELEMENTS_AHEAD = 3
-"""Likewise for a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
+"""The same of a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
 
 
 def shared_device() -> str | None:

@@ -43,7 +43,8 @@ class Memory:
         host_peak_bytes: the peak of host memory.
         out_bytes, in_bytes: bytes copied to the host, and back.
         alive_at_peak: values in device memory at the peak, where detail was asked for.
-        forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat; likewise.
+        forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat, where detail
+            was asked for.
         disk_peak_bytes: the peak of bytes on disk.
     """
 

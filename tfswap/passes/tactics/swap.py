@@ -1,10 +1,11 @@
 """Carries out a plan: copies to host memory and back, and recomputed kernels.
 
-SwapOut and Release come after the forward use, SwapIn and Await before the late one; a recomputed kernel is a twin of
-the first, reading what exists by then.
+SwapOut and Release come after the forward use, SwapIn and Await before the late one. A recomputed kernel is a second
+node like the first, which reads the tensors that exist then. Control edges keep all of them in the plan's order
+(passes/order.py).
 
-Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor
-reads the latest buffer, views between the two are repeated on it, and nothing else is changed.
+Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor reads its
+latest buffer, through copies of the views between the two. No other data edge is changed.
 """
 
 from __future__ import annotations

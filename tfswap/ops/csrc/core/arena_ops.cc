@@ -71,7 +71,7 @@ REGISTER_OP("Tfswap>HandOver")
     .Doc(R"doc(
 Copies a result into memory that was set aside for it when the step was made.
 
-A slot is free again when nobody holds what was handed over in it. Where none is free, or
+A slot is free again when nothing holds the result in it. Where none is free, or
 the result is larger than was expected, the result is passed on as it is.
 
 elements: The most that the result has.

@@ -79,7 +79,7 @@ TFSWAP_C_API void tfswap_set_host_limit(uint64_t bytes) { Runtime::Get().budget(
 
 TFSWAP_C_API uint64_t tfswap_host_limit() { return Runtime::Get().budget().set_limit(); }
 
-// As Runtime::Register and Unregister, for the CPU's pool. Writes what is wrong to `why`, "" when all is well.
+// As Runtime::Register and Unregister, for the CPU's pool. Writes the error to `why`, "" for none.
 TFSWAP_C_API void tfswap_register(int64_t owner, uint64_t host_limit, const char* folder,
                                uint64_t spill_limit, char* why, uint64_t room) {
   Runtime& runtime = Runtime::Get();
@@ -160,7 +160,7 @@ TFSWAP_C_API void tfswap_step_stats(int64_t owner, TfswapStats* stats) {
   *stats = Filled(Runtime::Get().client(owner)->traffic.figures());
 }
 
-// Nobody asks for this owner's steps any more.
+// Drops what is kept for an owner that will run no more.
 TFSWAP_C_API void tfswap_forget_owner(int64_t owner) { Runtime::Get().Forget(owner); }
 
 TFSWAP_C_API void tfswap_stats(TfswapStats* stats) {

@@ -267,7 +267,7 @@ class FreeRestOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_CPU), SplitChunkOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_CPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_CPU), FreeRestOp);
-// As with the handles of copies (swap_kernels.cc), the variant is not said to be in host memory.
+// As with the handles of copies (swap_kernels.cc), the variant is not registered as in host memory.
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_GPU), SplitChunkOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_GPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_GPU), FreeRestOp);

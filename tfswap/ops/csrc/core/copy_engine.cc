@@ -92,7 +92,7 @@ void CopyLane::Submit(size_t bytes, Move move, Done done) {
   copy->move = std::move(move);
   copy->done = std::move(done);
   std::unique_lock<std::mutex> lock(mu_);
-  if (moving_for == this) {  // from a copy's `done`: whoever runs it moves this next
+  if (moving_for == this) {  // from a copy's `done`: its thread moves this next
     queue_.push_back(std::move(copy));
     ++under_way_;
     work_or_settings_.notify_all();

@@ -16,7 +16,7 @@
 // Submit, after its last byte was written or the copy failed. What a copy throws is its
 // failure.
 //
-// Not handled: dropping a copy that nobody waits for any more, and fork() after
+// Not handled: dropping a copy that no kernel waits for any more, and fork() after
 // the first copy (threads start at the first copy, so forking before it is fine; `started`
 // reports, and Runtime refuses to go on in a child that has no threads).
 //
@@ -38,7 +38,7 @@
 
 namespace tfswap {
 
-// memcpy, but a large copy's stores bypass the caches: nobody reads what went out
+// memcpy, but a large copy's stores bypass the caches: no kernel reads what went out
 // before it comes back, and what comes in is read a good while later.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
@@ -55,7 +55,7 @@ class CopyLane {
     double busy_s = 0;     // from its start to its end
     bool at_once = false;  // made by who submitted it
     size_t carried_bytes = 0;
-    std::string error;     // "" when all is well
+    std::string error;     // "" for none
   };
   using Done = std::function<void(const Ended&)>;
 

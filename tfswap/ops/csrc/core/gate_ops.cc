@@ -2,8 +2,8 @@
 //
 //   bodies    the functions of loops and conditionals are made with the step
 //   executed  the functions that this step was made from, as TensorFlow gave them to the executor: after all of its
-//             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, whoever calls it
-//   limit     of a saved step, which runs where nobody planned it: whether the arena that it finds keeps it
+//             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, for any caller
+//   limit     of a saved step, which runs in another process than planned: whether the arena there keeps it
 //             (limit_check.h)
 //   begun     what the step's copies do is counted from here on (copy_stats.h)
 //
@@ -82,7 +82,7 @@ class Gates {
     executed_[gate];
   }
 
-  // Nobody will ask any more.
+  // Ends Watch.
   void Forget(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
     executed_.erase(gate);

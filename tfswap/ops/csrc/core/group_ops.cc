@@ -7,7 +7,7 @@
 //
 //   - before the first starts, the op requests chunks for all of them;
 //   - a kernel's requests are served by places in these chunks. One place serves several requests where all that used it
-//     have ended, whoever is faster: the kernel reads what they make (analysis/groups.py), or waits for them
+//     have ended, whichever is faster: the kernel reads what they make (analysis/groups.py), or waits for them
 //     (planner/concurrent.py);
 //   - they are freed when the last kernel has ended, as what the kernels read does.
 //
@@ -393,7 +393,7 @@ class Run : public std::enable_shared_from_this<Run> {
       }
     }
     for (size_t o = 0; o < made_.size() && status.ok(); ++o) {
-      // What nobody else reads may lie in a chunk that serves another.
+      // A result that no other kernel reads may lie in a chunk that serves another.
       ctx_->set_output(o, kept_[o] ? made_[o] : Tensor(ctx_->expected_output_dtype(o)));
     }
     if (!status.ok()) ctx_->SetStatus(status);

@@ -218,7 +218,7 @@ HostPool::Failure HostPool::TryReserve(size_t bytes) {
   bytes = RoundUp(bytes);
   const auto holds = [bytes](const auto& block) { return block.second >= bytes; };
   if (std::any_of(blocks_.begin(), blocks_.end(), holds)) return Failure::kNone;
-  // Blocks with nothing in them only stand in the way of one large block.
+  // Empty blocks would take the room of one large block.
   ReleaseUnusedBlocksLocked();
   Failure failure = AddBlockLocked(bytes, /*populate=*/true);
   const uint64_t there = ReservedBytesLocked();

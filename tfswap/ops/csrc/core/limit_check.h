@@ -6,9 +6,9 @@
 // branches are known by bounds only; a bound as a rule for smaller ones. Each layout is checked one time.
 // Where the step does not fit, but would with one more region, and the arena may grow, the arena gets that region.
 //
-//   it keeps the limit                        nothing is said
+//   it keeps the limit                        the step runs
 //   arguments larger than planned             the step fails before any of its kernels has run: nothing is known of it
-//   it may pass it: arguments as planned      the step fails likewise
+//   it may pass it: arguments as planned      the step fails in the same way
 //   it may pass it: smaller arguments         a warning, once; the step runs
 //
 // In the process that planned the step it is called by a caller who has taken the rewritten function, or inside of

@@ -7,7 +7,7 @@
 //   Deliver  takes it out again, for good: from then on it is a tensor like others of the step that it is
 //            in, and goes with its last reader
 //
-// A function's own results would not do: whoever calls the second half holds what he gives it until the end.
+// A function's own results would not do: the caller of the second half holds its arguments until it ends.
 
 #include <memory>
 #include <mutex>

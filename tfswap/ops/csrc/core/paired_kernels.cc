@@ -269,7 +269,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
   }
 
  private:
-  // Within an allocation of the first's. Whoever comes to it later finds it taken.
+  // Within an allocation of the first's. A later thread finds it taken.
   void OfferSecond() {
     Behind(*ctx_->runner())([pair = shared_from_this()] { pair->RunSecond(); });
   }

@@ -53,7 +53,7 @@ class Runtime {
 
   // The client of that number, made at first use.
   TFSWAP_EXPORT std::shared_ptr<Client> client(int64_t owner);
-  // Nobody will ask for its figures any more.
+  // Drops its figures.
   void Forget(int64_t owner);
 
   // What a client may take: of host memory, of which `pool` gives the buffers on the way to the disk, and on disk where

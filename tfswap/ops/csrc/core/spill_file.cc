@@ -287,7 +287,7 @@ std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* 
     std::lock_guard<std::mutex> lock(mu_);
     staging = staging_;
   }
-  *failure = HostPool::Failure::kLimit;  // nobody may take anything where nobody is registered
+  *failure = HostPool::Failure::kLimit;  // without an owner nothing may be taken
   if (staging == nullptr) return nullptr;
   void* const piece = slots_.Allocate(RoundUp(bytes), failure);
   if (piece == nullptr) return nullptr;

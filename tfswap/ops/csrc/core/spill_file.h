@@ -51,7 +51,7 @@ struct FileCalls {
   static const FileCalls& System();
 };
 
-// Stretches of a file as a pool's blocks: their "addresses" are offsets, and nobody follows them.
+// Stretches of a file as a pool's blocks: their "addresses" are offsets, and are never dereferenced.
 class FileBlocks : public BlockSource {
  public:
   FileBlocks(int file, const FileCalls& calls) : file_(file), calls_(calls) {}

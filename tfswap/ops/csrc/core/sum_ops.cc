@@ -1,6 +1,6 @@
-// AddN that adds its inputs in their order, or in that of the iteration that it runs in, whoever else holds them.
+// AddN that adds its inputs in their order, or in that of the iteration that it runs in, whatever else holds them.
 //
-// TensorFlow's kernel looks for the first input whose buffer nobody else holds, and begins with it
+// TensorFlow's kernel looks for the first input whose buffer nothing else holds, and begins with it
 // (aggregate_ops.h). The last bits of a sum of three or more then depend on what else has run already. Here that
 // kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
 // Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_sums.py).
@@ -8,7 +8,7 @@
 // In loops an attribute may say which input takes the first one's place, and that one its own, by iteration of all loops
 // around; the last holds for all that follow (FIRST in ir/custom_ops.py). Not on a GPU.
 //
-// Where nobody else holds a later input, and somebody both of the first two, the sum takes that input's buffer over
+// Where nothing else holds a later input, and something both of the first two, the sum takes that input's buffer over
 // all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
 // numbers of 16 bits, which this would take too long for: these ask for a new buffer (add_n in
 // kernels/memory_rules.py).
@@ -109,7 +109,7 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
     return first_[at];
   }
 
-  // The first input that nobody else holds; -1 where there is none.
+  // The first input that nothing else holds; -1 where there is none.
   static int FirstOwn(OpKernelContext* ctx) {
     for (int i = 0; i < (kHalf ? kFree : ctx->num_inputs()); ++i) {
       if (ctx->forward_input(i, 0, ctx->expected_output_dtype(0), ctx->input(0).shape(), ctx->output_memory_type(0),

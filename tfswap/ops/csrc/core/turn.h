@@ -3,7 +3,7 @@
 // A turn is a thread's, which looks at the arena and then runs a step in it, or a step's, by TensorFlow's number, where
 // no such thread has called it: inside another tf.function. It is handed over in the order in which it was asked for.
 // Who has it may ask again. A step whose kernels may wait for others (`waits`: collectives, Python functions, queues)
-// may wait for just the step that waits for it: who has waited kPatience for such a one goes ahead concurrently.
+// may wait for just the step that waits for it: who has waited kPatience for such a step goes ahead concurrently.
 //
 // Knows nothing of TensorFlow.
 

@@ -271,5 +271,5 @@ TFSWAP_C_API uint64_t tfswap_variable_buffers(int64_t step, uint8_t* states, uin
   return tfswap::Watched::Get().Look(step, states, room);
 }
 
-// Nobody asks for this step's variables any more.
+// Drops what is kept of this step's variables.
 TFSWAP_C_API void tfswap_forget_variables(int64_t step) { tfswap::Watched::Get().Forget(step); }

@@ -88,8 +88,8 @@ class PlanRow(Generic[C]):
     """A pass that a plan may need, its arguments, and the reason for its place.
 
     Attributes:
-        asked: from the plan, in the form of its table, and the graph to the pass's arguments after graph and target;
-            None where the plan does not need the pass.
+        asked: computes the pass's arguments after graph and target, from the plan (in the form of its table) and the
+            graph. Returns None where the plan does not need the pass.
     """
 
     apply: Pass[...]

@@ -1,9 +1,8 @@
-"""Writes the owner of a step, and its host memory and the limits of that, into a rewritten graph, for the process that
-runs it.
+"""Writes a step's owner, its host memory and the limits of that into the graph, for the process that runs it.
 
-Ensures: every SwapOut, of bodies too, names the owner, and so does the gate, where the owner's step begins; those whose
-copies loops save have the bytes of these that go to disk; the first SwapOut has the step's reservation: its kernel
-registers and reserves when it is constructed (csrc/core/swap_kernels.cc).
+Ensures: every SwapOut names the owner, in bodies too, and so does the gate, where the owner's step begins. A SwapOut
+whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation: its
+kernel registers the owner and reserves the memory when it is constructed (csrc/core/swap_kernels.cc).
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from tfswap.passes.contract import graph_pass
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a step takes, and may take.
+    """The memory outside of the arena that a step takes, and its limits.
 
     Attributes:
-        owner: of the limits, by number. Steps that share them have the same.
+        owner: the number of the limits' owner. Steps with the same owner share its limits.
         host_bytes: host memory that the plan takes.
-        host_limit_bytes: that it may take; None for no limit.
-        spill_dir: the folder of what goes to disk; "" where nothing may.
-        disk_bytes: disk that the plan takes.
-        disk_limit_bytes: that it may take; None for no limit.
+        host_limit_bytes: the most that it may take; None for no limit.
+        spill_dir: the folder of the spill file; "" where nothing may go to disk.
+        disk_bytes: disk space that the plan takes.
+        disk_limit_bytes: the most that it may take; None for no limit.
         saved_disk_bytes: bytes of tensors saved by loops that go to disk.
     """
 
@@ -45,7 +44,7 @@ class Reservation:
     ensures="the step's swap nodes and gate have the owner, and the first of them reserves host memory and disk",
 )
 def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
-    """Write `reservation` into `graph`, in place; returns the number of swaps. Without any, nothing is reserved."""
+    """Write `reservation` into `graph`, in place; returns the number of swaps. A graph without swaps gets none."""
     for node in graph:
         if node.op == GATE:
             node.attrs = {**node.attrs, "owner": reservation.owner}
@@ -72,7 +71,7 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
 
 
 def _saving(graph: Graph) -> Iterator[Node]:
-    """The SwapOuts of bodies whose handles are kept from one iteration on."""
+    """The SwapOuts in bodies whose handles outlive their iteration."""
     for body in graph.all_bodies():
         kept = {tensor.node for node in body if node.op not in ALL for tensor in node.inputs}
         yield from (node for node in body if node.op == SWAP_OUT and node in kept)

@@ -89,7 +89,7 @@ def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> No
 
 
 def add_prefetch(graph: Graph, stem: str, handles: Output, kind: TensorType) -> Node:
-    """What does a SwapIn's part for the last handle of a list, and passes the list on.
+    """A node that does a SwapIn's work for the last handle of a list, and passes the list on.
 
     Args:
         kind: of the tensor behind the handle.

@@ -21,7 +21,7 @@ def share_random_state(graph: Graph, target: Target, owner: int, trace: str) -> 
     """Mark the random ops of `graph`, in place; returns how many there are.
 
     Args:
-        owner: of the states, by number: as long as it is there, they are.
+        owner: the number of the states' owner, with which they end.
         trace: identifies the trace among the owner's.
     """
     marked = 0

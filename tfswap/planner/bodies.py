@@ -39,18 +39,18 @@ RUNGS = 16
 STAGES = 4
 """The most rungs that are combined with evictions around bodies: each takes a ladder of the whole step."""
 LEAST_SHARE = 0.05
-"""The share of the step's live peak below which a body stays as it is."""
+"""A body is planned if it holds at least this share of the step's live peak."""
 
 
 class Rung(NamedTuple):
     """One plan for the bodies of a step.
 
     Attributes:
-        inside: what is done in each, of a body after the bodies in it; nothing in those that are not named.
-        least_bytes: a lower bound of the live bytes' peak, in a body and around it, however much is moved around it;
-            without persistent bytes.
+        inside: the plans of bodies, inner bodies first. Other bodies are not changed.
+        least_bytes: a lower bound of the peak of live bytes in a body and around it, for all evictions around it.
+            Persistent bytes are left out.
         more_s: the seconds that it adds to a step.
-        stands_for_others: whether it is one of the few that are combined with evictions around bodies.
+        stands_for_others: whether it is one of the few rungs that are combined with evictions around bodies.
     """
 
     inside: tuple[Inside, ...]
@@ -60,10 +60,10 @@ class Rung(NamedTuple):
 
 
 class PlannedBody(NamedTuple):
-    """A body, and what is planned inside of it.
+    """A body and its plan.
 
     Attributes:
-        problem: the body as it is without that.
+        problem: the body without the plan.
         times: how often it runs in a step.
     """
 
@@ -77,7 +77,7 @@ class Terms:
     """Terms that are the same for all bodies of a step.
 
     Attributes:
-        carry_out: carries out a body's plan, in place; it also gets the facts of a copy of the body.
+        carry_out: carries out a plan in a body, in place. Its second argument is the facts of a copy of the body.
     """
 
     target: Target
@@ -91,11 +91,11 @@ class _Planned(NamedTuple):
     """A body with a plan.
 
     Attributes:
-        inside: of the body and of those in it.
-        own_bytes: the peak of its live bytes, besides its arguments.
-        least_bytes: of the body and of those in it, the peak of live bytes, with what can't be moved around it.
+        inside: the plans of the body and of the bodies in it.
+        own_bytes: the peak of its live bytes, without its arguments.
+        least_bytes: the peak of live bytes in it, or in a body in it, with the bytes around it that can't be evicted.
         more_s: the additional seconds of all its runs in a step.
-        graph: the body so.
+        graph: the body with these plans carried out.
     """
 
     inside: tuple[Inside, ...]
@@ -107,14 +107,14 @@ class _Planned(NamedTuple):
 
 @dataclass
 class _Body:
-    """A body that holds much.
+    """A body that holds enough to be planned.
 
     Attributes:
         around_bytes: bytes that are live around it while it runs, without evictions.
-        pinned_bytes: those of them that can't be evicted during that.
+        pinned_bytes: those of them that can't be evicted while it runs.
         times: how often it runs in a step.
-        inner: those in it that hold much.
-        planners: the body with what is planned for those in it, and its planner, by that.
+        inner: the bodies in it that hold enough.
+        planners: by plans of the inner bodies: the body with these carried out, and its planner.
     """
 
     name: str
@@ -130,11 +130,11 @@ class _Body:
 
     @cached_property
     def all(self) -> list[_Body]:
-        """This one, and all in it."""
+        """This body, and all bodies in it."""
         return [self, *(b for body in self.inner for b in body.all)]
 
     def planned(self, target_bytes: float) -> _Planned:
-        """The plan for a step that is to hold at most so many bytes, or the nearest to that."""
+        """The plan with which the step holds at most `target_bytes`, or the plan that comes nearest."""
         inner = [body.planned(target_bytes) for body in self.inner]
         graph, planner = self._planner(inner)
         flow, problem = planner.flow, planner.problems[0]
@@ -148,7 +148,7 @@ class _Body:
         more_s = sum(made.more_s for made in inner)
         if choice.order != problem.order or choice.intervals:
             before_s = self.terms.costs.body_seconds(graph)
-            # Of tensors swapped in bodies, those that find host memory full go to disk.
+            # Whether a tensor swapped in a body goes to disk is decided when it runs: where host memory is full.
             in_memory = choice._replace(intervals=[a._replace(disk=False) for a in choice.intervals])
             splits = choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1]
             moved = Inside(self.name, *in_memory.named(flow), splits)
@@ -172,8 +172,8 @@ class _Body:
 
 
 def least_around(graph: Graph, problem: Problem) -> int | None:
-    """A lower bound of the live bytes around the bodies that `find_rungs` plans, the highest of all. Without persistent
-    bytes; None where there is no such body.
+    """The largest lower bound of the live bytes around a body that `find_rungs` plans, without persistent bytes. None
+    where there is no such body.
     """
     nodes = _holding_nodes(graph, problem, _worth(problem))
     return max((pinned for _, _, pinned in nodes), default=None)
@@ -209,17 +209,17 @@ def find_rungs(graph: Graph, problem: Problem, terms: Terms) -> list[Rung]:
 
 
 def _with_splits(inside: Inside, least_bytes: float) -> Inside:
-    """With those splits that are for so many bytes."""
+    """`inside` with its splits for requests of `least_bytes` or more."""
     return dataclasses.replace(inside, splits=tuple(s for s in inside.splits if s.nbytes >= least_bytes))
 
 
 def _worth(problem: Problem) -> int:
-    """The bytes that a body must hold for evictions in it to be tried."""
+    """The least bytes that a body must hold to be planned."""
     return int(LEAST_SHARE * (problem.live_peak_bytes - problem.there_bytes))
 
 
 def _holding_nodes(graph: Graph, problem: Problem, least_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """The nodes whose bodies may hold so much: index, bytes live around it, and those of them that can't be evicted."""
+    """The nodes whose bodies may hold `least_bytes`: index, bytes live around it, and the pinned ones of these."""
     if not graph.bodies:
         return
     flow = problem.flow
@@ -245,9 +245,9 @@ def _bodies(
 
     Args:
         problem: the graph in its order.
-        within: what comes before the bodies' names.
-        around_bytes, pinned_bytes: what is live around the graph itself, and can't be moved there.
-        runs: how often they run in a step; None where the graph is the step.
+        within: the prefix of the bodies' names.
+        around_bytes, pinned_bytes: bytes live around the graph itself, and those of them that can't be evicted.
+        runs: how often each body runs in a step; None where the graph is the step.
     """
     flow = problem.flow
     for i, here_bytes, stays_bytes in _holding_nodes(graph, problem, least_bytes):
@@ -278,7 +278,7 @@ def _planner_of(body: Graph, terms: Terms) -> Planner:
 
 
 def _replace_body(graph: Graph, name: str, body: Graph) -> None:
-    """Replace the body of a node that is called `name`."""
+    """Replace the body called `name`."""
     node, _, number = name.removesuffix("]").rpartition("[")
     bodies = list(graph.bodies[graph[node]])
     bodies[int(number)] = body

@@ -18,7 +18,7 @@ from tfswap.ir.types import TensorType, is_rounded
 from tfswap.passes.nodes import PRESERVE, add_scalar
 
 _EXACT = 2
-"""The sum of zero and so many terms does not depend on their order."""
+"""A sum of zero and this many terms, or fewer, does not depend on their order."""
 _VARIABLE, _ADD, _RESULT = "TemporaryVariable", "AssignAdd", "DestroyTemporaryVariable"
 
 
@@ -79,7 +79,7 @@ def add_in_order(graph: Graph, node: Node, kernels: Sequence[Node]) -> None:
 
 
 def add_pairwise(graph: Graph, node: Node, terms: Sequence[Output]) -> None:
-    """Have `node` add `terms` to zero one after another: each is freed as soon as it is added."""
+    """Have `node` add `terms` to zero one after another, so that each is freed as soon as it is added."""
     kind, attrs = node.outputs[0], {"T": Dtype(node.outputs[0].dtype), PRESERVE: True}
     place = {other: rank for rank, other in enumerate(graph)}
     followers: dict[Node, list[Node]] = {}

@@ -33,14 +33,14 @@ def merge_equal_nodes(graph: Graph, _: Target) -> int:
 
 
 def merge_all_equal_nodes(graph: Graph) -> dict[str, str]:
-    """As `merge_equal_nodes`, with what is fetched; returns by name of a repeat that of the first."""
+    """As `merge_equal_nodes`, but fetched nodes are merged too; returns the first node's name by the repeat's."""
     instead = _merge(graph, set(graph.targets))
     graph.fetches = [Output(instead.get(node, node), index) for node, index in graph.fetches]
     return {node.name: kept.name for node, kept in instead.items()}
 
 
 def _merge(graph: Graph, named: Container[Node]) -> dict[Node, Node]:
-    """Point the readers of repeats at the first, but for nodes that are `named`; returns by repeat the first."""
+    """Point the readers of repeats that are not `named` at the first; returns the first node by the repeat."""
     first: dict[object, Node] = {}
     instead: dict[Node, Node] = {}
     for node in graph.topological():

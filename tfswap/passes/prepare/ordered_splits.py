@@ -17,14 +17,14 @@ from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 OUT_OF_ORDER: Final = 4
-"""From so many outputs on, several threads request them (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
+"""Several threads request the outputs of splits with this many or more (kMinimumSplitNum in split_op.cc)."""
 
 
 @graph_pass(
     ensures="the outputs of a split are requested in their order",
 )
 def order_split_outputs(graph: Graph, target: Target) -> int:
-    """Have splits of so many outputs run tfswap's own kernel, in place; returns how many."""
+    """Have splits whose outputs several threads request run tfswap's own kernel, in place; returns how many."""
     return use_own_kernel(graph, target.device, _is_out_of_order)
 
 

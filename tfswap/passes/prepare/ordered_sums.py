@@ -42,7 +42,7 @@ from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
 
 EXACT = 2
-"""The sum of so many inputs does not depend on their order."""
+"""A sum of this many inputs, or fewer, does not depend on their order."""
 
 
 @graph_pass(

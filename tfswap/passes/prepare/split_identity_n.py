@@ -22,7 +22,7 @@ REFUSAL = (
 
 
 @graph_pass(
-    ensures="no IdentityN holds its inputs until the last of them is there",
+    ensures="no IdentityN holds its inputs until the last of them is computed",
 )
 def split_identity_n(graph: Graph, _: Target) -> int:
     """Bypass multi-output views in `graph`, in place; returns how many inputs were changed."""

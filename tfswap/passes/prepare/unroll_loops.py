@@ -260,7 +260,7 @@ class _Unrolling:
 
 
 def _first(nodes: Iterable[Node]) -> list[Node]:
-    """Those of an iteration's nodes that read nothing of it."""
+    """The nodes of an iteration that read none of its nodes."""
     made = list(nodes)
     within = set(made)
     return [node for node in made if within.isdisjoint(t.node for t in node.inputs)]
@@ -284,7 +284,7 @@ def _has_effects(body: Graph) -> bool:
 
 
 def _reads_of_unwritten(body: Graph, stateful: Set[Node]) -> set[Node]:
-    """Those of a body's nodes that read variables which no other of them may write."""
+    """The nodes of a body that read variables which no other node of it may write."""
 
     def variables(node: Node) -> set[Output]:
         return {origin(t) for t in node.inputs if t.type.dtype == "resource"}

@@ -80,5 +80,5 @@ def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Outpu
 
 
 def _copied(node: Node, attributes: tuple[str, ...]) -> dict[str, object]:
-    """Those of the attributes that `node` has."""
+    """The attributes that `node` has, of those given."""
     return {name: node.attrs[name] for name in attributes if name in node.attrs}

@@ -70,9 +70,9 @@ def _behind(graph: Graph, first: Node) -> set[Node]:
 def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tuple[Graph, Graph]:
     """The forward and the backward function of a step.
 
-    The first is fed what the step is fed; its fetches are the first `results` of the step's, and then the carriers. The
-    second is fed the carriers, the gradients that the caller gives, and those of the step's feeds that it needs, in
-    this order; its fetches are the rest of the step's, without the gradients that the caller gave.
+    The first has the step's feeds; its fetches are the first `results` of the step's, and then the carriers. The feeds
+    of the second are the carriers, the gradients that the caller gives, and the step's feeds that it needs, in this
+    order; its fetches are the rest of the step's, without the gradients that the caller gave.
 
     Args:
         kernels: names of the kernels that have a place in the order.

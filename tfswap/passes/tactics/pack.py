@@ -137,7 +137,7 @@ def decode_for(
     Args:
         kept: the encoded tensor.
         wants_shape: whether it reads the tensor's shape as well.
-        awaits: of what makes that, what it waits for.
+        awaits: whether it waits for this node, which computes another input of the first reader.
     """
     on = tensor.node.device
     decode = graph.add(
@@ -175,7 +175,7 @@ def _on(graph: Graph, tensor: Output, views: dict[Output, Output]) -> Output:
     """`tensor`, on the buffer that was decoded.
 
     Args:
-        views: what is on it so far.
+        views: the views of it that have been added.
     """
     if tensor not in views:
         view = tensor.node

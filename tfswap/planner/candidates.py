@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 PAIR_TRIES = 8
 PAIR_LEVELS = 6
-"""So many forms of a choice are judged with some of its concurrent kernels, from all of them to those that raise no
-peak, so that a limit with room for some gives a faster step.
+"""The most forms of a choice with some of its concurrent kernels, from all of them to those that do not raise the peak.
+They make steps faster under limits with room for some.
 """
 ENDS_SHARE = 0.75
 """The share of the arena's limit below which plans with tensors at the ends of chunks are not tried, since they promise
@@ -49,7 +49,7 @@ class Draft:
     """One rung of a ladder, timed.
 
     Attributes:
-        choice: the kernels in order, and what is swapped when.
+        choice: the order of the kernels, and its evictions.
         timing: the step's; no less than that of the order without evictions.
     """
 
@@ -81,7 +81,7 @@ class Candidate:
 
 
 _Besides = tuple[tuple[int, ...], tuple[Split, ...]]
-"""The rest of a choice besides order and evictions: concurrent kernels and splits."""
+"""The parts of a choice other than order and evictions: concurrent kernels and splits."""
 
 
 class Judged:
@@ -132,7 +132,7 @@ class Judged:
         return False
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
-        """The fastest within a limit."""
+        """The fastest form within a limit."""
         found = next(self._fastest_first(limit_bytes), None)
         if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
             return found
@@ -187,21 +187,21 @@ class Judged:
 
     @cached_property
     def _alone(self) -> Timing:
-        """The memory of `apart`."""
+        """The memory of the form `apart`."""
         if not self.draft.choice.paired:
             return self.draft.timing
         return self._planner.timing(self._one_by_one).no_less_than(self.seconds)
 
     @cached_property
     def apart(self) -> Candidate:
-        """With all kernels one after another."""
+        """The form with all kernels one after another."""
         found = self._candidate(self._one_by_one, self._alone, NEVER)
         assert found is not None, "any peak is within that"
         return found
 
     @cached_property
     def _fewer_pairs(self) -> list[tuple[Choice, Timing]]:
-        """With ever fewer of the concurrent kernels that raise the peak; each form is no faster than the one before."""
+        """Forms with fewer and fewer of the concurrent kernels that raise the peak, none faster than the one before."""
         choice, least_s = self.draft.choice, self.seconds
         if not choice.paired:
             return []
@@ -217,11 +217,11 @@ class Judged:
 
     @cached_property
     def within(self) -> Candidate:
-        """With those concurrent kernels that do not raise the peak."""
+        """The form with the concurrent kernels that do not raise the peak."""
         return self._with_pairs(self.apart) or self.apart
 
     def _with_pairs(self, apart: Candidate, share: float | None = None) -> Candidate | None:
-        """The draft with those concurrent kernels that do not raise the peak of `apart`, in the allocator's chunks or
+        """The draft with the concurrent kernels that do not raise the peak of `apart`, in the allocator's chunks or
         in exact ones (`share`).
         """
         choice, count, most_bytes = self.draft.choice, 1, apart.memory.peak_bytes
@@ -247,7 +247,7 @@ class Judged:
         return self._fewer_pairs[-1][1].total_s if self._fewer_pairs else self.seconds
 
     def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
-        """The candidate of the draft with the rest of `choice`; None where it is not within a limit."""
+        """The candidate of the draft with the other parts of `choice`; None where it is not within a limit."""
         memory = self._memory(choice, simulated_within(limit_bytes))
         if memory is None:
             return None
@@ -297,7 +297,7 @@ class Judged:
         return self._splits[choice.paired]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
-        """The memory of the draft with the rest of `choice`; None where it peaks above `most_bytes`."""
+        """The memory of the draft with the other parts of `choice`; None where it peaks above `most_bytes`."""
         made = choice.paired, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner

@@ -36,12 +36,12 @@ NEAR_PEAK = 0.8
 
 
 def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[int, tuple[Split, ...]]:
-    """Splits for a schedule that has none: for the large requests of the steps near whose tensors the peak is, or would
-    be if one of them were given more than it needs.
+    """Splits for a schedule that has none: for large requests that are live near the peak, or near what the peak would
+    be if one of them got more than it needs.
 
-    Of a step's requests, those that are live together at its own peak are taken.
+    Of a step's requests, those that are live together at the step's own peak are split.
 
-    Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
+    Returns the schedule's live peak in bytes, and the splits, of which a plan may use some.
     """
     ledger, replay, during = _replayed(flow, steps, snapshot)
     near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
@@ -66,11 +66,10 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot
 def choose_ends(
     flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, splits: Sequence[Split]
 ) -> Iterator[tuple[Split, ...]]:
-    """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none:
-    for each of LEAST_STAYS.
+    """For each of LEAST_STAYS: the large requests that live long and go to a chunk's end, and splits of other steps.
 
     Args:
-        splits: as of `choose_splits`.
+        splits: those of `choose_splits`.
     """
     ledger, replay, _ = _replayed(flow, steps, snapshot)
     least = min(LEAST_SHARES) * replay.peak

@@ -1,8 +1,8 @@
-"""What a plan leaves free at each convolution's place in its schedule, and what that buys.
+"""The bytes that a plan leaves free while each convolution runs, and the algorithms that they allow.
 
-As SuperNeurons does it (Wang et al. 2018): memory comes first, and each convolution then gets the fastest algorithm
-whose workspace fits the bytes that are free where it runs. What is free is what the allocator could still hand out, in
-one piece, with no more than the limit in use; a chunk that it would give whole counts whole.
+As in SuperNeurons (Wang et al. 2018): the plan comes first, and each convolution then gets the fastest algorithm whose
+workspace fits the bytes that are free where it runs. These are the largest chunk that the allocator could return with
+no more than the limit in use. Where it would return a larger chunk whole, all of that counts as in use.
 
 Not handled: convolutions in the bodies of loops and conditionals, of which the step sees the whole as one kernel.
 """
@@ -27,12 +27,12 @@ from tfswap.simulator.timing import Timing, simulate_time
 
 
 class Room(NamedTuple):
-    """Of one run of a convolution.
+    """The bytes in use and free while a convolution runs once.
 
     Attributes:
-        kernel: which.
-        in_use_bytes: of the arena while it runs.
-        free_bytes: what it can have besides.
+        kernel: its index.
+        in_use_bytes: bytes in use in the arena.
+        free_bytes: bytes that its workspace can have.
     """
 
     kernel: int
@@ -44,11 +44,11 @@ Way = tuple[Algorithm, int]
 
 
 class Need(NamedTuple):
-    """Of one run of a convolution.
+    """The bytes that each algorithm of a convolution needs when it runs once.
 
     Attributes:
-        kernel: which.
-        ways: its algorithms, the first without a workspace; each with what is in use of the arena while it runs so.
+        kernel: its index.
+        ways: its algorithms, each with the bytes in use in the arena while it runs. The first has no workspace.
     """
 
     kernel: int
@@ -59,7 +59,7 @@ Seen = TypeVar("Seen", Room, Need)
 
 
 def rooms(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, limit_bytes: int) -> list[Room]:
-    """Of each convolution that `steps` run, in order of their ends."""
+    """The room of each convolution that `steps` run, in the order in which they end."""
     if not has_convolutions(flow):
         return []
     replay = _Rooms(flow, steps, snapshot, limit_bytes)
@@ -68,7 +68,7 @@ def rooms(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, limit_
 
 
 def needs(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> list[Need]:
-    """Of each convolution that `steps` run, in order of their ends, whatever the limit."""
+    """The needs of each convolution that `steps` run, in the order in which they end. No limit changes them."""
     replay = _Needs(flow, steps, snapshot)
     replay.repeat()
     return replay.found
@@ -79,11 +79,11 @@ def has_convolutions(flow: Dataflow) -> bool:
 
 
 class _Watch(Replay, Generic[Seen]):
-    """Looks at the arena while convolutions run, and at its least free moment where another kernel runs concurrently
-    with one.
+    """Looks at the arena while each convolution runs. Where other kernels run concurrently with it, the moment with
+    the least free bytes counts.
 
     Attributes:
-        found: what was seen of each.
+        found: the result for each.
     """
 
     arena: Arena
@@ -97,7 +97,7 @@ class _Watch(Replay, Generic[Seen]):
 
     @abstractmethod
     def look(self, kernel: int, before: Seen | None) -> Seen:
-        """What there is for a kernel now, if that is less than `before`."""
+        """The arena's present state for a kernel, combined with its earlier state `before`."""
 
     def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
         temps = super().begin(i, buffers, takes_over=takes_over)
@@ -136,7 +136,7 @@ class _Needs(_Watch[Need]):
 
 
 def fastest(ways: Sequence[Way], limit_bytes: float, rates: Rates) -> Way:
-    """Of those with which no more is in use; the first where that can't be."""
+    """The fastest of the ways within a limit; the first where none is."""
     fitting = [way for way in ways if way[1] <= limit_bytes] or ways[:1]
     return min(fitting, key=lambda way: way[0].seconds(rates))
 
@@ -146,10 +146,10 @@ class Computed:
     """A step whose convolutions have the fastest algorithms that there is room for.
 
     Attributes:
-        timing: of the step so.
-        peak_bytes: the most in use with the workspaces; of convolutions alone.
-        workspace_bytes: the largest.
-        algorithms: how many of the convolutions' runs have which.
+        timing: the step's, with these algorithms.
+        peak_bytes: the most bytes in use while a convolution runs, with its workspace.
+        workspace_bytes: the largest workspace.
+        algorithms: by name, how many runs of convolutions use the algorithm.
     """
 
     timing: Timing
@@ -167,14 +167,14 @@ def computed(
     rates: Rates,
     disk: Collection[int] = (),
 ) -> Computed:
-    """What `steps` take where each convolution has the algorithm that its place has room for.
+    """The time and memory of `steps`, with the fastest algorithm for each convolution that its place has room for.
 
-    A convolution that runs again takes as long each time as where it has least room.
+    All runs of a recomputed convolution are assumed to take as long as the slowest of them.
 
     Args:
-        needed: of `steps`.
-        limit_bytes: the most that may be in use.
-        cost_s: seconds of kernels, of convolutions with their fastest algorithms.
+        needed: the needs of `steps`.
+        limit_bytes: the most bytes that may be in use.
+        cost_s: seconds of each kernel, of convolutions with their fastest algorithms.
     """
     slower: dict[int, float] = {}
     peak = workspace = 0

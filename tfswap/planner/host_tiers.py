@@ -29,11 +29,11 @@ STAGING_BYTES = 2 * (4 * (256 << 10) + (512 << 10) + (160 << 10)) + 4096
 
 @dataclass(frozen=True)
 class Tiers:
-    """What there is for swapped tensors.
+    """The limits of the memory outside of the device that swapped tensors may take.
 
     Attributes:
-        host_bytes: of host memory; None for no limit.
-        disk_bytes: of disk; None for no limit, 0 where nothing may go there.
+        host_bytes: the limit of host memory; None for no limit.
+        disk_bytes: the limit of disk space; None for no limit, 0 where nothing may go to disk.
         inner_bytes: bytes that loops swap inside of their bodies.
     """
 
@@ -49,7 +49,7 @@ class Tiers:
         return self.host_bytes + self.disk_bytes - self.inner_bytes
 
     def chosen(self, gaps: Iterable[Gap]) -> frozenset[int]:
-        """Those of the values with these gaps that go to disk."""
+        """The values that go to disk, of those that are swapped out in these gaps."""
         if self.host_bytes is None or self.disk_bytes == 0:
             return frozenset()
         begins: dict[int, int] = {}
@@ -75,13 +75,13 @@ class Tiers:
             heapq.heappush(going, (ends[v], v))
             while room < 0:
                 _, last = heapq.heappop(there)
-                if ends[last] >= begins[v]:  # else it has left by itself
+                if ends[last] >= begins[v]:  # else it has been copied back already
                     disk.add(last)
                     room += sizes[last]
         return frozenset(disk)
 
     def with_overflow(self, memory: Memory) -> Memory:
-        """`memory`, with tensors of loops that find no room in host memory on disk."""
+        """`memory`, with loops' tensors on disk where host memory has no room for them."""
         if self.host_bytes is None or self.disk_bytes == 0:
             return memory
         over = min(self.inner_bytes, max(0, memory.host_peak_bytes - self.host_bytes))
@@ -94,7 +94,7 @@ class Tiers:
         )
 
     def fit(self, memory: Memory) -> bool:
-        """Whether there is room for all that is swapped."""
+        """Whether there is room for all swapped tensors."""
         if self.host_bytes is not None and memory.host_peak_bytes > self.host_bytes:
             return False
         return self.disk_bytes is None or memory.disk_peak_bytes <= self.disk_bytes

@@ -1,6 +1,6 @@
-"""Ladders: one solver on one order, asked for ever lower targets of live bytes. A rung is its choice for one target.
+"""Ladders: the choices of one solver on one order, for lower and lower targets of live bytes. A rung is one choice.
 
-Not handled: the choice of ladders and of the rung, which is the planner's (planner.py).
+planner.py chooses the ladders and the rung.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BISECTIONS = 8
 
 
 class Climb(NamedTuple):
-    """How many ladders some solvers climb, and of how many rungs, in their share of the planning time.
+    """The numbers of ladders and rungs of some solvers, for their share of the planning time.
 
     Attributes:
-        orders: the number of orders, on each of which each solver has a ladder.
-        rungs: of each ladder.
-        spare: how many more ladders there is time for.
+        orders: the number of orders. Each solver has a ladder on each.
+        rungs: the number of rungs of each ladder.
+        spare: the number of further ladders that there is time for.
     """
 
     solvers: Sequence[Solver]
@@ -37,7 +37,7 @@ class Climb(NamedTuple):
 
     @classmethod
     def of(cls, solvers: Sequence[Solver], sweeps: int, most_rungs: int, most_orders: int) -> Climb:
-        """For so many sweeps over the step."""
+        """The numbers with which the solvers make `sweeps` sweeps over the step."""
         asked = max(1, len(solvers))
         rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // asked))
         orders = min(most_orders, max(1, sweeps // (asked * rungs)))
@@ -45,19 +45,19 @@ class Climb(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A solver's choice, and the lowest target that it is chosen for: the peak of live bytes is not above it."""
+    """A solver's choice, and the lowest target that it was chosen for, which its peak of live bytes does not exceed."""
 
     judged: Judged
     target: int
 
 
 class Ladder:
-    """One solver on one order, asked for ever lower targets of live bytes; remembers what it has judged.
+    """The choices of one solver on one order, each judged at its first use.
 
     Attributes:
         targets: bytes, from just below the live peak down to the lowest that the solver reaches. A rung may hold less
-            than its own.
-        unmoved_s: the seconds of the order without evictions, which are a lower bound.
+            than its target.
+        unmoved_s: the seconds of the order without evictions, a lower bound of all rungs.
     """
 
     def __init__(self, planner: Planner, problem: Problem, unmoved: Judged, solve: Solver, count: int):
@@ -90,7 +90,7 @@ class Ladder:
         return [Rung(made, target) for made, target in lowest.items()]
 
     def choice(self, nbytes: int) -> Choice | None:
-        """The solver's choice for a target of so many bytes, solved where no earlier choice holds for it."""
+        """The solver's choice for a target of `nbytes`, solved where no earlier choice holds for it."""
         for asked, choice in self._choices:
             if asked.least <= nbytes < asked.beyond:
                 return choice
@@ -99,7 +99,7 @@ class Ladder:
         return self._choices[-1][1]
 
     def judged(self, rung: int) -> Judged | None:
-        """None where the solver does not meet the target; it may meet lower ones all the same."""
+        """The judged choice of a rung; None where the solver does not meet its target. It may meet lower ones."""
         if rung not in self._judged:
             choice = self.choice(self.targets[rung])
             self._judged[rung] = None if choice is None else self.planner.judged(choice, self.unmoved_s)

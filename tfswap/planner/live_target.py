@@ -17,7 +17,7 @@ class LiveTarget:
 
     Attributes:
         nbytes: the target in bytes.
-        least, beyond: for a target from `least` up to but not including `beyond`, all comparisons so far end the same.
+        least, beyond: all comparisons so far have the same results for each target in [least, beyond).
     """
 
     __slots__ = ("beyond", "least", "nbytes")
@@ -28,7 +28,7 @@ class LiveTarget:
         self.beyond: float = math.inf
 
     def is_exceeded_by(self, live_bytes: int) -> bool:
-        """Whether so many live bytes exceed it."""
+        """Whether `live_bytes` exceeds the target."""
         if live_bytes > self.nbytes:
             if live_bytes < self.beyond:
                 self.beyond = live_bytes
@@ -38,7 +38,7 @@ class LiveTarget:
         return False
 
     def first_exceeded(self, live_bytes: np.ndarray, more_bytes: int) -> int:
-        """The first position whose live bytes exceed it with so many more; the end where none does."""
+        """The first position whose live bytes plus `more_bytes` exceed the target; the end where none do."""
         over = live_bytes > self.nbytes - more_bytes
         first = int(over.argmax()) if len(over) else 0
         if not len(over) or not over[first]:
@@ -47,17 +47,17 @@ class LiveTarget:
         return first
 
     def after_last_exceeded(self, live_bytes: np.ndarray, more_bytes: int) -> int:
-        """The position after the last whose live bytes exceed it with so many more; 0 where none does."""
+        """The position after the last whose live bytes plus `more_bytes` exceed the target; 0 where none do."""
         return len(live_bytes) - self.first_exceeded(live_bytes[::-1], more_bytes)
 
     def _compare(self, live_bytes: np.ndarray, more_bytes: int) -> None:
-        """All but the last do not exceed it."""
+        """Record the comparisons. All but the last do not exceed the target."""
         if len(live_bytes) > 1:
             self.is_exceeded_by(int(live_bytes[:-1].max()) + more_bytes)
         if len(live_bytes):
             self.is_exceeded_by(int(live_bytes[-1]) + more_bytes)
 
     def alone(self) -> int:
-        """Its bytes, for a solver that computes with them: its choice then holds for this target alone."""
+        """The target's bytes, for a solver that computes with them. Its choice then holds for this target alone."""
         self.least, self.beyond = self.nbytes, self.nbytes + 1
         return self.nbytes

@@ -26,7 +26,7 @@ that.
 """
 
 NEXT_TO_NOTHING = 64
-"""A kernel that makes so many times the bytes that it reads may wait: its inputs are small."""
+"""A kernel that makes this many times the bytes that it reads may run late, for its inputs are small."""
 
 
 def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
@@ -75,7 +75,7 @@ def traced_order(flow: Dataflow) -> list[int]:
 
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
-    """`base`, but a node that reads next to nothing made in the step, or decodes, waits until something needs it."""
+    """`base`, but a node that decodes, or reads few bytes made in the step, runs just before its first reader."""
 
     def allocates_only(i: int) -> bool:
         read = [flow.values[v].nbytes for v in flow.reads[i] if flow.values[v].producer != PERSISTENT]
@@ -97,7 +97,7 @@ def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 
 
 def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
-    """`base`, but each write to a variable comes as soon as the last thing that others need too is there."""
+    """`base`, but each write to a variable runs as soon as its last input that others need too is computed."""
     users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)

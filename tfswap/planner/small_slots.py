@@ -1,15 +1,15 @@
 """Reserved slots for small tensors, so that they do not lie between large ones.
 
-Where an arena may grow no further than the limit, as a GPU's, what counts is not only how much is free but that it lies
-together. The allocator gives each request the smallest free chunk that it fits: where there is none of about its size,
-the statistics of a batch norm are cut off next to the feature map that has just been made, and lie there until the
-backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
+Where an arena may grow no further than the limit, as a GPU's, free bytes must also be contiguous. The allocator gives
+each request the smallest free chunk that it fits. Where none has about its size, the statistics of a batch norm are cut
+off next to the feature map that has just been made, and stay there until the backward pass, long after the map is
+freed. A few hundred bytes then divide a chunk that the next map would need whole.
 
-A reserved slot is a free chunk of the size of a small tensor between two that are in use. There are as many of each
-size as a step holds tensors of it simultaneously; what parts them takes 256 bytes each. They come from the smallest
-free chunks, so that the largest stays as it is. Others' tensors have slots in the same way. A data pipeline allocates
-in the step's arena at any time. Where its tensor is split off a chunk that the step has just freed, a feature map no
-longer fits there, and gets another chunk whole, of up to twice its size.
+A reserved slot is a free chunk of the size of a small tensor between two chunks in use. There are as many of each size
+as a step holds tensors of that size simultaneously; the tensors between them take 256 bytes each. Slots come from the
+smallest free chunks, so that the largest stays whole. Tensors that others allocate have slots too: a data pipeline
+allocates in the step's arena at any time. Where its tensor is split off a chunk that the step has just freed, a feature
+map no longer fits there, and gets another chunk whole, of up to twice its size.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def choose_slots(
 ) -> list[int]:
     """The bytes of each slot that a schedule can use.
 
-    Constants that are made with the step take some of them, also those that only make other constants.
+    Constants that are made with the step take some of the slots, also those that only make other constants.
 
     Args:
-        outside_bytes: bytes of each tensor that others make while the step runs. Those of the step that are no larger
-            have places too, or they would take these.
+        outside_bytes: bytes of each tensor that others make while the step runs. The step's tensors up to their size
+            get slots too, or they would take those of the others.
     """
     ledger = _Counts(max((LARGEST_BYTES, *map(round_up, outside_bytes))))
     snapshot.enter(ledger)

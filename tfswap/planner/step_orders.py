@@ -1,6 +1,6 @@
-"""The orders of a step's kernels that plans are made for. Each is made at its first use, and once.
+"""The orders of a step's kernels that plans are made for, each made at its first use.
 
-Invariant: they depend on the step's facts and costs alone: not on the arena, nor on evictions.
+Invariant: they depend only on the step's facts and costs: not on the arena, nor on evictions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class StepOrders:
 
     @cached_property
     def ranked(self) -> list[list[int]]:
-        """As of `rank_orders`."""
+        """Distinct orders, the one with the lowest live peak first (`rank_orders`)."""
         return rank_orders(self._flow, self._cost_s)
 
     def together(self, count: int) -> list[list[int]]:
-        """The first so many of `ranked`, with kernels next to each other that gain as pairs."""
+        """The first `count` of `ranked`, changed so that kernels that gain as pairs are next to each other."""
         for order in self.ranked[len(self._together) : count]:
             self._together.append(brought_together(self._flow, order, self._cost_s, self._rates))
         return self._together[:count]

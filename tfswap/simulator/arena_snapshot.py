@@ -87,7 +87,7 @@ class ArenaSnapshot:
         chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
             step's variables and arguments are among them.
         instantiated: whether the step's constants are among them too.
-        limit_bytes: the most bytes of the arena; None where unknown: then it is assumed to have no end.
+        limit_bytes: the most bytes of the arena; None where unknown: it then counts as endless.
         collects: whether the arena frees unused regions, to make room for a larger one.
         shared: feeds of the step that are handles of variables whose buffers other tensors share: the first update of
             each requests another buffer, and the shared one stays.

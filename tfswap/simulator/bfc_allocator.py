@@ -59,15 +59,14 @@ class Arena:
     """The allocator's chunks, by address.
 
     Args:
-        chunks: in order of address, each region's side by side (`regions_of`).
-        limit_bytes: what all regions may have together; None for an arena in one region without end.
+        chunks: in order of address, contiguous within a region (`regions_of`).
+        limit_bytes: the most bytes of all regions together; None for an arena of one endless region.
         collects: whether unused regions are freed when no other can be added.
 
     Attributes:
         in_use_bytes: bytes of the allocated chunks, each counted whole.
         peak_bytes: the maximum of `in_use_bytes`. Where a request did not fit, it is above the limit, and no lower than
-        in a
-            larger arena.
+            in a larger arena.
     """
 
     def __init__(

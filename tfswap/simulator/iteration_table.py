@@ -1,4 +1,4 @@
-"""What holds in each iteration of loops in loops."""
+"""A number for each iteration of nested loops."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class IterationTable(NamedTuple):
     """A number for each iteration.
 
     Attributes:
-        shape: how many iterations of each loop have rows of their own, of the outermost first; what the last says holds
-            for all that follow. Empty outside of loops.
-        values: row by row.
+        shape: the number of rows of each loop, the outermost first; empty outside of loops. All iterations from the
+            last row on have its number.
+        values: the numbers, row by row.
     """
 
     shape: tuple[int, ...]
@@ -21,12 +21,12 @@ class IterationTable(NamedTuple):
 
     @classmethod
     def of(cls, value: int) -> IterationTable:
-        """Outside of loops."""
+        """The table of a number outside of loops."""
         return cls((), (value,))
 
     @classmethod
     def stack(cls, rows: Sequence[IterationTable]) -> IterationTable:
-        """A loop's, from those of its iterations, of which there is one at least."""
+        """The table of a loop, from the tables of its iterations, one or more."""
         end = len(rows)
         while end > 1 and rows[end - 1] == rows[end - 2]:
             end -= 1
@@ -35,26 +35,26 @@ class IterationTable(NamedTuple):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all iterations have the same."""
+        """Whether all iterations have the same number."""
         return len(set(self.values)) == 1
 
     @property
     def middle(self) -> int:
-        """Of an iteration that is neither one of the first nor one of the last."""
+        """The number of an iteration in the middle of each loop."""
         at = 0
         for size in self.shape:
             at = at * size + size // 2
         return self.values[at]
 
     def fixed(self, axis: int, iteration: int) -> IterationTable:
-        """That of the other loops, in this iteration of one."""
+        """The table of the other loops, in this iteration of the loop `axis`."""
         size, inner = self.shape[axis], prod(self.shape[axis + 1 :])
         at = min(iteration, size - 1)
         kept = (value for i, value in enumerate(self.values) if i // inner % size == at)
         return IterationTable(self.shape[:axis] + self.shape[axis + 1 :], tuple(kept))
 
     def _widened(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Its values, with the last of each loop repeated."""
+        """Its values in a table of this shape, with the last row of each loop repeated."""
         if not shape:
             return self.values
         rows = [self.fixed(0, i) for i in range(shape[0])]

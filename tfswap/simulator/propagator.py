@@ -104,7 +104,7 @@ Task = tuple[int, Frame, Iteration, bool]
 
 
 class LoweredProgram(Program):
-    """Shared by all runs of a step.
+    """The parts of a lowered step that all runs share.
 
     Attributes:
         pending: per item, how many edges it waits for; of a Merge twice its control edges, and one for the first input.

@@ -138,7 +138,7 @@ class Recorder:
                 self._close(hold)
 
     def give(self, address: int, value: int) -> None:
-        """The buffer at `address` belongs to `value`: from its beginning where it was a kernel's, else from now on."""
+        """Give the buffer at `address` to `value`: since its request, or from now on where it was another value's."""
         hold = self._open.get(address)
         if hold is None or hold.value == value:
             return
@@ -157,7 +157,7 @@ class Recorder:
         )
 
     def stamp(self, since: int) -> None:
-        """All states since so many have the present time."""
+        """Give all states from this number on the present time."""
         for state in range(since, len(self.began_s)):
             self.began_s[state] = self._clock()
 

@@ -34,19 +34,22 @@ class Requests:
     """A step's requests and releases.
 
     Attributes:
-        extremes: of each of `at_extremes` the events: a request's bytes; or, negative, `-1 - n` for the
-            release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
-            get chunks of their own size, or END_ABOVE and the bytes of one that is to lie at the end of a chunk;
-            SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
-            parts the latest of those that are parted; or EXACT_CHUNKS.
-        resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
+        extremes: for each of `at_extremes`, the events as numbers:
+            - a request: its bytes;
+            - the release of the n-th request's chunk: `-1 - n`;
+            - a split for one of the next requests: SPLIT_ABOVE, or END_ABOVE for the end of a chunk, plus its bytes;
+            - the end of a list of splits: SPLIT_ABOVE;
+            - the release of the latest splits' separators: FREE_REST;
+            - exact chunks from here on: EXACT_CHUNKS.
+        resident_bytes: bytes in the arena before the step that are among the requests: all, where its chunks were
+            unknown.
     """
 
     extremes: tuple[tuple[int, ...], ...]
     resident_bytes: int
 
     def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
-        """The step's peak in an arena with this content; its constants are taken to be there."""
+        """The step's peak in an arena with this content, which includes its constants."""
         more_bytes = 0 if snapshot.chunks else snapshot.total_bytes - self.resident_bytes
         return more_bytes + max(_replay(events, snapshot.arena()) for events in self.extremes)
 

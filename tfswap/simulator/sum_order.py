@@ -62,11 +62,11 @@ class _SumCounts:
         self.counts.setdefault(iterations, Counter())[position if position >= EITHER else 0] += 1
 
     def table(self, trips: Callable[[tuple[int, ...]], tuple[int, int | None]]) -> IterationTable:
-        """What it begins with most often.
+        """The input that the sum begins with most often, by iteration.
 
         Args:
-            trips: how many iterations of the next loop were run in these of the loops around it, and how many there
-                are; None where that is not known.
+            trips: by iterations of the loops around the next loop: how many iterations of that were run, and how many
+                it has; None where that is not known.
         """
         usual = _most(sum(self.counts.values(), Counter[int]()))
         depth = len(next(iter(self.counts)))
@@ -85,7 +85,7 @@ class _SumCounts:
 
 
 def _with_all(rows: list[IterationTable], trips: int | None) -> list[IterationTable]:
-    """The rows of all iterations of a loop, of which the first and the last are as those that were run."""
+    """The rows of all `trips` iterations of a loop, from `rows` of those that were run: the first and the last ones."""
     half = len(rows) // 2
     if trips is None or trips * max(len(row.values) for row in rows) > MOST_KNOWN_TRIPS:
         return rows[: half + 1]
@@ -96,8 +96,8 @@ class SumOrders(NamedTuple):
     """The most likely orders in which sums add.
 
     Attributes:
-        first: which input an AddN begins with, by its part's name and its own: by iteration of the loops that it is in.
-            0 stands for the first two.
+        first: by the names of its part and its own, the input that an AddN begins with, by iteration of the loops
+            around it. 0 stands for the first two inputs.
         ready: names of the kernels that add one term each, in the order in which they start, by the sum's name.
     """
 
@@ -114,9 +114,9 @@ def simulate_sums(
     """The orders in which the sums of a step and of its bodies add.
 
     Args:
-        graph: in the order in which TensorFlow gets it, with equal nodes merged.
-        seconds: what a node's kernel takes.
-        additions: the sum that kernels of the step add one term each to, by the kernel's name.
+        graph: the step, in the order in which TensorFlow gets it, with equal nodes merged.
+        seconds: the seconds of a node's kernel.
+        additions: by the name of a kernel that adds one term to a sum, the sum.
     """
     step = _Step(graph, device, seconds)
     found: dict[tuple[str, str], _SumCounts] = {}

@@ -47,7 +47,7 @@ class Timing:
     lost_s: float
 
     def no_less_than(self, seconds: float) -> Timing:
-        """This timing, with a total of at least so many seconds."""
+        """This timing, with a total of at least `seconds`."""
         return self if self.total_s >= seconds else dataclasses.replace(self, total_s=seconds)
 
 

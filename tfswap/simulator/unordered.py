@@ -31,7 +31,7 @@ MOST_RUNS = 25
 MOST_KERNELS = 50_000
 """Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
 EVENTS = 8
-"""So many events of a loop count as a kernel."""
+"""The number of a loop's events that count as one kernel."""
 MOST_THREADS = 64
 """The threads of a run in which each ready kernel has a thread: about as many as iterations and branches can use."""
 STEPS = 4

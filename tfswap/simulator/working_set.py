@@ -47,8 +47,8 @@ def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
 
 
 def working_set_bytes(flow: Dataflow, kernel: int) -> int:
-    """The least that a kernel needs, besides what is held throughout: what it reads and makes, and its
-    temporaries. Inputs whose buffers may be forwarded are counted once.
+    """The least bytes that a kernel needs, without persistent ones: inputs, outputs and temporaries. Inputs whose
+    buffers may be forwarded are counted once.
     """
     own = (v for v in (*flow.reads[kernel], *flow.consumes.get(kernel, ())) if flow.values[v].producer != PERSISTENT)
     sizes = {v: round_up(flow.values[v].nbytes) for v in own}

@@ -15,16 +15,16 @@ from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Gap, Problem, live_without
 
 PREFETCH_SLACK = 1.5
-"""Copies are given this many times the time that they should take: a model of time is only a model."""
+"""Copies get this many times their modelled time, since the model is not exact."""
 
 
 def solve(problem: Problem, target: LiveTarget) -> Choice | None:
-    """What must be absent, and when, for no more than the target to be live; None when that can't be had."""
+    """The evictions that keep live bytes within the target; None where none do."""
     return _solve(problem, target, target)
 
 
 def solve_tight(problem: Problem, target: LiveTarget) -> Choice | None:
-    """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
+    """As `solve`, but no buffer is kept longer or allocated sooner than it must: slower, with less in the arena."""
     return _solve(problem, target, LiveTarget(0))
 
 
@@ -60,7 +60,7 @@ def _evict(problem: Problem, target: LiveTarget) -> list[Gap] | None:
 
 
 def trim(problem: Problem, chosen: list[Gap], target: LiveTarget) -> list[Gap]:
-    """Give back what later choices made needless, the costliest first."""
+    """Take back evictions that later ones made needless, the costliest first."""
     live = live_without(problem, chosen)
     kept: list[Gap] = []
     for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
@@ -73,7 +73,7 @@ def trim(problem: Problem, chosen: list[Gap], target: LiveTarget) -> list[Gap]:
 
 
 def place_copies(problem: Problem, chosen: list[Gap], target: LiveTarget) -> list[Interval]:
-    """Say when each copy starts and when its buffer goes, within the target."""
+    """Choose when each copy starts and when its buffer is freed, within the target."""
     live = live_without(problem, chosen)
     starts, rates = problem.starts_s, problem.rates
     disk = problem.tiers.chosen(chosen)
@@ -108,7 +108,9 @@ def place_copies(problem: Problem, chosen: list[Gap], target: LiveTarget) -> lis
 
 
 def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], disk: frozenset[int]) -> list[Interval]:
-    """Each gap's buffer goes and comes at these positions; the first of a buffer's gaps copies it out."""
+    """The intervals in which each gap's buffer is freed and allocated at these positions. A value's first gap has the
+    copy out.
+    """
     result: list[Interval] = []
     copied: set[tuple[int, int]] = set()
     for gap, gone, back in sorted(placed, key=lambda p: (p[0].end, p[0].value)):

@@ -30,9 +30,9 @@ GAP_SHARE = 1e-3
 SOLVE_S = 10.0
 """The time for one target, where the caller gives none."""
 MAX_REPAIRS = 3
-"""The program assumes that buffers are forwarded wherever they may be. Where the executor does not, the search is
-repeated for
-a target smaller by those bytes. The bound stays that of the first search."""
+"""The most further searches. The program assumes that buffers are forwarded wherever they may be. Where the executor
+does not forward some, the search is repeated for a target smaller by their bytes. The bound stays the first search's.
+"""
 
 
 class Optimum(NamedTuple):

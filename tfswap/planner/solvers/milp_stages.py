@@ -14,9 +14,9 @@ from tfswap.planner.solvers.milp_program import Program, Term
 
 MAX_FOLLOWED = 1500
 """The most ways to copy during recomputed kernels that are followed moment by moment. With more, the program would be
-too large, and copies are followed by stages alone. Their buffers then count as no memory while recomputed kernels run,
-which
-is a bound still, and a lower one."""
+too large, and copies are followed by stages alone. Their buffers then do not count while recomputed kernels run, which
+lowers the bound.
+"""
 SCALE = 1000.0
 """The step's time, and the live peak, in the program's units: solvers work with absolute tolerances."""
 

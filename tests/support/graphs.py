@@ -44,6 +44,7 @@ def any_graphs(draw: st.DrawFn) -> Graph:
             device=draw(st.sampled_from(("", "CPU:0", "/job:localhost/task:0/device:GPU:*"))),
         )
         node.measured = draw(facts)
+        node.tape = draw(st.none() | st.binary(max_size=20))
         made.append(node)
     order = draw(st.permutations(made))
     for i, node in enumerate(order):
@@ -89,6 +90,7 @@ def contents(graph: Graph) -> list[object]:
                 node.outputs,
                 node.device,
                 node.measured,
+                node.tape,
             )
             for node in graph
         ],

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
-from tfswap.importers.python_functions import asked_token
+from tfswap.importers.python_functions import token_of_tape
 from tfswap.importers.shapes import shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import is_loop_frame, passes_on
-from tfswap.ir.python_calls import ASKS, CALL, TOKEN
+from tfswap.ir.python_calls import CALL, TOKEN
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -89,10 +89,11 @@ class _Importer:
                 shapes = self._decode(value)
             else:
                 attrs[key] = self._decode(value)
-        if proto.op == CALL and (token := asked_token(proto.attr[TOKEN].s)) is not None:
-            attrs[ASKS] = token
+
         attrs = self._attrs.setdefault(frozenset((key, id(value)) for key, value in attrs.items()), attrs)
         node = self.graph.add(sys.intern(proto.op), proto.name, attrs=attrs, device=proto.device)
+        if proto.op == CALL:
+            node.tape = token_of_tape(proto.attr[TOKEN].s)
         types = _output_types(node, shapes if isinstance(shapes, tuple) else (), self._bounds)
         node.outputs = self._types.setdefault(types, types)
         self._by_name[proto.name] = node

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 
-def asked_token(token: bytes) -> bytes | None:
+def token_of_tape(token: bytes) -> bytes | None:
     """The token of the call whose tape a function uses; None for functions that are no gradients, or are unknown.
 
     Args:

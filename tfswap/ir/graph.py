@@ -67,10 +67,12 @@ class Node:
     Attributes:
         name, op, inputs, controls, attrs, device: as in TensorFlow's NodeDef.
         outputs: the types of its outputs.
-        measured: facts that are no part of TensorFlow's node.
+        measured: facts about its kernel.
+        tape: of a call that computes a Python function's gradient, the token of the call whose tape it uses
+            (python_calls.py); None for other nodes.
     """
 
-    __slots__ = ("attrs", "controls", "device", "inputs", "measured", "name", "op", "outputs")
+    __slots__ = ("attrs", "controls", "device", "inputs", "measured", "name", "op", "outputs", "tape")
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class Node:
         self.outputs = outputs
         self.device = device
         self.measured = NOT_MEASURED
+        self.tape: bytes | None = None
 
     def out(self, index: int = 0) -> Output:
         return Output(self, index)
@@ -313,7 +316,7 @@ class Graph:
         twins: dict[Node, Node] = {}
         for node in self:
             twins[node] = Node(node.name, node.op, (), (), node.attrs, node.outputs, node.device)
-            twins[node].measured = node.measured
+            twins[node].measured, twins[node].tape = node.measured, node.tape
             twin._nodes[node.name] = twins[node]
         for node, made in twins.items():
             made.inputs = tuple([Output(twins[source], index) for source, index in node.inputs])

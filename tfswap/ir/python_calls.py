@@ -13,14 +13,12 @@ CALL = "EagerPyFunc"
 TOKEN = "token"
 """The attribute of all ops that call Python with the key of the function in this process."""
 
-ASKS = "_tfswap_asks"
-"""The attribute of a call that computes a gradient with the token of the call whose tape it uses."""
-
 
 def differentiated(node: Node) -> Node | None:
     """The call whose gradient a node computes; None for other nodes, and for functions that this process lacks."""
-    token = node.attrs.get(ASKS)
-    return None if token is None else next((c for c in node.controls if c.attrs.get(TOKEN) == token), None)
+    if node.tape is None:
+        return None
+    return next((call for call in node.controls if call.attrs.get(TOKEN) == node.tape), None)
 
 
 def held_until(node: Node) -> list[Output]:

@@ -13,10 +13,10 @@ One node a line, in insertion order. An input may name a node that comes later:
       feeds %i
       fetches %i
 
-After `measured` stand the fields of `Node.measured` that are known (`measured {temporary_bytes=4096}`), after the last
-`=` the values of a small constant. The bodies of loops and conditionals follow their graph, one `body` after the other,
-indented by two blanks. Empty parts are left out. Blank lines and lines that start with `#` are ignored. Attributes are
-written as
+After `measured` stand the fields of `Node.measured` that are known (`measured {temporary_bytes=4096}`), after `tape`
+stands `Node.tape` (`tape b'pyfunc_0'`), and after the last `=` stand the values of a small constant. The bodies of
+loops and conditionals follow their graph, one `body` after the other, indented by two blanks. Empty parts are left out.
+Blank lines and lines that start with `#` are ignored. Attributes are written as
 
     float32  a Dtype          [2,?]  a Dims          b'SAME'       bytes
     true     a bool           [*]    None            (1, 2)        a tuple
@@ -83,6 +83,8 @@ def _format_node(node: Node, constant: tuple[int, ...] | None) -> str:
     if node.measured != NOT_MEASURED:
         known = (f"{key}={_value(value)}" for key, value in node.measured._asdict().items() if value is not None)
         parts.append(f"measured {{{', '.join(known)}}}")
+    if node.tape is not None:
+        parts.append(f"tape {_value(node.tape)}")
     if constant is not None:
         parts.append(f"= {_value(constant)}")
     return " ".join(parts)
@@ -272,6 +274,8 @@ def _parse_node(graph: Graph, line: _Line) -> tuple[Node, list[_Reference], list
     if line.accept("measured"):
         line.expect("{")
         node.measured = _parse_measured(line)
+    if line.accept("tape"):
+        node.tape = _parse_tape(line)
     if line.accept("="):
         graph.small_constants[node] = _parse_value(line)
     line.end()
@@ -305,6 +309,13 @@ def _parse_attr(line: _Line) -> tuple[str, Any]:
     key = line.quoted(_PLAIN_WORD, "an attribute's name")
     line.expect("=")
     return key, _parse_value(line)
+
+
+def _parse_tape(line: _Line) -> bytes:
+    value = _parse_value(line)
+    if not isinstance(value, bytes):
+        raise line.fail("bytes")
+    return value
 
 
 def _parse_measured(line: _Line) -> Measured:

@@ -43,7 +43,7 @@ def add_copy(
         outputs=node.outputs,
         device=device or node.device,
     )
-    made.measured = node.measured
+    made.measured, made.tape = node.measured, node.tape
     return made
 
 

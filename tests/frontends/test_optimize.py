@@ -199,6 +199,15 @@ def test_run_functions_eagerly_is_heeded(caplog):
 # --- retracing --------------------------------------------------------------------------------------------
 
 
+def test_a_first_call_visits_all_objects_once(monkeypatch):
+    """TensorFlow alone has some 100,000: collecting them twice takes as long as planning a small step."""
+    generations: list[int] = []
+    whole = gc.collect
+    monkeypatch.setattr(gc, "collect", lambda generation=2: generations.append(generation) or whole(generation))
+    called(Net())(batch())
+    assert sorted(generations) == [1, 2]
+
+
 def test_each_signature_is_planned_once():
     step = called(Net())
     step(batch(1024))

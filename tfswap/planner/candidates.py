@@ -101,7 +101,8 @@ class Judged:
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # a lower bound of the peak, where the peak is not known
-        self._live_above: dict[tuple[int, ...], float] = {}  # by its pairs: the peak of live bytes is above this
+        self._live_bytes: dict[tuple[int, ...], int] = {}  # the peak of live bytes, by its pairs
+        self._live_above: dict[tuple[int, ...], float] = {}  # a lower bound, where that is not known
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by its pairs
         self._needs: dict[_Besides, list[Need]] = {}
 
@@ -123,13 +124,14 @@ class Judged:
         most_bytes, made = simulated_within(limit_bytes), choice.paired
         if made in self._splits:
             return self._splits[made][0] <= most_bytes
-        if self._live_above.get(made, -1) >= most_bytes:
-            return False
-        planner, steps = self._planner, build_schedule(*choice._replace(splits=()))
-        if memory_within(planner.flow, steps, most_bytes, snapshot=planner.snapshot, live=True) is not None:
-            return True
-        self._live_above[made] = most_bytes
-        return False
+        if made not in self._live_bytes and self._live_above.get(made, -1) < most_bytes:
+            planner, steps = self._planner, build_schedule(*choice._replace(splits=()))
+            memory = memory_within(planner.flow, steps, most_bytes, snapshot=planner.snapshot, live=True)
+            if memory is None:
+                self._live_above[made] = most_bytes
+            else:
+                self._live_bytes[made] = memory.peak_bytes
+        return self._live_bytes.get(made, NEVER) <= most_bytes
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest form within a limit."""

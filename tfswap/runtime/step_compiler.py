@@ -78,10 +78,11 @@ class StepCompiler:
             live: whether the step runs now.
             first: whether it has not been planned yet.
         """
+        is_new = self.optimizer is None
         optimizer = self.optimizer or self._new_optimizer(inputs)
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self._arena.own_buffers(optimizer, self._trace.concrete, inputs)
-        free_functions()
+        free_functions(recent=is_new)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
             largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait

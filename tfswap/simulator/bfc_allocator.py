@@ -19,6 +19,8 @@ from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_u
 from tfswap.simulator.chunk_splits import split_chunks
 
 BIN_COUNT = 21
+BIN_OF_BITS = [min(BIN_COUNT, max(bits - 8, 0)) - 1 for bits in range(128)]
+"""The bin of a chunk, by the bit length of its bytes."""
 FIRST_REGION_BYTES = 2 << 20
 UNBOUNDED_BYTES = 1 << 50
 
@@ -127,7 +129,7 @@ class Arena:
         if size_bytes <= 0:
             return -1
         rounded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        bin_index = min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1)
+        bin_index = BIN_OF_BITS[rounded.bit_length()]
         bin_ = self._bins[bin_index]
         position = bisect_left(bin_, (rounded, -1))
         if position == len(bin_):
@@ -206,7 +208,7 @@ class Arena:
 
     def best_fit_bytes(self, rounded: int) -> int:
         """Bytes of the chunk that a request finds, before it is split; 0 for none."""
-        for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), BIN_COUNT):
+        for index in range(BIN_OF_BITS[rounded.bit_length()], BIN_COUNT):
             bin_ = self._bins[index]
             position = bisect_left(bin_, (rounded, -1))
             if position < len(bin_):
@@ -215,7 +217,7 @@ class Arena:
 
     def smaller_bytes(self, rounded: int) -> Iterator[int]:
         """Bytes of the free chunks that are too small for a request, the largest first."""
-        for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), -1, -1):
+        for index in range(BIN_OF_BITS[rounded.bit_length()], -1, -1):
             bin_ = self._bins[index]
             for position in range(bisect_left(bin_, (rounded, -1)) - 1, -1, -1):
                 yield bin_[position][0]
@@ -294,14 +296,14 @@ class Arena:
         return last + self._size.get(last, 0) + ALIGNMENT_BYTES
 
     def _insert(self, address: int, size: int) -> None:
-        index = min(BIN_COUNT - 1, (size >> 8).bit_length() - 1)
+        index = BIN_OF_BITS[size.bit_length()]
         insort(self._bins[index], (size, address))
         self._occupied |= 1 << index
         self._free.add(address)
 
     def _remove(self, address: int) -> int:
         size = self._size[address]
-        index = min(BIN_COUNT - 1, (size >> 8).bit_length() - 1)
+        index = BIN_OF_BITS[size.bit_length()]
         bin_ = self._bins[index]
         del bin_[bisect_left(bin_, (size, address))]
         if not bin_:

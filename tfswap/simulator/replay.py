@@ -72,13 +72,18 @@ class Replay:
         self.late: dict[int, list[int]] = {}
         late, held = self.late, self.flow.held
         for kind, subject in self.steps:
-            if kind in KERNELS or kind == OUT:
-                # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
-                for v in (subject,) if kind == OUT else held[subject]:
+            if kind in KERNELS:
+                for v in held[subject]:
                     if v in late:
                         late[v][-1] += 1
                     else:
                         refs[v] += 1
+            elif kind == OUT:
+                # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
+                if subject in late:
+                    late[subject][-1] += 1
+                else:
+                    refs[subject] += 1
             if kind == RERUN:
                 for _, v in self.flow.makes[subject]:
                     late.setdefault(v, []).append(0)
@@ -220,7 +225,7 @@ class Replay:
             takes_over: whether buffers that it reads last can be forwarded to its outputs.
         """
         flow, refs, late = self.flow, self.refs, self.late
-        allocate = self.arena.allocate
+        allocate, free = self.arena.allocate, self.arena.free
         temps: list[int] = []
         rests: list[list[int]] = []  # of splits inside of bodies
         parted: list[int] = []
@@ -232,43 +237,38 @@ class Replay:
                 old.pins -= 1
                 self.changed = True
         for kind, subject, nbytes, candidates in flow.requests[i]:
-            if kind == "free":
-                self.arena.free(temps[subject])
+            if kind == "out" or kind == "temp":
+                for c in candidates if takes_over else ():
+                    source = buffers[c]
+                    if source.refs == 1 and not source.pins and source.address >= 0:  # no other kernel holds it
+                        address, source.address = source.address, -1
+                        if kind == "out" and self.forwarded is not None:
+                            self.forwarded.append((subject, c))
+                        break
+                else:
+                    address = allocate(nbytes)
+                if kind == "temp":
+                    temps.append(address)
+                else:
+                    buffers[subject] = Buffer(address, self._next_reads(subject) if subject in late else refs[subject])
+            elif kind == "free":
+                free(temps[subject])
                 temps[subject] = -1
-                continue
-            if kind == "release":
+            elif kind == "release":
                 buffer = buffers[subject]
                 buffer.refs -= 1
                 if not buffer.refs and not buffer.pins:
-                    self.arena.free(buffer.address)
+                    free(buffer.address)
                     buffer.address = -1
-                continue
-            if kind == "split":
+            elif kind == "split":
                 parted.append(nbytes)
-                continue
-            if kind == "part":
+            elif kind == "part":
                 rests.append(self.arena.split(parted))
                 parted = []
-                continue
-            if kind == "rest":
-                for rest in (
-                    rests.pop() if rests else ()
-                ):  # in a body by itself splits are nodes: no chunk was split here
-                    self.arena.free(rest)
-                continue
-            for c in candidates if takes_over else ():
-                source = buffers[c]
-                if source.refs == 1 and not source.pins and source.address >= 0:  # nobody but this kernel holds it
-                    address, source.address = source.address, -1
-                    if kind == "out" and self.forwarded is not None:
-                        self.forwarded.append((subject, c))
-                    break
-            else:
-                address = allocate(nbytes)
-            if kind == "temp":
-                temps.append(address)
-            else:
-                buffers[subject] = Buffer(address, self._next_reads(subject) if subject in late else refs[subject])
+            elif kind == "rest":
+                # In a body by itself splits are nodes: no chunk was split here.
+                for rest in rests.pop() if rests else ():
+                    free(rest)
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:

@@ -5,6 +5,7 @@ A share such as "60%" is of this peak, and a step that keeps its limit so is lef
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import control_flow
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.promise import MARGIN_SHARE, promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.lowered_peak import TooLarge, simulate_lowered
 from tfswap.simulator.record import Record
 from tfswap.simulator.unordered import Baseline, record_baseline, simulate_baseline, simulate_concurrent
 from tfswap.support import progress
@@ -129,7 +132,7 @@ class UnoptimisedStep:
         if len(self._graph) > MOST_NODES:
             del self._executed  # as large as the step's own facts, and soon recomputed, without Grappler
         profile = self._costs.profile
-        peak = simulate_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
+        peak = self._likely_peak(flow, cost_s)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         peak = promised(peak)
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
@@ -137,6 +140,20 @@ class UnoptimisedStep:
             cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
             return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates))
         return Baseline(peak, profile.unordered * self._ordered_seconds())
+
+    def _likely_peak(self, flow: Dataflow, cost_s: list[float]) -> int:
+        if any(kind.is_loop for node in self._made.bodies if (kind := control_flow(node.op))):
+            with contextlib.suppress(TooLarge):
+                return simulate_lowered(self._made, flow, self._device, self._costs.seconds, snapshot=self._snapshot)
+        return simulate_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
+
+    @functools.cached_property
+    def _made(self) -> Graph:
+        """What Grappler makes of the step, with what its caller holds."""
+        graph = (self._graph.traced or self._graph).copy()
+        graph.fetches += map(graph.tensor, self._target.held)
+        # Grappler's result does not show the contents of a list that a function returns.
+        return graph if self.holds_lists else as_executed(graph, self._device)
 
     @property
     def likely_bound_bytes(self) -> int:
@@ -174,11 +191,7 @@ class UnoptimisedStep:
 
         With its nodes' seconds, and which of them run.
         """
-        graph = (self._graph.traced or self._graph).copy()
-        graph.fetches += map(graph.tensor, self._target.held)
-        # Grappler's result does not show the contents of a list that a function returns.
-        if not self.holds_lists:
-            graph = as_executed(graph, self._device)
+        graph = self._made.copy()
         unroll_loops(graph, self._target, lowered=True)
         flow = analyse_dataflow(graph, self._device, lowered=self._costs.seconds)
         live = graph.live_nodes()

@@ -9,6 +9,7 @@ Not handled: which tensors the chunks of a snapshot hold. device/memory_owners.p
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -180,3 +181,18 @@ def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple
     """An arena of one's own, or a ledger, with the contents before the step; the addresses as of `fill`."""
     arena, addresses = _filled(snapshot, added_bytes(flow, snapshot), live)
     return arena.copy(), addresses
+
+
+def located(flow: Dataflow, addresses: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
+    """The `addresses` of the persistent values, with a chunk of its size for each whose own is not known, in order of
+    address: a variable whose buffer is replaced frees the old one. Which of several chunks of one size it is matters
+    little.
+    """
+    used = sorted((size, address) for address, size, in_use in snapshot.chunks if in_use)
+    sizes = [round_up(flow.values[v].nbytes) for v in flow.persistent]
+    found = list(addresses)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], flow.persistent[i])):
+        at = bisect_left(used, (sizes[i], 0))
+        if found[i] < 0 < sizes[i] and at < len(used) and used[at][0] < 2 * sizes[i]:
+            found[i] = used.pop(at)[1]
+    return found

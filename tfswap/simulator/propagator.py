@@ -42,6 +42,9 @@ class Buffer:
         for element in self.elements:
             element.references += 1
 
+    def hold(self) -> None:
+        self.references += 1
+
     def release(self) -> None:
         self.references -= 1
         if not self.references and not self.pins:
@@ -189,7 +192,7 @@ class Propagator(Executor):
         number, frame, iteration, dead = self.ran[i]
         self.outputs[i] = {} if dead else self.compute(number, frame, iteration)
         for made in self.outputs[i].values():
-            made.references += 1
+            made.hold()
         return []
 
     def finish(self, i: int, temporaries: list[int]) -> None:
@@ -226,7 +229,7 @@ class Propagator(Executor):
             if item.constant:
                 child.invariant.append((number, None if dead else outputs[0]))
                 if not dead:
-                    outputs[0].references += 1
+                    outputs[0].hold()
                 for at in range(child.count + 1):
                     if at in child.iterations:
                         self._activate(number, child, child.iterations[at], dead, outputs, ready)
@@ -245,7 +248,7 @@ class Propagator(Executor):
         elif item.kind == NEXT:
             if not dead:
                 if iteration.number == frame.count and frame.running == frame.parallel:
-                    outputs[0].references += 1
+                    outputs[0].hold()
                     frame.waiting.append((number, outputs[0]))
                 else:
                     if iteration.number == frame.count:
@@ -332,7 +335,7 @@ class Propagator(Executor):
             if items[reader].kind == MERGE:
                 if value is not None:
                     iteration.entries[reader, position] = value
-                    value.references += 1
+                    value.hold()
                     pending[reader] = left & ~1
                     if left == 1:
                         self._start(reader, frame, iteration, False, ready)
@@ -345,7 +348,7 @@ class Propagator(Executor):
                 continue
             if value is not None:
                 iteration.entries[reader, position] = value
-                value.references += 1
+                value.hold()
             else:
                 iteration.dead[reader] += 1
             pending[reader] = left - 1

@@ -12,17 +12,15 @@ Not handled: concurrent iterations of one loop (`parallel_iterations`), where on
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import median_low
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.executor import Executor, Program
-from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
-from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, filled
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, filled, located
 from tfswap.simulator.record import Record, Recorder, Watched
 from tfswap.simulator.replay import Buffer, Replay
 from tfswap.support import progress
@@ -179,12 +177,7 @@ class _RecordedRun(_Run):
 
 
 def _locate(replay: Replay, snapshot: ArenaSnapshot) -> None:
-    """Give each persistent value a chunk of its size, in order of address. A variable whose buffer is replaced frees
-    the old one. Which of several chunks of one size it is matters little.
-    """
-    used = sorted((size, address) for address, size, in_use in snapshot.chunks if in_use)
-    sizes = {v: round_up(replay.flow.values[v].nbytes) for v in replay.persistent}
-    for v in sorted(sizes, key=lambda v: (-sizes[v], v)):
-        at = bisect_left(used, (sizes[v], 0))
-        if replay.persistent[v].address < 0 < sizes[v] and at < len(used) and used[at][0] < 2 * sizes[v]:
-            replay.persistent[v].address = used.pop(at)[1]
+    flow = replay.flow
+    addresses = located(flow, [replay.persistent[v].address for v in flow.persistent], snapshot)
+    for v, address in zip(flow.persistent, addresses, strict=True):
+        replay.persistent[v].address = address

@@ -1,6 +1,8 @@
 """Training steps with loops and conditionals: what test_control_flow.py runs in processes of their own.
 
     python control_flow.py PROGRAM unoptimised
+    python control_flow.py PROGRAM default        # TensorFlow as it is: the reference for the unoptimised peak
+    python control_flow.py PROGRAM predicted      # only the unoptimised peak that tfswap expects
     python control_flow.py PROGRAM LIMIT          # "floor", or a share such as 120%
 
 Prints a JSON object: the measured peak, the planned figures, and a digest of losses and variables.
@@ -17,6 +19,7 @@ from unittest import mock
 import tensorflow as tf
 from branch_steps import cond, conditional_update, hard_examples, masked_loss, skipped, training_branch
 from loop_steps import (
+    act,
     branches,
     called,
     ctc,
@@ -51,6 +54,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         slopes,
         slopes_of_branches,
         branches,
+        act,
         scan,
         map_fn,
         gradients_of_examples,
@@ -92,6 +96,12 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
     if limit == "unoptimised":
         with grappler_off():
             return train(holder, tf.function(step), arguments)
+    if limit == "default":
+        return train(holder, tf.function(step), arguments)
+    if limit == "predicted":
+        analysed = tfswap.optimize(tf.function(step), memory_limit="100%", mode="analyze")
+        analysed.get_concrete_function(*arguments)
+        return {"baseline": analysed.report().baseline_peak_bytes}
     options = {} if tactics is None else {"tactics": tuple(tactics)}
     if limit == "floor":
         try:

@@ -122,6 +122,27 @@ def branches() -> Made:
     return weights, step, [make_data(1000, 64)]
 
 
+def act() -> Made:
+    """Adaptive computation time: a state is refined, at most ten times, until all rows have halted; here none does."""
+    w, u, p = weights = make_weights((64, 64), (64, 64), (64, 1))
+
+    def step(x: Any) -> Any:
+        def refine(i: Any, h: Any, halted: Any, total: Any) -> tuple[Any, ...]:
+            h = tf.tanh(h @ w + x @ u)
+            share = tf.minimum(tf.sigmoid(h @ p - 3.0)[:, 0], 1 - halted) * tf.cast(halted < 0.99, tf.float32)
+            return i + 1, h, halted + share, total + share[:, None] * h
+
+        first = (0, tf.zeros_like(x), tf.zeros(x.shape[:1]), tf.zeros_like(x))
+        with tf.GradientTape() as tape:
+            *_, halted, total = tf.while_loop(
+                lambda i, h, halted, *_: tf.reduce_any(halted < 0.99), refine, first, maximum_iterations=10
+            )
+            loss = tf.reduce_mean(total * total) + 0.01 * tf.reduce_mean(halted)
+        return descend(tape, loss, weights)
+
+    return weights, step, [make_data(1000, 64)]
+
+
 def scan() -> Made:
     u, w = weights = make_weights((64, 64), (64, 64))
 

@@ -19,13 +19,14 @@ handler.emit = lambda record: messages.append(record.getMessage())
 logging.getLogger("tfswap").addHandler(handler)
 weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.06) for n in range(5)]
 slots = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
+frozen = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (3, n)) * 0.06) for n in range(FROZEN)]
 x = tf.random.stateless_normal([ROWS, WIDTH], (2, 2))
 
 @tf.function
 def train(x):
     with tf.GradientTape() as tape:
         h = x
-        for weight in weights:
+        for weight in (*weights, *frozen):
             h = tf.nn.relu(h @ weight)
         loss = tf.reduce_mean(tf.square(h))
     for weight, slot, gradient in zip(weights, slots, tape.gradient(loss, weights)):
@@ -44,6 +45,8 @@ held = []
 def between(call):
     if HOW == "held":
         held.clear()
+    for variable in frozen:
+        variable.sparse_read(tf.constant([0]))
     for n, variable in enumerate((*weights, *slots)):
         if HOW == "held":
             held.append(tf.identity(variable))
@@ -80,11 +83,12 @@ for call in range(6):
         ("from tensors", "80%"),
         ("one for all", "80%"),
         ("in part", "75%"),
+        ("frozen", "75%"),
     ],
 )
 def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) -> None:
     measured, planned, kept, messages = on_arena(
-        f"HOW, LIMIT = {how!r}, {limit!r}\n{PROGRAM}\n"
+        f"HOW, LIMIT, FROZEN = {how!r}, {limit!r}, {4 * (how == 'frozen')}\n{PROGRAM}\n"
         "print(json.dumps([measured, planned, step.report().memory_limit_bytes, messages]))"
     )
     assert max(measured) <= kept
@@ -94,7 +98,7 @@ def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) 
 
 def test_where_copies_have_no_room_that_is_said_before_the_step() -> None:
     messages = on_arena(
-        f"""HOW, LIMIT = "held", "90%"
+        f"""HOW, LIMIT, FROZEN = "held", "90%", 0
 {PROGRAM}
 print(json.dumps(messages))"""
     )
@@ -110,10 +114,10 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap
-from tfswap.device.variable_buffers import WrittenVariables
+from tfswap.device.variable_buffers import StepVariables
 
 a, b, inner = (tf.Variable(tf.zeros([1000]) + n) for n in range(3))
-variables = WrittenVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})
+variables = StepVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})
 variables.own()
 found = [sorted(variables.shared())]
 held = [tf.identity(a), tf.identity(inner)]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import (
+    READ_VARIABLE,
     control_flow,
     is_view,
     reads_variable,
@@ -44,11 +45,13 @@ class ResourcesUsed(NamedTuple):
 
     Attributes:
         written: the variables that they write.
+        read: the variables that they read as a whole.
         sparsely_read: the variables with sparse accesses.
         nbytes: the bytes of the variables that they access.
     """
 
     written: tuple[int, ...]
+    read: tuple[int, ...]
     sparsely_read: tuple[int, ...]
     nbytes: dict[int, int]
 
@@ -58,6 +61,7 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
     kind = control_flow(node.op)
     assert kind is not None
     written: set[int] = set()
+    read: set[int] = set()
     sparse: set[int] = set()
     nbytes: dict[int, int] = {}
     for body in bodies:
@@ -67,6 +71,7 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
             if inner in body.bodies:
                 used = resources_used(inner, body.bodies[inner])
                 written.update(p for i in used.written if (p := places[i]) is not None)
+                read.update(p for i in used.read if (p := places[i]) is not None)
                 sparse.update(p for i in used.sparsely_read if (p := places[i]) is not None)
                 nbytes.update({p: n for i, n in used.nbytes.items() if (p := places[i]) is not None})
             elif is_view(inner.op):
@@ -77,11 +82,25 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
                 touched = inner.outputs or [t.type for t in inner.inputs]
                 size = max((kind.nbytes or 0 for kind in touched), default=0)
                 nbytes.update({p: max(size, nbytes.get(p, 0)) for p in resources if p is not None})
+            if inner.op == READ_VARIABLE:
+                read.update(p for p in resources if p is not None)
             if writes_variable(inner.op):
                 written.update(p for p in resources if p is not None)
             if turns_on_copy_on_read(inner.op):
                 sparse.update(p for p in resources if p is not None)
-    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)), nbytes)
+    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(read)), tuple(sorted(sparse)), nbytes)
+
+
+def read_as_a_whole(graph: Graph, used: Mapping[Node, ResourcesUsed]) -> set[Node]:
+    """What gives the variables that a graph, or what its loops and conditionals run, reads as a whole.
+
+    Args:
+        used: by loop and conditional, as of `resources_used`.
+    """
+    found = {node.inputs[0].node for node in graph if node.op == READ_VARIABLE}
+    for node, inner in used.items():
+        found.update(node.inputs[p].node for p in inner.read)
+    return found
 
 
 def sparsely_accessed(graph: Graph, used: Mapping[Node, ResourcesUsed]) -> set[Node]:

@@ -142,6 +142,7 @@ class UnoptimisedStep:
         return Baseline(peak, profile.unordered * self._ordered_seconds())
 
     def _likely_peak(self, flow: Dataflow, cost_s: list[float]) -> int:
+        """Of a step with loops the peak of the lowered step, unless it is too large for that."""
         if any(kind.is_loop for node in self._made.bodies if (kind := control_flow(node.op))):
             with contextlib.suppress(TooLarge):
                 return simulate_lowered(self._made, flow, self._device, self._costs.seconds, snapshot=self._snapshot)
@@ -159,8 +160,7 @@ class UnoptimisedStep:
     def likely_bound_bytes(self) -> int:
         """A peak that the step is not likely to pass, without the bytes that others allocate.
 
-        The prediction leaves out what concurrent iterations of a loop hold, and those of a loop that it has unrolled
-        overlap more on a busy machine.
+        Iterations of a loop overlap more on a busy machine than in the prediction.
         """
         spread = HELD_SPREAD if self._target.held else BASELINE_SPREAD
         peak_bytes = max(self._alone.peak_bytes, self._concurrent_bytes)
@@ -180,7 +180,7 @@ class UnoptimisedStep:
         return any(self._graph.tensor(name).type.dtype == "variant" for name in self._target.held)
 
     def record(self) -> Record:
-        """One run: its bytes in the arena over time."""
+        """One run: its bytes in the arena over time. A loop is one kernel in it, so that its peak may be another."""
         flow, cost_s, _ = self._executed
         return record_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
 

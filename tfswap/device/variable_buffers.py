@@ -9,8 +9,7 @@ step, as the plan has it.
 Sparse access, an eager lookup say, turns a variable's copy-on-read mode on for good: every read and update then copies
 it. The mode is turned off before a step that accesses the variable only as a whole.
 
-Not handled: variables that a step only reads, and those that a step inside of another `tf.function` writes, which are
-not checked before it runs.
+Not handled: variables of a step inside of another `tf.function`, which are not checked before it runs.
 """
 
 from __future__ import annotations
@@ -30,16 +29,24 @@ COPIED: Final = 3
 """States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
 
 
-class WrittenVariables:
-    """The variables that a step writes.
+class StepVariables:
+    """The variables that a step writes, or reads as a whole.
 
     Args:
         handles: by the name of the step's feed.
+        read: feeds of those that it only reads: their buffers may be anybody's.
         inner: feeds of those that the bodies of loops and conditionals write, at a time that no plan knows.
         sparse: feeds of those that the step accesses in part, whose mode the plan counts with.
     """
 
-    def __init__(self, handles: Mapping[str, Any], inner: Collection[str], sparse: Collection[str] = ()):
+    def __init__(
+        self,
+        handles: Mapping[str, Any],
+        inner: Collection[str],
+        sparse: Collection[str] = (),
+        read: Collection[str] = (),
+    ):
+        self._read = frozenset(read)
         self._inner = frozenset(inner)
         self._sparse = frozenset(sparse)
         on: dict[str, list[str]] = {}
@@ -57,7 +64,7 @@ class WrittenVariables:
         weakref.finalize(self, load().c.tfswap_forget_variables, self._number)
 
     def own(self) -> None:
-        """Give each variable a buffer of its own."""
+        """Give each variable that is written a buffer of its own."""
         if self._look():
             for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
                 if self._is_other(name, state):
@@ -71,7 +78,7 @@ class WrittenVariables:
             return frozenset()
         found: list[str] = []
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-            if state == SHARED and name not in self._inner:
+            if state == SHARED and name not in self._inner and name not in self._read:
                 found.append(name)
             elif self._is_other(name, state):
                 own_buffer(handle)
@@ -79,7 +86,9 @@ class WrittenVariables:
 
     def _is_other(self, name: str, state: int) -> bool:
         """Whether the variable has another buffer, or mode, than the plan counts with."""
-        return state != OWN and not (state == COPIED and name in self._sparse)
+        if state == COPIED:
+            return name not in self._sparse
+        return state != OWN and name not in self._read
 
     def _look(self) -> int:
         return _looker()(self._number, self._states, len(self._states))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import (
     copied_bytes,
+    read_as_a_whole,
     resources_used,
     sparsely_accessed,
     written_in_bodies,
@@ -16,7 +17,7 @@ from tfswap.analysis.variables import (
 from tfswap.compiler.compiler import Optimizer
 from tfswap.device import arena
 from tfswap.device.live import LiveDevice
-from tfswap.device.variable_buffers import WrittenVariables
+from tfswap.device.variable_buffers import StepVariables
 from tfswap.runtime.captures import without_asking
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
@@ -34,7 +35,7 @@ class ArenaView:
     def __init__(self, device: LiveDevice):
         self._device = device
         self.shared: frozenset[str] = frozenset()
-        self._variables: WrittenVariables | None = None
+        self._variables: StepVariables | None = None
 
     def look_before(self) -> CLook:
         """Look at the arena before the next step."""
@@ -55,7 +56,7 @@ class ArenaView:
         return copied_bytes(optimizer.flow, self.shared) if self.shared else 0
 
     def own_buffers(self, optimizer: Optimizer, concrete: Any, inputs: Sequence[Any]) -> None:
-        """Give each variable that the step writes a buffer of its own, with its value.
+        """Give each variable that the step writes a buffer of its own, with its value, and turn copy-on-read modes off.
 
         A variable that was assigned a NumPy array may share that array's buffer, outside of the arena, and replicas'
         variables may share one buffer: the first update would allocate another. It is done too where the step is traced
@@ -65,17 +66,18 @@ class ArenaView:
         import tensorflow as tf
 
         captures = without_asking(concrete)
-        feeds = optimizer.graph.feeds
+        graph, feeds = optimizer.graph, optimizer.graph.feeds
+        written = {feeds[p].name for p in written_variables(graph, optimizer.flow)}
+        used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
+        read = {node.name for node in read_as_a_whole(graph, used)} - written
         handles = {
-            feeds[p].name: captures[p - len(inputs)]
-            for p in written_variables(optimizer.graph, optimizer.flow)
-            if p >= len(inputs)
+            feed.name: captures[p - len(inputs)]
+            for p, feed in enumerate(feeds)
+            if p >= len(inputs) and feed.name in written | read
         }
         known = {name: handle for name, handle in handles.items() if not tf.is_symbolic_tensor(handle)}
         if known:
             with tf.init_scope():
-                graph = optimizer.graph
-                used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
                 sparse = [node.name for node in sparsely_accessed(graph, used)]
-                self._variables = WrittenVariables(known, written_in_bodies(graph, optimizer.flow), sparse)
+                self._variables = StepVariables(known, written_in_bodies(graph, optimizer.flow), sparse, read)
                 self._variables.own()

@@ -6,7 +6,8 @@ their inputs, as long as they need them, and the kernels of their bodies have no
 which decides most races, is exact to a factor only. So a few runs are replayed, each with other kernel times, and the
 median of their peaks is the prediction.
 
-Not handled: concurrent iterations of one loop (`parallel_iterations`), where one need not wait for all of another.
+Steps with loops are replayed node by node (lowered_peak.py), if they are not too large. Not handled here: concurrent
+iterations of one loop (`parallel_iterations`), where one need not wait for all of another.
 """
 
 from __future__ import annotations

@@ -28,10 +28,34 @@ ENVIRONMENT = {
     "TFSWAP_PLAN_CACHE": "off",
 }
 PROGRAMS = (
-    "while_loop until_small nested overwritten slopes slopes_of_branches branches act scan map_fn "
-    "gradients_of_examples ctc called cond skipped conditional_update lstm gru bidirectional attention loss_scale "
-    "micro_batches pools_in_micro_batches dropout_in_loop recurrent_micro_batches steps_in_loop training_branch"
-).split()
+    "while_loop",
+    "until_small",
+    "nested",
+    "overwritten",
+    "slopes",
+    "slopes_of_branches",
+    "branches",
+    "act",
+    "scan",
+    "map_fn",
+    "gradients_of_examples",
+    "ctc",
+    "called",
+    "cond",
+    "skipped",
+    "conditional_update",
+    "lstm",
+    "gru",
+    "bidirectional",
+    "attention",
+    "loss_scale",
+    "micro_batches",
+    "pools_in_micro_batches",
+    "dropout_in_loop",
+    "recurrent_micro_batches",
+    "steps_in_loop",
+    "training_branch",
+)
 KIB = 1024
 
 
@@ -49,7 +73,8 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all by default")
     parser.add_argument("--runs", type=int, default=5, help="measured runs per program")
     args = parser.parse_args()
-    print("| program | predicted, KiB | measured, KiB | lowest | highest | predicted / measured |\n|---|---|---|---|---|---|")
+    print("| program | predicted, KiB | measured, KiB | lowest | highest | predicted / measured |")
+    print("|---|---|---|---|---|---|", flush=True)
     for program in progress.over("programs", args.programs or PROGRAMS):
         predicted = run(program, "predicted")["baseline"]
         peaks = [run(program, "default")["peak"] for _ in range(args.runs)]

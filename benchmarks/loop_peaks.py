@@ -56,7 +56,7 @@ PROGRAMS = (
     "steps_in_loop",
     "training_branch",
 )
-KIB = 1024
+MIB = 2**20
 
 
 def run(program: str, kind: str) -> dict[str, int]:
@@ -73,13 +73,13 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all by default")
     parser.add_argument("--runs", type=int, default=5, help="measured runs per program")
     args = parser.parse_args()
-    print("| program | predicted, KiB | measured, KiB | lowest | highest | predicted / measured |")
+    print("| program | predicted, MiB | measured, MiB | lowest | highest | predicted / measured |")
     print("|---|---|---|---|---|---|", flush=True)
     for program in progress.over("programs", args.programs or PROGRAMS):
         predicted = run(program, "predicted")["baseline"]
         peaks = [run(program, "default")["peak"] for _ in range(args.runs)]
         measured = statistics.median(peaks)
-        sizes = " | ".join(f"{nbytes / KIB:,.0f}" for nbytes in (predicted, measured, min(peaks), max(peaks)))
+        sizes = " | ".join(f"{nbytes / MIB:.2f}" for nbytes in (predicted, measured, min(peaks), max(peaks)))
         print(f"| `{program}` | {sizes} | {predicted / measured:.2f} |", flush=True)
 
 

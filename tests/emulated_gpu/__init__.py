@@ -52,6 +52,7 @@ class Plugin:
         c.emulated_gpu_set_links.argtypes = [ctypes.c_double] * 3
         c.emulated_gpu_set_kernel_us.argtypes = [ctypes.c_double]
         c.emulated_gpu_set_check.argtypes = [ctypes.c_bool]
+        c.emulated_gpu_set_others.argtypes = [ctypes.c_uint64]
         c.emulated_gpu_set_faults.argtypes = [ctypes.c_uint, ctypes.c_uint]
         self._c = c
 
@@ -77,6 +78,10 @@ class Plugin:
 
     def set_kernel_us(self, microseconds: float) -> None:
         self._c.emulated_gpu_set_kernel_us(microseconds)
+
+    def set_others(self, nbytes: int) -> None:
+        """What another process has of each device's memory from now on."""
+        self._c.emulated_gpu_set_others(nbytes)
 
     def set_check(self, check: bool) -> None:
         """Whether races are looked for from now on."""

@@ -49,6 +49,8 @@ class Gpus:
             seem to have ended immediately.
         temporaries: kernels take of the device's memory what TensorFlow's GPU kernels take besides their results.
         workspace: bytes that cuDNN's fastest algorithm for any convolution takes, of what TensorFlow lets it have.
+        product_workspace: bytes that cuBLAS takes for a product of matrices, where they are left.
+        others: bytes of each device that another process has.
         copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
             copies outlive them: what a callback owns must not live as long.
         cuda: stand-ins for CUDA's driver and NVRTC are there, and TensorFlow says that it was built for CUDA.
@@ -70,6 +72,8 @@ class Gpus:
     early_events: tuple[str, ...] = ()
     temporaries: bool = True
     workspace: int = 0
+    product_workspace: int = 0
+    others: int = 0
     copied_callbacks: str = ""
     cuda: bool = False
 
@@ -92,6 +96,8 @@ class Gpus:
             "EARLY_EVENTS": mask(self.early_events),
             "TEMPORARIES": int(self.temporaries),
             "WORKSPACE": self.workspace,
+            "PRODUCT_WORKSPACE": self.product_workspace,
+            "OTHERS": self.others,
             "COPIED_CALLBACKS": self.copied_callbacks,
             "CUDA": int(self.cuda),
         }
@@ -101,6 +107,11 @@ class Gpus:
         if self.memory < LEAST_BYTES:
             raise EmulatedGpuError(
                 f"An emulated GPU with {self.memory} bytes: TensorFlow's own needs are {LEAST_BYTES}, so give it more."
+            )
+        if not 0 <= self.others <= self.memory - LEAST_BYTES:
+            raise EmulatedGpuError(
+                f"An emulated GPU with {self.memory} bytes of which another process has {self.others}: "
+                f"TensorFlow needs {LEAST_BYTES} of them."
             )
         if not 1 <= self.count <= 64:
             raise EmulatedGpuError(f"{self.count} emulated GPUs: there can be 1 to 64.")

@@ -9,8 +9,10 @@ next plan leaves room for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import fetched_bytes
@@ -110,6 +112,22 @@ class ArenaWatch:
     def drop_requests(self) -> None:
         """Note that the plan is no longer carried out."""
         self._requests = {}
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around the step's call: an error says its cause where the device has too little memory for the step."""
+        from tensorflow.python.framework import errors
+
+        try:
+            yield
+        except errors.ResourceExhaustedError as error:
+            chunks = self._arena.snapshot().chunks
+            arena_bytes = sum(size for _, size, _ in chunks)
+            if not chunks or arena_bytes >= self._expected_bytes:
+                raise
+            limit_bytes = self._limit.bytes or arena_bytes
+            cause = messages.device_is_full(self._trace.name, arena_bytes, self._expected_bytes, limit_bytes)
+            raise errors.ResourceExhaustedError(error.node_def, error.op, f"{cause}\n{error.message}") from None
 
     @property
     def keeps_limit(self) -> bool:

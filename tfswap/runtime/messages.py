@@ -61,6 +61,19 @@ def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
     )
 
 
+def device_is_full(step: str, arena_bytes: int, planned_bytes: int, limit_bytes: int) -> str:
+    """A device gave its allocator less than the step takes, which is within its limit.
+
+    Args:
+        arena_bytes: what the allocator has of the device.
+    """
+    return (
+        f"{step} takes up to {format_bytes(planned_bytes)} within its limit of {format_bytes(limit_bytes)}, and the "
+        f"device has given its allocator {format_bytes(arena_bytes)} and no more: another process, or another library "
+        f"in this one, has the rest. Free it there, or ask for a memory_limit below {arena_bytes} bytes."
+    )
+
+
 def allocated_by_others(nbytes: int, held: str) -> str:
     """The cause where bytes that others allocated during the step are still in use.
 

@@ -211,7 +211,8 @@ class Step:
             turn.end(outer)
 
     def _watched(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CLook, ticket: int) -> Any:
-        result = self._call(inputs, plain, asked)
+        with self._watch.explained():
+            result = self._call(inputs, plain, asked)
         self._watch.notice(before, ticket, result)
         return result
 

@@ -48,6 +48,9 @@ EMULATED_GPU_C_API void emulated_gpu_set_kernel_us(double microseconds) {
 
 EMULATED_GPU_C_API void emulated_gpu_set_check(bool check) { emulated_gpu::Settings::Get().checks = check; }
 
+// What another process has of each device from now on. Nothing is taken away that TensorFlow has.
+EMULATED_GPU_C_API void emulated_gpu_set_others(uint64_t bytes) { emulated_gpu::Settings::Get().others_bytes = bytes; }
+
 // Faults, as masks of roles (settings.h).
 EMULATED_GPU_C_API void emulated_gpu_set_faults(unsigned ignored_waits, unsigned early_events) {
   emulated_gpu::Settings::Get().ignored_waits = ignored_waits;

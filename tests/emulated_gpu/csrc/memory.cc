@@ -19,6 +19,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 std::mutex regions_mu;
 struct Region {
   size_t bytes;
+  uint64_t asked;
   int device;
 };
 std::map<uintptr_t, Region> regions;
@@ -30,6 +31,13 @@ uint64_t pinned_bytes = 0;
 
 void ProtectLocked(int rights) {
   for (const auto& [begin, region] : regions) mprotect(reinterpret_cast<void*>(begin), region.bytes, rights);
+}
+
+bool IsLeftLocked(uint64_t bytes, int device) {
+  const Settings& settings = Settings::Get();
+  uint64_t taken = settings.others_bytes;
+  for (const auto& [begin, region] : regions) taken += region.device == device ? region.asked : 0;
+  return taken + bytes <= settings.memory_bytes;
 }
 
 }  // namespace
@@ -71,6 +79,10 @@ void Allocate(const SP_Device* device, uint64_t bytes, int64_t, SP_DeviceMemoryB
   memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
   memory->opaque = nullptr;
   memory->size = 0;
+  {
+    std::lock_guard<std::mutex> lock(regions_mu);
+    if (!IsLeftLocked(bytes, device->ordinal)) return;
+  }
   const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* const raw = mmap(nullptr, rounded + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return;
@@ -82,7 +94,7 @@ void Allocate(const SP_Device* device, uint64_t bytes, int64_t, SP_DeviceMemoryB
   madvise(at, rounded, MADV_HUGEPAGE);
   std::lock_guard<std::mutex> lock(regions_mu);
   if (accesses > 0 || !Settings::Get().protects) mprotect(at, rounded, PROT_READ | PROT_WRITE);
-  regions[begin] = {rounded, device->ordinal};
+  regions[begin] = {rounded, bytes, device->ordinal};
   memory->opaque = at;
   memory->size = bytes;
 }
@@ -122,7 +134,7 @@ TF_Bool DeviceMemoryUsage(const SP_Device*, int64_t* free, int64_t* total) {
   if (*total >= int64_t{1} << 31) {
     *total = std::max(static_cast<int64_t>(static_cast<double>(wanted) / 0.94), wanted + (int64_t{300} << 20));
   }
-  *free = *total;
+  *free = *total - static_cast<int64_t>(Settings::Get().others_bytes);
   return true;
 }
 

@@ -40,6 +40,9 @@ struct Settings {
   // Kernels take what TensorFlow's GPU kernels take besides their results; of it, cuDNN's workspace.
   const bool temporaries = Number("TEMPORARIES", 1) != 0;
   const int64_t workspace_bytes = static_cast<int64_t>(Number("WORKSPACE", 0));
+  const int64_t product_workspace_bytes = static_cast<int64_t>(Number("PRODUCT_WORKSPACE", 0));
+  // Of each device, what another process has.
+  std::atomic<uint64_t> others_bytes{static_cast<uint64_t>(Number("OTHERS", 0))};
   std::atomic<bool> checks{Number("CHECK", 1) != 0};
   // Work on streams ends as late as it can: when no thread of the process has anything else to do.
   const bool ends_late = Number("LATE", 0) != 0;

@@ -145,8 +145,10 @@ absl::Status AllocateOne(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor
 std::vector<Tensor> AllocateTemporaries(OpKernel* kernel, OpKernelContext* ctx) {
   std::vector<Tensor> tensors;
   const std::string& op = kernel->type_string();
+  if (!Settings::Get().temporaries || ctx->num_outputs() == 0) return tensors;
+  if (absl::StrContains(op, "MatMul")) AllocateOne(ctx, Settings::Get().product_workspace_bytes, &tensors).IgnoreError();
   const auto rule = Rules().find(op);
-  if (!Settings::Get().temporaries || rule == Rules().end() || Bytes(*ctx->mutable_output(0)) == 0) return tensors;
+  if (rule == Rules().end() || Bytes(*ctx->mutable_output(0)) == 0) return tensors;
   for (const int64_t bytes : rule->second(*kernel, ctx)) {
     const absl::Status status = AllocateOne(ctx, bytes, &tensors);
     if (!status.ok()) {

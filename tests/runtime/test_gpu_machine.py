@@ -1,0 +1,80 @@
+"""Steps on emulated GPUs (tests/emulated_gpu) that differ from what was planned for: memory, workspaces, pace."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_compare import END, PROGRAM, SMALL, check
+
+tf = pytest.importorskip("tensorflow")
+
+MIB = 1 << 20
+
+
+@pytest.mark.emulated_gpu(memory=64 * MIB)
+def test_a_step_says_what_the_device_has_left_where_another_process_has_the_rest(on_gpus):
+    """TensorFlow takes the device's memory as steps need it, and another process takes it first."""
+    found = on_gpus(
+        PROGRAM
+        + SMALL
+        + """
+variables, step = made()
+step.get_concrete_function(x)
+has = tf.config.experimental.get_memory_info(DEVICE)["current"]
+GPUS.set_others((64 << 20) - 2 * has)
+before = [each.numpy() for each in variables]
+try:
+    step(x)
+except tf.errors.ResourceExhaustedError as error:
+    said = error.message.splitlines()[0]
+GPUS.set_others(0)
+tf.config.experimental.reset_memory_stats(DEVICE)
+step(x).numpy()
+peak = tf.config.experimental.get_memory_info(DEVICE)["peak"]
+found = {"said": said, "kept": peak <= step.plan().limit_bytes, "host": tfswap.ops.stats().pool_in_use_bytes}
+"""
+        + END,
+        TF_FORCE_GPU_ALLOW_GROWTH="true",
+    )
+    assert "the device has given its allocator" in found["said"] and "another process" in found.pop("said")
+    assert found == {"kept": True, "host": 0, "report": []}
+
+
+@pytest.mark.emulated_gpu(product_workspace=64 << 10)
+def test_what_cublas_takes_is_planned_for_once_it_was_seen(on_gpus):
+    found = on_gpus(
+        PROGRAM
+        + SMALL
+        + """
+expected, _ = run(trained(loss_of, again := weights(*[[128, 128]] * 8)), [x], again, steps=6)
+variables, step = made()
+values, _ = run(step, [x], variables, steps=3)
+values_after, peak = run(step, [x], variables, steps=3)
+found = {"same": [*values[:3], *values_after] == expected, "kept": peak <= step.plan().limit_bytes}
+"""
+        + END
+    )
+    assert found == {"same": True, "kept": True, "report": []}
+
+
+@pytest.mark.emulated_gpu(kernel_us=100.0)
+def test_a_gpu_that_is_slower_or_faster_than_planned_keeps_limit_and_values(on_gpus):
+    found = on_gpus(
+        PROGRAM
+        + SMALL
+        + """
+expected, _ = run(trained(loss_of, again := weights(*[[128, 128]] * 8)), [x], again, steps=6)
+variables, step = made()
+values, peaks = [], []
+for kernel_us, rate in ((100.0, 2e9), (5.0, 2e9), (1000.0, 2e9), (100.0, 0.5e9), (100.0, 25e9), (5.0, 0.5e9)):
+    GPUS.set_kernel_us(kernel_us)
+    GPUS.set_links(rate, rate, 10.0)
+    losses, peak = run(step, [x], variables, steps=1)
+    values.append(losses[0])
+    peaks.append(peak)
+plan = step.plan()
+found = {"same": [*values, *losses[1:]] == expected, "kept": max(peaks) <= plan.limit_bytes,
+         "swaps": len(plan.evictions), "planned": [plan.planned_peak_bytes, max(peaks)]}
+"""
+        + END
+    )
+    check(found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfswap.analysis.cost import Costs
 from tfswap.compiler.rewriting import PLAIN, Rewriting
 from tfswap.compiler.variants import Variants
 from tfswap.planner.concurrent import ListSchedule, serial_bytes
@@ -23,7 +22,7 @@ MOST_KERNELS = 8_000
 
 
 def concurrent_rewritings(
-    variants: Variants, costs: Costs, order: Sequence[int], live_bytes: int, room_bytes: int
+    variants: Variants, order: Sequence[int], live_bytes: int, room_bytes: int
 ) -> list[tuple[float, Rewriting]]:
     """Rewritings with groups that may fit into `room_bytes`, each with its predicted seconds, the fastest first.
 
@@ -35,7 +34,7 @@ def concurrent_rewritings(
         return []
     if not variants.group_members or max(map(serial_bytes, variants.group_members)) > room_bytes:
         return []
-    cost_s = costs.of_step(variants.plain.flow)
+    cost_s = variants.cost_s(variants.plain)
     serial_s = sum(cost_s[i] for i in order)
     found: list[tuple[float, Rewriting]] = []
     seen: list[list[ListSchedule]] = []

@@ -98,6 +98,7 @@ class Planners:
                 tactics=self._options.tactics,
                 solver=self._options.solver,
                 costs=self._costs,
+                cost_s=self.variants.cost_s(variant),
                 share=bounds.share,
                 least_s=bounds.least_s,
                 least_bytes=bounds.least_bytes,

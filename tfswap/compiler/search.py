@@ -243,7 +243,7 @@ class Search:
         order = self.variants.orders_of(plain.rewriting).ranked[0]
         live_bytes = self.planners.of(plain).problems[0].live_peak_bytes
         room_bytes = limit_bytes - self.planners.resident_bytes(plain)
-        for total_s, rewriting in concurrent_rewritings(self.variants, self._costs, order, live_bytes, room_bytes):
+        for total_s, rewriting in concurrent_rewritings(self.variants, order, live_bytes, room_bytes):
             if best is not None and best.candidate.timing.total_s <= total_s:
                 return best
             groups = self.variants.groups(rewriting.concurrent)

@@ -75,6 +75,7 @@ class Variants:
         self._facts = facts
         self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
+        self._cost_s: dict[Rewriting, list[float]] = {}
         self._orders: dict[Rewriting, StepOrders] = {}
         self._problems: dict[BodyKey, Problem] = {}
         self._schedules: dict[int, list[ListSchedule]] = {}
@@ -100,12 +101,18 @@ class Variants:
             self._made[rewriting] = Variant(rewriting, graph, flow, asked.encodings, asked.inner, bodies)
         return self._made[rewriting]
 
+    def cost_s(self, variant: Variant) -> list[float]:
+        """Seconds of each node of a variant."""
+        if variant.rewriting not in self._cost_s:
+            self._cost_s[variant.rewriting] = self._costs.of_step(variant.flow)
+        return self._cost_s[variant.rewriting]
+
     def orders_of(self, rewriting: Rewriting) -> StepOrders:
         """The orders of a variant's kernels: with whatever is moved in bodies, they are the same."""
         outside = rewriting.outside
         if outside not in self._orders:
-            flow = self[outside].flow
-            self._orders[outside] = StepOrders(flow, self._costs.of_step(flow), self._costs.rates)
+            variant = self[outside]
+            self._orders[outside] = StepOrders(variant.flow, self.cost_s(variant), self._costs.rates)
         return self._orders[outside]
 
     @functools.cached_property
@@ -119,7 +126,7 @@ class Variants:
         for bound, made in self._schedules.items():
             if max((each.allowed_bytes for each in made), default=0) <= most_bytes <= bound:
                 return made
-        cost_s, rates = self._costs.of_step(self.plain.flow), self._costs.rates
+        cost_s, rates = self.cost_s(self.plain), self._costs.rates
         made = [schedule_group(group, cost_s, rates, most_bytes) for group in self.group_members]
         self._schedules[most_bytes] = made
         return made

@@ -71,6 +71,7 @@ class Planner:
         tiers: the memory for swapped tensors.
         solver: one of SOLVERS.
         costs: the cost model; by default the analytic one of this kind of device.
+        cost_s: seconds per node; by default computed with `costs`.
         share: this planner's share of the rungs that fit into the planning time.
         least_s, least_bytes: known lower bounds of any plan's seconds and bytes.
         orders: of the step, or of the same step without evictions in bodies; by default of these facts and costs.
@@ -86,6 +87,7 @@ class Planner:
         tactics: Collection[str] = TACTICS,
         solver: str = "default",
         costs: Costs | None = None,
+        cost_s: list[float] | None = None,
         share: float = 1.0,
         least_s: float = 0.0,
         least_bytes: int = 0,
@@ -105,7 +107,7 @@ class Planner:
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
-        self.cost_s = self.costs.of_step(flow)
+        self.cost_s = cost_s or self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = orders or StepOrders(flow, self.cost_s, self.rates)
         # In an unknown arena it can't be known which plan fragments least: one order is enough.

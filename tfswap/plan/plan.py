@@ -114,7 +114,8 @@ class Plan:
         order: names of the kernels in order, recomputed ones named again; empty when nothing is changed.
         evictions: the swapped tensors, and when each is copied and freed.
         paired: positions in the order whose kernels run concurrently with the one before them.
-        planned_peak_bytes: predicted peak under this plan.
+        planned_peak_bytes: predicted peak under this plan, in the arena that it was made for. What is kept in the arena
+            since, such as the constants of steps for other signatures, is in the report's.
         persistent_bytes: bytes in the arena before the step: variables, arguments, constants, other tensors.
         host_bytes: the peak of host memory of swapped tensors.
         seconds: predicted time of a step.

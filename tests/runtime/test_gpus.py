@@ -6,6 +6,7 @@ device memory is killed, freed memory holds no numbers, and at the end nothing h
 
 from __future__ import annotations
 
+import emulated
 import pytest
 from gpu_compare import END, LOSS, PROGRAM, SMALL, check
 
@@ -448,36 +449,28 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
-MODEL = """
-import gc, models
-
-def steps(limit):
-    tf.keras.utils.set_random_seed(0)
-    model, step, arguments = models.MODELS["NAME"]()
-    function = tf.function(step)
-    if not limit:
-        with memory_optimizer_off():
-            return *run(function, arguments, model.variables), None
-    optimized = tfswap.optimize(function, memory_limit=limit)
-    return *run(optimized, arguments, model.variables), optimized.plan()
-
-expected, unoptimised, _ = steps(None)
-gc.collect()
-values, peak, plan = steps("LIMIT")
-found = {"same": values == expected, "peak": peak, "limit": plan.limit_bytes, "unoptimised": unoptimised}
-"""
+# By net, whether a plan is exact: others count bounds of temporaries, and integers copied to the host, for longer.
+ACCEPTED = {
+    "mlp": True,
+    "lstm": False,
+    "transformer": False,
+    "mobilenet_v2": False,
+    "resnet50": False,
+    "vgg16": False,
+}
+TAKE_MINUTES = ("mobilenet_v2", "resnet50", "vgg16")
 
 
-@pytest.mark.emulated_gpu(memory=512 * MIB)
+@pytest.mark.emulated_gpu(memory=2048 * MIB)
 @pytest.mark.parametrize(
-    ("model", "limit"),
-    [
-        ("transformer", "60%"),
-        ("vgg", "75%"),  # it needs 70%: the copies that cuDNN's convolutions make
-        pytest.param("mobilenet", "60%", marks=pytest.mark.slow),
-    ],
+    "net", [pytest.param(net, marks=[pytest.mark.slow] if net in TAKE_MINUTES else []) for net in ACCEPTED]
 )
-def test_models_keep_their_limit_and_their_values(on_gpus, model, limit):
-    found = on_gpus(PROGRAM + MODEL.replace("NAME", model).replace("LIMIT", limit) + END)
-    assert found["report"] == [] and found["same"]
-    assert found["peak"] <= found["limit"] < found["unoptimised"], found
+def test_models_keep_their_limit_and_their_values(on_gpus, net):
+    """The nets of `benchmarks/emulated.py`, at 60% of their peaks; VGG16 at 70%, below which it has no plan."""
+    program = "import json, emulated\nprint(json.dumps(emulated.train({!r}, {!r}, GPUS)))"
+    plain = on_gpus(program.format(net, "unoptimised"))
+    share = float(emulated.NETS[net][1][:-1]) / 100
+    found = on_gpus(program.format(net, str(int(share * plain["peak"]))))
+    assert found["races"] == [] and found["values"] == plain["values"]
+    assert found["peak"] <= min(found["planned"], found["limit"])
+    assert found["peak"] == found["planned"] or not ACCEPTED[net]

@@ -14,6 +14,14 @@
 #include "race_detector.h"
 #include "settings.h"
 #include "streams.h"
+#include "tensorflow/core/public/version.h"
+#if TF_MINOR_VERSION == 19
+// Its headers name LLVM's, which its wheel does not have, for this class, which nothing here uses.
+#define XLA_STREAM_EXECUTOR_GPU_TMA_METADATA_H_
+namespace stream_executor::gpu {
+class TmaDescriptor {};
+}  // namespace stream_executor::gpu
+#endif
 #include "tensorflow/c/experimental/stream_executor/stream_executor_internal.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "virtual_table.h"

@@ -28,6 +28,7 @@ from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
+from tfswap.passes.prepare.uniform_constants import fill_uniform_constants
 from tfswap.passes.prepare.zeros_like import fill_zeros_like
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import VerificationError, verify
@@ -171,6 +172,54 @@ def test_zeros_like():
     assert len(golden.graph) == before + 4
     golden.check()
     assert fill_zeros_like(golden.graph, Target(DeviceModel())) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_large_constants_of_one_value_are_filled(dtype):
+    """With the value's bits. One that lists two values, a small one, and integers stay constants."""
+    tf = pytest.importorskip("tensorflow")
+    from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+    from tfswap.exporters.graph_def import export_graph_def
+    from tfswap.importers.graph_def import import_graph_def
+
+    def proto(values, shape):
+        made = TensorProto(dtype=tf.as_dtype(dtype).as_datatype_enum)
+        made.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        one = tf.make_tensor_proto(values, dtype, [len(values)]) if values else TensorProto()
+        field = {"float32": "float_val", "float64": "double_val"}.get(dtype, "half_val")
+        numbers = tf.make_ndarray(one) if values else []
+        getattr(made, field).extend(numbers.view("uint16").tolist() if values and field == "half_val" else numbers)
+        return made
+
+    graph_def = tf.compat.v1.GraphDef()
+    contents = {
+        "zeros": ([], [128, 128]),
+        "ones": ([1], [128, 128]),
+        "thirds": ([1 / 3], [4, 4096]),
+        "zero": ([0], [9000]),
+    }
+    kept = {"two": ([1, 2], [128, 128]), "small": ([1], [16])}
+    for name, (values, shape) in (contents | kept).items():
+        node = graph_def.node.add(name=name, op="Const")
+        node.attr["dtype"].type = tf.as_dtype(dtype).as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(proto(values, shape))
+        node.attr["_output_shapes"].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
+    graph = import_graph_def(graph_def, feeds=[], fetches=[f"{name}:0" for name in contents | kept])
+    assert fill_uniform_constants(graph, Target(DeviceModel())) == 4
+    assert {name: graph[name].op for name in contents | kept} == dict.fromkeys(contents, "Fill") | dict.fromkeys(
+        kept, "Const"
+    )
+    assert fill_uniform_constants(graph, Target(DeviceModel())) == 0
+    for name, (_, shape) in contents.items():
+        dims, value = graph[name].inputs
+        assert tf.make_ndarray(TensorProto.FromString(dims.node.attrs["value"].data)).tolist() == shape
+        (scalar,) = value.node.inputs
+        found = tf.make_ndarray(TensorProto.FromString(scalar.node.attrs["value"].data))
+        expected = tf.make_ndarray(next(n for n in graph_def.node if n.name == name).attr["value"].tensor)
+        assert found.shape == ()
+        assert found.tobytes() * expected.size == expected.tobytes()
+    assert export_graph_def(graph)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])

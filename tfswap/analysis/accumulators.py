@@ -35,7 +35,7 @@ from tfswap.ir.op_traits import (
     wraps,
 )
 from tfswap.ir.permits import ANYTHING, Permit
-from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.ir.types import REFERENCES
 
 
 class Place(NamedTuple):
@@ -143,7 +143,7 @@ class _Lists:
                 continue
             dtypes = {place.dtype for place in (*pushes[made], *pops[made])}
             dtypes |= {str(dtype) for _, _, node in named if (dtype := node.attrs.get("element_dtype")) is not None}
-            if len(dtypes) != 1 or not ELEMENT_BYTES.get(dtype := dtypes.pop()):
+            if len(dtypes) != 1 or (dtype := dtypes.pop()) in REFERENCES:
                 continue
             found.append(
                 Accumulator(

@@ -27,6 +27,7 @@ from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
+from tfswap.passes.prepare.uniform_constants import fill_uniform_constants
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.passes.prepare.zeros_like import fill_zeros_like, share_list_zeros
 
@@ -64,6 +65,7 @@ REST = (
     Row(split_identity_n, always, "readers are those of the tensors themselves, for the two passes that follow"),
     Row(fill_zeros_like, always, "a tensor that only its zeros hold is free earlier"),
     Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
+    Row(fill_uniform_constants, own_ops, "before other constants are deferred, which may be computed from these"),
     Row(defer_constants, own_ops, "no later pass adds constants"),
     Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
     Row(use_result_slots, slots, "fetches are final"),

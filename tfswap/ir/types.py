@@ -11,8 +11,9 @@ import math
 from functools import cached_property
 from typing import NamedTuple
 
-# Bytes of one element. The contents of strings and variants are on the heap, outside the arena, and a resource is a
-# handle: these count as 0.
+# Bytes of one element. A string's element is a `tstring` (tensorflow/core/platform/ctstring.h): contents of over 22
+# bytes are on the heap. The contents of variants are there too, outside the arena, and a resource is a handle: these
+# count as 0.
 ELEMENT_BYTES: dict[str, int] = {
     "bfloat16": 2,
     "bool": 1,
@@ -38,7 +39,7 @@ ELEMENT_BYTES: dict[str, int] = {
     "quint16": 2,
     "quint8": 1,
     "resource": 0,
-    "string": 0,
+    "string": 24,
     "uint16": 2,
     "uint2": 1,
     "uint32": 4,
@@ -56,6 +57,9 @@ def is_rounded(dtype: str) -> bool:
     """Whether the last bits of a sum depend on the order in which it is added."""
     return dtype.startswith(_ROUNDED)
 
+
+REFERENCES = frozenset({"resource", "string", "variant"})
+"""Types whose elements refer to memory of their own: a copy of their bytes is no copy."""
 
 HALVES = frozenset({"bfloat16", "float16"})
 """Floats of 16 bits."""

@@ -15,8 +15,8 @@ allocator is null unless NUMA affinity is on (common_runtime/local_device.cc), s
 A GPU's kernels follow the same rules, without the temporaries of CPU kernels and never exact. `gpu_temporaries` has
 those with other temporaries. Scratch of cuBLAS and CUB is not modelled.
 
-Not handled: bodies of functions that control-flow ops call, which are simulated as graphs of their own; string and
-variant payloads, which are on the heap; cuDNN's workspaces, which autotuning picks at run time.
+Not handled: bodies of functions that control-flow ops call, which are simulated as graphs of their own; contents of
+strings and variants, which are on the heap; cuDNN's workspaces, which autotuning picks at run time.
 """
 
 from __future__ import annotations

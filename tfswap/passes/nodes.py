@@ -4,7 +4,8 @@ a stem, which names its tensor or node, and its role. Nodes that follow a copy t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import struct
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
@@ -119,9 +120,9 @@ def add_shape(graph: Graph, name: str, tensor: Output, device: str) -> Node:
 def add_scalar(graph: Graph, name: str, dtype: str, device: str, content: bytes = b"") -> Node:
     """A constant scalar of these bytes; zero where none are given."""
     # Of a TensorProto the type (field 1), the shape of a scalar (2), and the content (4).
-    proto = bytes([0x08, _TENSOR_PROTO_TYPES[dtype], 0x12, 0])
+    proto = bytes([0x08, _TENSOR_PROTO_TYPES[dtype]]) + _field(2, b"")
     if content:
-        proto += bytes([0x22, len(content)]) + content
+        proto += _field(4, content)
     return graph.add(
         "Const",
         graph.unique_name(name),
@@ -129,6 +130,26 @@ def add_scalar(graph: Graph, name: str, dtype: str, device: str, content: bytes 
         outputs=(TensorType(dtype, ()),),
         device=device,
     )
+
+
+def add_integers(graph: Graph, name: str, values: Sequence[int], device: str) -> Node:
+    """A constant vector of these int32."""
+    shape = _field(2, _field(2, bytes([0x08, len(values)])))
+    proto = bytes([0x08, _TENSOR_PROTO_TYPES["int32"]]) + shape + _field(4, struct.pack(f"<{len(values)}i", *values))
+    made = graph.add(
+        "Const",
+        graph.unique_name(name),
+        attrs={"dtype": Dtype("int32"), "value": Opaque("tensor", proto)},
+        outputs=(TensorType("int32", (len(values),)),),
+        device=device,
+    )
+    graph.small_constants[made] = tuple(values)
+    return made
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message, of fewer than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
 
 
 def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from tfswap.analysis.cost import group_cores, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.op_traits import is_pure, uses_tensor_list
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.pairing import has_one_result
 from tfswap.support.reach import reach
@@ -26,8 +27,6 @@ LEAST_GAIN_S = 20e-6
 """What a group must save: to call another thread takes some of it."""
 SMALL_BYTES = 1024
 """Kernels of lists that request no more may run sooner or later than in the order: their elements are there anyway."""
-OPAQUE = frozenset({"resource", "variant", "string"})
-"""Types of what a group's kernels neither read nor make."""
 
 
 def find_groups(
@@ -59,7 +58,7 @@ def can_join(flow: Dataflow, i: int) -> bool:
         and i not in flow.inexact_kernels
         and i not in flow.runs
         and has_one_result(flow, i)
-        and all(kind.dtype not in OPAQUE for kind in kinds)
+        and all(kind.dtype not in REFERENCES for kind in kinds)
         and all(request.kind in ("out", "temp", "free") for request in flow.requests[i])
     )
 

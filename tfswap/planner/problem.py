@@ -19,7 +19,7 @@ import numpy as np
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.op_traits import is_view, may_run_again
-from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.plan import Eviction, Split
@@ -401,8 +401,8 @@ def _refusals(flow: Dataflow) -> dict[int, str]:
     for v, value in enumerate(flow.values):
         if value.producer == PERSISTENT:
             reasons[v] = "there before the step: a variable, an argument or a constant"
-        elif ELEMENT_BYTES.get(value.tensor.type.dtype, 0) == 0:
-            reasons[v] = f"a {value.tensor.type.dtype} has no bytes to copy"
+        elif value.tensor.type.dtype in REFERENCES:
+            reasons[v] = f"a {value.tensor.type.dtype} refers to memory of its own"
     for updates in flow.updates:
         for update in updates:
             if update.adopted is not None:

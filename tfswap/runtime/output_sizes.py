@@ -130,27 +130,62 @@ def _with_rows(ids: Any, row: Any) -> Any:
 
 
 def _padded(tensor: Output) -> SizeRule | None:
-    """For a ragged tensor given by row splits alone."""
+    """As many rows as the ragged tensor has; each level has its longest (ragged_tensor_to_tensor_op.cc)."""
     node = tensor.node
-    if set(_tuple(node.attrs["row_partition_types"])) != {b"ROW_SPLITS"}:
-        return None
-    wanted, values, _, *splits = node.inputs
+    kinds = _tuple(node.attrs["row_partition_types"])
+    wanted, values, _, *partitions = node.inputs
     kept = [d for d in (values.type.shape or ())[1:] if d is not None]
     if values.type.shape is None or len(kept) < len(values.type.shape) - 1 or (kept and values.type.bound):
         return None
-    count = 1 + len(splits)
+    if not {*kinds} <= {b"FIRST_DIM_SIZE", *_LONGEST}:
+        return None
 
-    def shape(wanted: Any, *splits: Any) -> Any:
+    def shape(wanted: Any, *partitions: Any) -> Any:
         import tensorflow as tf
 
-        rows = tf.cast(tf.size(splits[0]) - 1, tf.int64)
-        # A tensor without rows has no longest one.
-        longest = [tf.reduce_max(tf.concat([tf.cast(s[1:] - s[:-1], tf.int64), [0]], 0)) for s in splits]
-        asked = tf.broadcast_to(tf.cast(wanted, tf.int64), [count + len(kept)])
-        found = tf.stack([rows, *longest, *(tf.constant(d, tf.int64) for d in kept)])
+        counted = kinds[0] == b"FIRST_DIM_SIZE"
+        rows = partitions[0] if counted else tf.size(partitions[0]) - 1
+        levels = [*zip(kinds, partitions, strict=True)][counted:]
+        longest = [_LONGEST[kind](each) for kind, each in levels]
+        found = tf.stack([tf.cast(rows, tf.int64), *longest, *(tf.constant(d, tf.int64) for d in kept)])
+        asked = tf.broadcast_to(tf.cast(wanted, tf.int64), tf.shape(found))
         return tf.where(asked < 0, found, asked)
 
-    return SizeRule((wanted, *splits), shape)
+    return SizeRule((wanted, *partitions), shape)
+
+
+def _longest_by_splits(splits: Any) -> Any:
+    """The length of the longest row; a tensor without rows has none."""
+    import tensorflow as tf
+
+    return tf.reduce_max(tf.concat([tf.cast(splits[1:] - splits[:-1], tf.int64), [0]], 0))
+
+
+def _longest_by_ids(ids: Any) -> Any:
+    """The same where each value has the number of its row."""
+    import tensorflow as tf
+
+    return tf.reduce_max(tf.concat([tf.math.bincount(tf.cast(ids, tf.int32), dtype=tf.int64), [0]], 0))
+
+
+_LONGEST: dict[object, Callable[[Any], Any]] = {b"ROW_SPLITS": _longest_by_splits, b"VALUE_ROWIDS": _longest_by_ids}
+
+
+def _found(tensor: Output) -> SizeRule | None:
+    """A value of the default's shape for each key; a table whose keys are vectors has none."""
+    _, keys, default = tensor.node.inputs
+    if default.type.shape is None or None in default.type.shape or keys.type.shape is None:
+        return None
+    row = [d for d in default.type.shape if d is not None]
+    if len(tensor.type.shape or ()) != len(keys.type.shape) + len(row):
+        return None
+
+    def shape(dims: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.concat([dims, tf.constant(row, tf.int64)], 0)
+
+    return SizeRule((), shape, keys)
 
 
 def _by_input(position: int) -> Callable[[Output], SizeRule]:
@@ -257,6 +292,8 @@ _RULES: dict[str, Callable[[Output], SizeRule | None]] = {
     "BroadcastTo": _by_input(1),
     "DynamicStitch": _stitched,
     "Fill": _by_input(0),
+    "LookupTableFind": _found,
+    "LookupTableFindV2": _found,
     "ParallelDynamicStitch": _stitched,
     "RaggedRange": _ragged_range,
     "RaggedTensorToTensor": _padded,

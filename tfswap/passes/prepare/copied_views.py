@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from tfswap.analysis.integer_values import Values, rule_of
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import may_share_by_value
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import node_memory
 from tfswap.kernels.target import Target
@@ -46,7 +47,7 @@ def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[
         rule = rule_of(node) if follows else None
         if rule is not None and (values := rule(node, [known.get(t) for t in node.inputs])) is not None:
             known[node, 0] = values
-        if not may_share_by_value(node.op) or node.outputs[0].dtype in ("string", "variant", "resource"):
+        if not may_share_by_value(node.op) or node.outputs[0].dtype in REFERENCES:
             continue
         given = {p: known[t.node, t.index] for p, t in enumerate(node.inputs) if (t.node, t.index) in known}
         if not node_memory(node, device, given).exact:

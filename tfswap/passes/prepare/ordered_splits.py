@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import use_own_kernel
@@ -31,4 +32,4 @@ def order_split_outputs(graph: Graph, target: Target) -> int:
 def _is_out_of_order(node: Node) -> bool:
     if node.op not in ("Split", "SplitV") or len(node.outputs) < OUT_OF_ORDER:
         return False
-    return node.outputs[0].dtype not in ("string", "variant", "resource")
+    return node.outputs[0].dtype not in REFERENCES

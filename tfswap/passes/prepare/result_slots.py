@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Output
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
@@ -27,6 +28,7 @@ def use_result_slots(graph: Graph, _: Target) -> int:
     handed: dict[Output, Output] = {}
     for fetch in graph.fetches:
         own = fetch.node not in graph.feeds and fetch.node.op not in (custom_ops.HAND_OVER, custom_ops.OUTSIDE)
+        own = own and fetch.type.dtype not in REFERENCES
         if own and fetch not in handed and 0 < (fetch.type.nbytes or 0) <= MOST_BYTES:
             attrs = {"T": Dtype(fetch.type.dtype), "elements": fetch.type.num_elements, "slots": SLOTS}
             name = graph.unique_name(f"tfswap/{fetch.node.name}_{fetch.index}/hand_over")

@@ -11,7 +11,7 @@
 // which variables share their buffer with a tensor, or have memory of NumPy's, which TensorFlow adopts
 // where it is aligned: tfswap_variable_buffers, at the end of this file.
 //
-// Not handled: variables of types that can't be copied bytewise (strings); these are not in the arena.
+// Not handled: variables of types that can not be copied bytewise (strings); these adopt the value.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,0 +1,88 @@
+"""Steps that read text: strings take bytes of a CPU's arena, and sizes follow from what the text holds."""
+
+from __future__ import annotations
+
+import pytest
+from processes import on_arena
+
+pytest.importorskip("tensorflow")
+
+SPLIT = """
+import json
+import tensorflow as tf
+import tfswap
+
+LINES, WORDS, LIMIT = 4000, 20, 4_660_000
+text = tf.constant([" ".join(["ab"] * WORDS)] * LINES)
+weight = tf.Variable(tf.random.stateless_normal([4, 4], [1, 2]))
+table = tf.Variable(tf.random.stateless_normal([100, 4], [1, 3]))
+
+def train(lines):
+    with tf.GradientTape() as tape:
+        words = tf.strings.join([tf.strings.split(lines).to_tensor(shape=[LINES, WORDS]), "x"])
+        h = tf.nn.relu(tf.gather(table, tf.strings.to_hash_bucket_fast(words, 100)) @ weight)
+        loss = tf.reduce_mean(h * h)
+    for variable, gradient in zip((weight, table), tape.gradient(loss, (weight, table))):
+        variable.assign_sub(tf.convert_to_tensor(gradient))
+    return loss
+
+expected = tf.function(train, autograph=False)(text)
+weight.assign(tf.random.stateless_normal([4, 4], [1, 2]))
+table.assign(tf.random.stateless_normal([100, 4], [1, 3]))
+step = tfswap.optimize(tf.function(train, autograph=False), memory_limit=LIMIT)
+loss = step(text)
+tf.config.experimental.reset_memory_stats("CPU:0")
+step(text)
+report = step.report()
+print(json.dumps({
+    "same": loss.numpy().tobytes() == expected.numpy().tobytes(), "limit": LIMIT, "planned": report.planned_peak_bytes,
+    "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"], "base": report.baseline_peak_bytes,
+}))
+"""
+
+
+def test_strings_count() -> None:
+    """Each word takes 24 bytes, and where it begins another 16."""
+    found = on_arena(SPLIT)
+    assert found["same"]
+    assert found["peak"] <= found["planned"] <= found["limit"] < found["base"]
+    assert found["peak"] > 0.95 * found["planned"]
+
+
+VECTORISED = """
+import json
+import keras
+import tensorflow as tf
+import tfswap
+
+LAYERS = keras.layers
+words = [str(i) for i in range(200)]
+texts = tf.constant([" ".join(words[(7 * i + j) % 200] for j in range(10 + (5 * i) % 23)) for i in range(64)])
+targets = tf.reshape(tf.cast(tf.range(64) % 2, tf.float32), [64, 1])
+
+def model():
+    # The table is not trained: TensorFlow adds the rows of a word that occurs twice in any order.
+    keras.utils.set_random_seed(0)
+    vectors = LAYERS.TextVectorization(vocabulary=words, output_mode="int")
+    dense = [LAYERS.Dense(128, activation="gelu") for _ in range(3)]
+    body = [LAYERS.Embedding(202, 128, trainable=False), *dense, LAYERS.GlobalMaxPooling1D()]
+    made = keras.Sequential([LAYERS.Input((), dtype="string"), vectors, *body, LAYERS.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+def bits(made):
+    return [weight.tobytes().hex() for weight in made.get_weights()]
+
+data = tf.data.Dataset.from_tensor_slices((texts, targets)).batch(32)
+plain = model()
+plain.fit(data, epochs=2, verbose=0)
+planned = model()
+tfswap.keras.optimize(planned, memory_limit="60%")
+planned.fit(data, epochs=2, verbose=0)
+print(json.dumps({"same": bits(planned) == bits(plain)}))
+"""
+
+
+def test_words_are_looked_up_in_the_step() -> None:
+    """How many there are, and how many the longest text has, follows from the texts."""
+    assert on_arena(VECTORISED)["same"]

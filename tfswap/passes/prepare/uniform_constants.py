@@ -1,0 +1,80 @@
+"""Makes large constants that hold one value part of the step.
+
+Grappler folds zeros and ones of known sizes into constants (constant_folding.cc, MaterializeConstantValuedNode), as for
+gradients that nothing contributes to. A constant is in the arena for as long as the step exists. Each of these becomes
+a Fill that TensorFlow does not fold, which takes less time than to read it. The bits are the same.
+
+Not handled: constants in bodies, which may run several times in a step.
+"""
+
+from __future__ import annotations
+
+from tfswap.analysis.constants import LARGE_BYTES
+from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.types import ELEMENT_BYTES, HALVES, TensorType
+from tfswap.kernels.target import Target
+from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_integers
+from tfswap.passes.prepare.defer_constants import add_defer
+
+_SHAPE = 0x12
+"""The key of a TensorProto's shape: its number and wire type."""
+_FIELDS = {"bfloat16": 0x6A, "float16": 0x6A, "float32": 0x2A, "float64": 0x32}
+"""The key of the values of a type."""
+_MORE = 0x80
+"""The bit of a byte of a number that more bytes follow."""
+
+
+@graph_pass(
+    ensures="a large constant of floats holds more than one value",
+)
+def fill_uniform_constants(graph: Graph, _: Target) -> int:
+    """Replace large constants of one value by Fills, in place; returns how many."""
+    deferred: dict[tuple[bytes, str], Output] = {}  # by value and device
+    count = 0
+    for node in list(graph):
+        value = _scalar(node)
+        if value is None:
+            continue
+        kind, key = node.outputs[0], (value, node.device)
+        if key not in deferred:
+            scalar = graph.add(
+                node.op,
+                graph.unique_name(f"tfswap/{node.name}/value"),
+                attrs={**node.attrs, "value": Opaque("tensor", value)},
+                outputs=(TensorType(kind.dtype, ()),),
+                device=node.device,
+            )
+            deferred[key] = add_defer(graph, scalar.out(), node.device)
+        dims = add_integers(graph, f"tfswap/{node.name}/shape", [d or 0 for d in kind.shape or ()], node.device)
+        node.op, node.inputs = "Fill", (dims.out(), deferred[key])
+        node.attrs = {"T": Dtype(kind.dtype), "index_type": Dtype("int32")}
+        count += 1
+    return count
+
+
+def _scalar(node: Node) -> bytes | None:
+    """The TensorProto of the one value of a large constant of floats; None for other nodes.
+
+    A TensorProto that lists one value has it in all elements; where it lists none, these are zeros (tensor.cc).
+    Its fields are in the order of their numbers: the type, the shape, and the values in one packed field.
+    """
+    content = node.attrs.get("value")
+    if node.op != "Const" or not isinstance(content, Opaque):
+        return None
+    kind = node.outputs[0]
+    if (kind.nbytes or 0) < LARGE_BYTES:
+        return None
+    field, data = _FIELDS.get(kind.dtype), content.data
+    if field is None or data[2] != _SHAPE or data[3] >= _MORE:
+        return None
+    values = data[4 + data[3] :]
+    if values and (values[0] != field or len(values) != 2 + values[1] or not _is_one(values[2:], kind.dtype)):
+        return None
+    return data[:2] + bytes([_SHAPE, 0]) + values
+
+
+def _is_one(values: bytes, dtype: str) -> bool:
+    if dtype in HALVES:  # of variable length
+        return all(byte & _MORE for byte in values[:-1]) and not values[-1] & _MORE
+    return len(values) == ELEMENT_BYTES[dtype]

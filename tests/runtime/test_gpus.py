@@ -449,7 +449,7 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
-# By net, whether a plan is exact: others count bounds of temporaries, and integers copied to the host, for longer.
+# By net, whether its plan is exact; others peak lower than planned.
 ACCEPTED = {
     "mlp": True,
     "lstm": False,

@@ -154,7 +154,8 @@ def train(name: str, how: str, gpus: Any) -> dict[str, Any]:
     found = {"values": values, "peak": max(peaks), "races": gpus.report().splitlines()}
     if not plain:
         plan = function.plan()
-        found |= {"limit": plan.limit_bytes, "planned": plan.planned_peak_bytes, "swaps": len(plan.evictions)}
+        planned = function.report().planned_peak_bytes  # for the arena of the latest step
+        found |= {"limit": plan.limit_bytes, "planned": planned, "swaps": len(plan.evictions)}
     return found
 
 

@@ -80,10 +80,13 @@ def _plain_attr(value: Any) -> object:
 
 
 def _tensor(dtype: str, shape: Sequence[int], value: int | None = None) -> Any:
-    """Random, unless all of it is to be `value`."""
+    """Random, unless all of it is to be `value`. Strings are lines of a few numbers."""
     import numpy as np
     import tensorflow as tf
 
+    if dtype == "string":
+        lines = [" ".join(map(str, range(i % 5 + 1))) if i % 3 else str(i) for i in range(int(np.prod(shape)))]
+        return tf.reshape(tf.constant(lines), shape)
     if value is not None:
         return tf.fill(shape, tf.constant(value, dtype))
     if dtype == "bool":
@@ -161,6 +164,8 @@ class _Program:
             return tensor
         if tensor.dtype == tf.bool:
             return tf.logical_or(tensor, False)
+        if tensor.dtype == tf.string:
+            return tf.strings.join([tensor, ""])
         return tf.raw_ops.AddV2(x=tensor, y=tf.zeros([], tensor.dtype))
 
     def _body(self, *tensors: Any) -> Any:

@@ -11,6 +11,7 @@ from kernel_cases.layout import layout, views
 from kernel_cases.matrices import einsums, linear_algebra, matrices, reductions
 from kernel_cases.normalisation import normalisation_and_random
 from kernel_cases.sparse import cells, others, sparse
+from kernel_cases.text import text
 from kernel_cases.variables import variables_and_lists, variables_in_part
 
 CASES = [
@@ -32,4 +33,5 @@ CASES = [
     *variables_and_lists(),
     *variables_in_part(),
     *fused(),
+    *text(),
 ]

@@ -2,8 +2,8 @@
 
 Labels, tokens, indices and the keys of random numbers are in host memory (kernels/host_memory.py). Where a kernel reads
 them on the device, TensorFlow receives them there by a `_Recv` of its own, which requests memory whenever it runs. A
-`ToDevice` before such kernels, in bodies too, makes the copy a kernel like others: its result may be recomputed, and
-its request is planned. The host launches no further kernel until the copy has ended, which has not been timed on a GPU.
+`ToDevice` before such kernels, in bodies too, makes the copy a kernel like others, on their stream: its result may be
+recomputed, and its request is planned. The host does not wait for it.
 
 Not handled: portable models; host integers of 64 bits, which shapes may be; what is returned.
 """

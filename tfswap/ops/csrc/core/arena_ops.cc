@@ -28,12 +28,13 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
+#include "xla/stream_executor/device_memory.h"
+#include "xla/stream_executor/stream.h"
 #include "tensorflow/core/common_runtime/device.h"
 
 namespace tfswap {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -108,7 +109,7 @@ REGISTER_OP("Tfswap>ToDevice")
     .SetIsStateful()  // or TensorFlow computes it on the host
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Copies a tensor in host memory to the device's, once all kernels before it have run.
+Copies a tensor in host memory to the device's, on the stream of its kernels.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -276,20 +277,21 @@ class DeferOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-// Asynchronous as TensorFlow's _Recv is: the step goes on when the copy has ended, since kernels do not wait for it.
-class ToDeviceOp : public AsyncOpKernel {
+// The copy is on the stream of the kernels: it is done before the next of them, and the host does not wait for it, as it
+// does for TensorFlow's _Recv. Until then it reads the tensor in host memory, which may be pinned.
+class ToDeviceOp : public OpKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  using OpKernel::OpKernel;
 
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& source = ctx->input(0);
     Tensor* output = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &output), done);
-    if (output->NumElements() == 0) return done();
-    ctx->op_device_context()->CopyCPUTensorToDevice(&ctx->input(0), static_cast<tensorflow::Device*>(ctx->device()),
-                                                    output, [ctx, done, run = *ctx->runner()](const absl::Status& copied) {
-                                                      if (!copied.ok()) ctx->SetStatus(copied);
-                                                      run(done);  // the rest of the step is not for this thread
-                                                    });
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, source.shape(), &output));
+    if (source.TotalBytes() == 0) return;
+    stream_executor::Stream* const stream = ctx->op_device_context()->stream();
+    stream_executor::DeviceMemoryBase to(output->data(), output->TotalBytes());
+    OP_REQUIRES_OK(ctx, stream->Memcpy(&to, source.data(), source.TotalBytes()));
+    OP_REQUIRES_OK(ctx, stream->DoHostCallbackWithStatus([held = source] { return absl::OkStatus(); }));
   }
 };
 

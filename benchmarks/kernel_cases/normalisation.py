@@ -9,37 +9,13 @@ def normalisation_and_random() -> list[Case]:
     x, c = floats(32, 24, 24, 64), floats(64)
     training = {"is_training": True}
     seeds = {"key": ["uint64", [1]], "counter": {"const": [1, 2], "dtype": "uint64"}, "alg": integers(1)}
+    given = {"x": x, "scale": c, "offset": c, "mean": c, "variance": c}
+    kept = {"reserve_space_1": c, "reserve_space_2": c, "reserve_space_3": c}
+    gradient = {"y_backprop": x, "x": x, "scale": c, **kept}
+    modes = ({"is_training": True}, {"is_training": False})
     return [
-        Case("FusedBatchNormV3", {"x": x, "scale": c, "offset": c, "mean": c, "variance": c}, training),
-        Case(
-            "FusedBatchNormV3",
-            {"x": x, "scale": c, "offset": c, "mean": c, "variance": c},
-            {"is_training": False},
-        ),
-        Case(
-            "FusedBatchNormGradV3",
-            {
-                "y_backprop": x,
-                "x": x,
-                "scale": c,
-                "reserve_space_1": c,
-                "reserve_space_2": c,
-                "reserve_space_3": c,
-            },
-            training,
-        ),
-        Case(
-            "FusedBatchNormGradV3",
-            {
-                "y_backprop": x,
-                "x": x,
-                "scale": c,
-                "reserve_space_1": c,
-                "reserve_space_2": c,
-                "reserve_space_3": c,
-            },
-            {"is_training": False},
-        ),
+        *(Case("FusedBatchNormV3", given, mode) for mode in modes),
+        *(Case("FusedBatchNormGradV3", gradient, mode) for mode in modes),
         Case("StatelessRandomUniformV2", {"shape": integers([16, 4, 128, 128]), **seeds}),
         Case("StatelessRandomNormalV2", {"shape": integers([16, 4, 128, 128]), **seeds}),
         Case("StatelessTruncatedNormalV2", {"shape": integers([16, 4, 128, 128]), **seeds}),

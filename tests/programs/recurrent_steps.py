@@ -60,7 +60,7 @@ def attention() -> Made:
 
 
 def bidirectional() -> Made:
-    """Masks, dropout in the recurrence, and a layer that goes backwards."""
+    """Masks, dropout in the recurrence, and a layer that reads its input in reverse."""
     layers = tf.keras.layers
     inputs = tf.keras.Input((12,), dtype="int32")
     h = layers.Embedding(50, 32, mask_zero=True)(inputs)

@@ -241,7 +241,7 @@ def test_a_step_of_that_kind_has_groups_from_some_limit_on():
 
 @st.composite
 def arenas(draw: st.DrawFn, flow: Dataflow) -> ArenaSnapshot:
-    """What is there before a step, with holes that its tensors fit into, or nearly; in an arena with or without end."""
+    """An arena before a step, with holes of one to two times the sizes of its tensors; limited or unlimited."""
     sizes = sorted({round_up(value.nbytes) for value in flow.values if value.nbytes >= 4096})
     holes = draw(st.lists(st.tuples(st.sampled_from(sizes), st.integers(100, 199)), max_size=8))
     there = flow.persistent_bytes

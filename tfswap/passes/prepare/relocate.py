@@ -15,12 +15,10 @@ from tfswap.analysis.analyse import undetermined_nodes
 from tfswap.ir.custom_ops import RELOCATED
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
+from tfswap.ir.types import REFERENCES
 from tfswap.ir.views import origin
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-
-OUTSIDE_ARENA = frozenset(("resource", "string"))
-"""Types whose elements are not copied: handles and strings, which refer to memory of their own."""
 
 
 @graph_pass(
@@ -51,7 +49,7 @@ def _places(node: Node, bodies: tuple[Graph, ...], *, is_loop: bool) -> tuple[in
     for place, kind in enumerate(node.outputs):
         given = {_argument(body, body.fetches[place]) for body in bodies}
         same = {place} if is_loop else given - {None}
-        if kind.dtype not in OUTSIDE_ARENA and (given != same or len(given) > 1):
+        if kind.dtype not in REFERENCES and (given != same or len(given) > 1):
             found.append(place)
     return tuple(found)
 

@@ -28,8 +28,8 @@ def use_result_slots(graph: Graph, _: Target) -> int:
     handed: dict[Output, Output] = {}
     for fetch in graph.fetches:
         own = fetch.node not in graph.feeds and fetch.node.op not in (custom_ops.HAND_OVER, custom_ops.OUTSIDE)
-        own = own and fetch.type.dtype not in REFERENCES
-        if own and fetch not in handed and 0 < (fetch.type.nbytes or 0) <= MOST_BYTES:
+        is_small = 0 < (fetch.type.nbytes or 0) <= MOST_BYTES and fetch.type.dtype not in REFERENCES
+        if own and is_small and fetch not in handed:
             attrs = {"T": Dtype(fetch.type.dtype), "elements": fetch.type.num_elements, "slots": SLOTS}
             name = graph.unique_name(f"tfswap/{fetch.node.name}_{fetch.index}/hand_over")
             node = graph.add(

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from tfswap.analysis.constants import LARGE_BYTES
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.types import ELEMENT_BYTES, HALVES, TensorType
+from tfswap.ir.types import ELEMENT_BYTES, HALVES
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_integers
+from tfswap.passes.nodes import add_integers, add_scalar
 from tfswap.passes.prepare.defer_constants import add_defer
 
 _SHAPE = 0x12
 """The key of a TensorProto's shape: its number and wire type."""
-_FIELDS = {"bfloat16": 0x6A, "float16": 0x6A, "float32": 0x2A, "float64": 0x32}
+_VALUES = {"bfloat16": 0x6A, "float16": 0x6A, "float32": 0x2A, "float64": 0x32}
 """The key of the values of a type."""
 _MORE = 0x80
 """The bit of a byte of a number that more bytes follow."""
@@ -30,21 +30,16 @@ _MORE = 0x80
 )
 def fill_uniform_constants(graph: Graph, _: Target) -> int:
     """Replace large constants of one value by Fills, in place; returns how many."""
-    deferred: dict[tuple[bytes, str], Output] = {}  # by value and device
+    deferred: dict[tuple[str, bytes, str], Output] = {}  # by type, value and device
     count = 0
     for node in list(graph):
-        value = _scalar(node)
+        value = _value(node)
         if value is None:
             continue
-        kind, key = node.outputs[0], (value, node.device)
+        kind = node.outputs[0]
+        key = kind.dtype, value, node.device
         if key not in deferred:
-            scalar = graph.add(
-                node.op,
-                graph.unique_name(f"tfswap/{node.name}/value"),
-                attrs={**node.attrs, "value": Opaque("tensor", value)},
-                outputs=(TensorType(kind.dtype, ()),),
-                device=node.device,
-            )
+            scalar = add_scalar(graph, f"tfswap/{node.name}/value", kind.dtype, node.device, value)
             deferred[key] = add_defer(graph, scalar.out(), node.device)
         dims = add_integers(graph, f"tfswap/{node.name}/shape", [d or 0 for d in kind.shape or ()], node.device)
         node.op, node.inputs = "Fill", (dims.out(), deferred[key])
@@ -53,28 +48,35 @@ def fill_uniform_constants(graph: Graph, _: Target) -> int:
     return count
 
 
-def _scalar(node: Node) -> bytes | None:
-    """The TensorProto of the one value of a large constant of floats; None for other nodes.
+def _value(node: Node) -> bytes | None:
+    """The bytes of the one value of a large constant of floats; None for other nodes.
 
-    A TensorProto that lists one value has it in all elements; where it lists none, these are zeros (tensor.cc).
-    Its fields are in the order of their numbers: the type, the shape, and the values in one packed field.
+    A TensorProto that lists one value has it in all elements; where it lists none, these are zeros (tensor.cc). Its
+    fields are in the order of their numbers: the type, the shape, and the values in one packed field.
     """
     content = node.attrs.get("value")
     if node.op != "Const" or not isinstance(content, Opaque):
         return None
-    kind = node.outputs[0]
-    if (kind.nbytes or 0) < LARGE_BYTES:
+    kind, data = node.outputs[0], content.data
+    key = _VALUES.get(kind.dtype)
+    if key is None or (kind.nbytes or 0) < LARGE_BYTES or data[2] != _SHAPE or data[3] >= _MORE:
         return None
-    field, data = _FIELDS.get(kind.dtype), content.data
-    if field is None or data[2] != _SHAPE or data[3] >= _MORE:
+    nbytes, values = ELEMENT_BYTES[kind.dtype], data[4 + data[3] :]
+    if not values:
+        return bytes(nbytes)
+    if values[0] != key or len(values) != 2 + values[1]:
         return None
-    values = data[4 + data[3] :]
-    if values and (values[0] != field or len(values) != 2 + values[1] or not _is_one(values[2:], kind.dtype)):
-        return None
-    return data[:2] + bytes([_SHAPE, 0]) + values
+    listed = _numbers(values[2:], nbytes) if kind.dtype in HALVES else values[2:]
+    return listed if len(listed) == nbytes else None
 
 
-def _is_one(values: bytes, dtype: str) -> bool:
-    if dtype in HALVES:  # of variable length
-        return all(byte & _MORE for byte in values[:-1]) and not values[-1] & _MORE
-    return len(values) == ELEMENT_BYTES[dtype]
+def _numbers(packed: bytes, nbytes: int) -> bytes:
+    """Packed numbers of variable length, each in this many bytes."""
+    made, number, shift = b"", 0, 0
+    for byte in packed:
+        number |= (byte & ~_MORE) << shift
+        shift += 7
+        if not byte & _MORE:
+            made += number.to_bytes(nbytes, "little")
+            number = shift = 0
+    return made

@@ -7,7 +7,6 @@ from kernel_cases.case import Case, floats, integers
 
 def normalisation_and_random() -> list[Case]:
     x, c = floats(32, 24, 24, 64), floats(64)
-    training = {"is_training": True}
     seeds = {"key": ["uint64", [1]], "counter": {"const": [1, 2], "dtype": "uint64"}, "alg": integers(1)}
     given = {"x": x, "scale": c, "offset": c, "mean": c, "variance": c}
     kept = {"reserve_space_1": c, "reserve_space_2": c, "reserve_space_3": c}

@@ -28,9 +28,16 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
-#include "xla/stream_executor/device_memory.h"
-#include "xla/stream_executor/stream.h"
 #include "tensorflow/core/common_runtime/device.h"
+#include "xla/stream_executor/stream.h"
+
+#if __has_include("xla/stream_executor/device_address.h")
+#include "xla/stream_executor/device_address.h"
+using DeviceAddress = stream_executor::DeviceAddressBase;
+#else  // TensorFlow before 2.21
+#include "xla/stream_executor/device_memory.h"
+using DeviceAddress = stream_executor::DeviceMemoryBase;
+#endif
 
 namespace tfswap {
 namespace {
@@ -289,7 +296,7 @@ class ToDeviceOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, source.shape(), &output));
     if (source.TotalBytes() == 0) return;
     stream_executor::Stream* const stream = ctx->op_device_context()->stream();
-    stream_executor::DeviceMemoryBase to(output->data(), output->TotalBytes());
+    DeviceAddress to(output->data(), output->TotalBytes());
     OP_REQUIRES_OK(ctx, stream->Memcpy(&to, source.data(), source.TotalBytes()));
     OP_REQUIRES_OK(ctx, stream->DoHostCallbackWithStatus([held = source] { return absl::OkStatus(); }));
   }

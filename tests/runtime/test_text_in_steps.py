@@ -11,9 +11,16 @@ SPLIT = """
 import json
 import tensorflow as tf
 import tfswap
+from tfswap.runtime.dynamic_sizes import find_data_dependent_sizes
 
 LINES, WORDS = 4000, 20
-TOO_LITTLE, LIMIT = 4_300_000, 4_800_000
+TOO_LITTLE, LIMIT = 4_300_000, 4_660_000
+
+def info(reset=False):
+    if reset:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+    return tf.config.experimental.get_memory_info("CPU:0")
+
 text = tf.constant([" ".join(["ab"] * WORDS)] * LINES)
 weight = tf.Variable(tf.random.stateless_normal([4, 4], [1, 2]))
 table = tf.Variable(tf.random.stateless_normal([100, 4], [1, 3]))
@@ -37,21 +44,38 @@ except tfswap.InfeasibleMemoryLimit as refusal:
     floor = refusal.floor_bytes
 step = tfswap.optimize(tf.function(train, autograph=False), memory_limit=LIMIT)
 loss = step(text)
-tf.config.experimental.reset_memory_stats("CPU:0")
+info(reset=True)
 step(text)
+peak = info()["peak"]
+traced = tf.function(train, autograph=False).get_concrete_function(text)
+sizes = find_data_dependent_sizes(traced, [text], lambda function: function)
+before = info(reset=True)["current"]
+(*_, words) = sizes.sizes(traced, [text])
 print(json.dumps({
-    "same": loss.numpy().tobytes() == expected.numpy().tobytes(), "floor": floor, "limit": LIMIT,
-    "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"], "base": step.report().baseline_peak_bytes,
+    "same": loss.numpy().tobytes() == expected.numpy().tobytes(), "floor": floor, "limit": LIMIT, "peak": peak,
+    "planned": step.plan().planned_peak_bytes, "base": step.report().baseline_peak_bytes, "words": words,
+    "of_sizes": info()["peak"] - before,
 }))
 """
 
 
 def test_strings_count() -> None:
-    """Each word takes 24 bytes, and where it begins another 16: while rows are padded 4.3 MB are needed."""
+    """Each word takes 24 bytes, and where it begins another 16: while rows are padded 4.3 MB are needed. To count the
+    words before takes none of the arena.
+    """
     found = on_arena(SPLIT)
     assert found["same"]
     assert 4_480_000 < found["floor"] <= found["limit"]
-    assert found["peak"] <= found["limit"] < found["base"]
+    assert found["peak"] == found["planned"] <= found["limit"] < found["base"]
+    assert found["words"] == [80_000]
+    assert found["of_sizes"] < 10_000
+
+
+@pytest.mark.slow
+def test_plans_of_text_hold_in_any_process() -> None:
+    """Each process has regions of its own addresses, and constants in other places."""
+    found = [on_arena(SPLIT) for _ in range(20)]
+    assert [each["peak"] - each["planned"] for each in found] == [0] * 20
 
 
 VECTORISED = """

@@ -182,6 +182,9 @@ INSIDE: Final = "Tfswap>Inside"
 # The type of the executors that run planned steps (csrc/core/step_executor.cc).
 EXECUTOR: Final = "TFSWAP"
 
+# The type of the executors that compute sizes outside of a CPU's arena (csrc/core/host_memory_executor.cc).
+HOST_MEMORY_EXECUTOR: Final = "TFSWAP_HOST_MEMORY"
+
 # The attribute that selects a kernel of an op by its label, and the label of tfswap's kernels for TensorFlow's ops
 # (csrc/core/loop_ops.cc, ordered_split_ops.cc, random_ops.cc, sum_ops.cc, zeros_ops.cc).
 KERNEL: Final = "_kernel"

@@ -5,11 +5,12 @@ of lengths. Where such a size depends on arguments alone, a few nodes of the ste
 planned for as the arguments' own sizes are.
 
 The computation keeps the step's limit too. It is small, as a rule: a tensor is not computed for its size where a rule
-gives the size (output_sizes.py).
+gives the size (output_sizes.py). A tensor without a rule is computed for its size. How much that takes is not known
+before, so on a CPU it takes host memory outside of the arena (csrc/core/host_memory_executor.cc).
 
 Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
 taken outside, or that run inside of another `tf.function`, where arguments have no values yet. A tensor without a rule
-is computed for its size, before the step.
+that is computed on a GPU takes the GPU's memory, outside of the limit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.importers.size_bounds import decides_sizes
 from tfswap.importers.source_lines import SourceLines
+from tfswap.ir.custom_ops import HOST_MEMORY_EXECUTOR
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.op_traits import is_const, is_pure
 from tfswap.ir.types import TensorType
+from tfswap.native.load import load
 from tfswap.runtime.captures import deferred, without_asking
 from tfswap.runtime.output_sizes import SizeRule, size_rule
 from tfswap.support.reach import reach
@@ -206,7 +209,7 @@ def _computing(
     compute = tf.function(sizes, input_signature=specs, autograph=False)
     is_open = any(rule.of == tensor for tensor, rule in rules.items())
     # A concrete function, since TensorFlow counts traces of others, and would warn users of retracing.
-    compute = compute.get_concrete_function() if is_open else under_limit(compute)
+    compute = _in_host_memory(compute.get_concrete_function()) if is_open else under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:
         try:
@@ -221,6 +224,19 @@ def _computing(
                 shaped = f"{tensor.name!r}{made_at(tensor.node.name, locate)} would have the shape {list(shape)}"
                 raise errors.InvalidArgumentError(None, None, f"{shaped}, of more than 2**63 - 1 elements.")
         return found
+
+    return run
+
+
+def _in_host_memory(concrete: Any) -> Callable[..., Any]:
+    """A function of the same results whose kernels take none of a CPU's arena."""
+    import tensorflow as tf
+
+    load()
+
+    def run(*given: Any) -> Any:
+        with tf.experimental.function_executor_type(HOST_MEMORY_EXECUTOR):
+            return concrete(*given)
 
     return run
 

@@ -4,7 +4,7 @@
 
 swap_cost.py asks what swapping adds to a model's step, which little traffic and long steps hide in noise. Here tensors
 of 64 MiB go out and come back all the time, on the copy lanes, while a kernel of VGG19's or of an MLP's runs again and
-again: so many times alone, and as often during the copies, in turns. The time that it takes longer, over the bytes that
+again: alone, and as often during the copies, in turns. The time that it takes longer, over the bytes that
 were copied meanwhile, is what a byte costs; memcpy is timed in between, while nothing else runs. Printed are the median
 over all turns, and the interval that it lies in at 95%; and the same of CPU time, the copies' own included, which other
 programs change less. On two cores that kernels keep busy a byte can't cost less than
@@ -74,7 +74,7 @@ class Copies:
 
 
 def seconds(kernel: Callable[[], Any], times: int) -> tuple[float, float]:
-    """Of so many runs; and of this process's CPU time meanwhile."""
+    """Of `times` runs; and of this process's CPU time meanwhile."""
     started, started_cpu = time.perf_counter(), time.process_time()
     for _ in range(times):
         kernel()

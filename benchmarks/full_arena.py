@@ -63,7 +63,7 @@ def measure(net: str, size: dict[str, Any], steps: int, onednn: bool) -> dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*", metavar="NET", help=f"of {', '.join(NETS)}; all by default")
-    parser.add_argument("--steps", type=int, default=5, help="so many more than the first")
+    parser.add_argument("--steps", type=int, default=5, help="number of steps after the first")
     parser.add_argument("--onednn", action="store_true", help="with TensorFlow's default kernels on x86")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()

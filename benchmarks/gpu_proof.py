@@ -161,8 +161,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART[:CASE[:HOW]]", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--json", type=Path, help="write the figures here; those that are there already stay")
-    parser.add_argument("--minutes", type=float, default=20, help="what does not fit into so many is not run")
-    parser.add_argument("--processes", type=int, default=4, help="so many plan side by side; one at a time runs steps")
+    parser.add_argument("--minutes", type=float, default=20, help="parts that do not fit into this time are not run")
+    parser.add_argument("--processes", type=int, default=4, help="processes that plan side by side; one runs steps")
     parser.add_argument(
         "--page",
         type=Path,

@@ -15,7 +15,7 @@ One training step in plain TensorFlow, with the same weights, as
     grappler both       the same, HEURISTICS
     xla                 jit_compile=True
     xla blocks          jit_compile=True on each block alone
-    accumulate 2, 4     gradients summed over so many micro-batches, a call for each, then one update
+    accumulate 2, 4     gradients summed over 2 or 4 micro-batches, a call for each, then one update
     two devices         half of the blocks on another device, with gradients and updates, by hand: a worker process on
                         the same cores; the larger of the two peaks counts, and the CPU time of both
 
@@ -486,7 +486,7 @@ class Variant(Running):
 def take_turns(running: Sequence[Running], rounds: int, title: str) -> None:
     """A step each, round by round."""
     for round_ in progress.over(title, range(rounds + 1)):
-        first = round_ % len(running)  # nobody always comes after the same one
+        first = round_ % len(running)  # none always follows the same one
         for one in (*running[first:], *running[:first]):
             took = one.step()
             if round_:  # the first is a warm-up

@@ -48,7 +48,7 @@ class Memory:
         self._at = 0
 
     def copy_seconds(self, sizes: list[int]) -> tuple[float, float]:
-        """Of copying so many bytes each, one after the other; and of CPU, which is less where others want the core."""
+        """Of copying `sizes` bytes, one after the other; and of CPU, which is less where others want the core."""
         total_s = total_cpu_s = 0.0
         for size in sizes:
             if self._at + size > SPAN_BYTES:

@@ -115,7 +115,7 @@ def result_of(worker: subprocess.Popen[str]) -> str:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Ports of this machine that nobody uses now."""
+    """Ports of this machine that no process uses now."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))

@@ -124,7 +124,7 @@ class Planned(NamedTuple):
 
 DEVICE = "p100"
 PAPERS, PAPERS_MULTIPLE, PAPERS_TIME = "ResNet-50 on a described P100", 4.6, 1.1
-"""The net whose batch Meng et al. made so many times larger by swapping, at under 10% more time."""
+"""The net whose batch Meng et al. made this many times larger by swapping, at under 10% more time."""
 PLANNED = {
     PAPERS: Planned("application", {"name": "ResNet50", "size": 224}, 16),
     "ResNet-101 on a described P100": Planned("application", {"name": "ResNet101", "size": 224}, 16),

@@ -114,7 +114,7 @@ NAMES = (
     '`keras.RematScope("full")`. xla: `jit_compile=True`.',
     "grappler recompute, swap, both: Grappler's memory optimizer set to RECOMPUTATION_HEURISTICS, SWAPPING_HEURISTICS "
     "or HEURISTICS.",
-    "accumulate 2, 4: gradients summed over so many micro-batches, a call for each, then one update.",
+    "accumulate 2, 4: gradients summed over 2 or 4 micro-batches, a call for each, then one update.",
     "two devices: half of the blocks, with gradients and updates, in a second process on the same cores. Its peak is "
     "the larger of the two arenas', so that both together hold more; its CPU time is of both.",
 )

@@ -130,7 +130,7 @@ def _simulated(machines: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
 
 
 def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
-    """What so many swaps add for each, in microseconds, with the quartiles."""
+    """What each of `count` swaps adds, in microseconds, with the quartiles."""
     if not count:
         return ""
     low_high = " to ".join(f"{1e6 * s / count:.0f}" for s in spread_s)

@@ -55,7 +55,7 @@ def fail_inside() -> dict[str, int]:
 
 
 def fail_going_back() -> dict[str, int]:
-    """As `fail_inside`, in the backward loop, with an element on its way that nobody waits for any more."""
+    """As `fail_inside`, in the backward loop, with an element on its way that no kernel waits for any more."""
     import tfswap
 
     settle()

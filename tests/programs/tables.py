@@ -16,7 +16,7 @@ def normal(shape: list[int], seed: int) -> Any:
 
 
 def batch(count: int, different: int) -> list[Any]:
-    """`count` ids, of which so many are different, and what their rows are compared with."""
+    """`count` ids, of which `different` are different, and what their rows are compared with."""
     ids = np.resize(np.random.default_rng(1).permutation(ROWS - 8)[:different], count)
     return [tf.constant(ids, tf.int32), normal([count, WIDTH], 4)]
 

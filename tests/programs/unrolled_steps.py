@@ -89,7 +89,7 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float, busy
     """Bits and peaks with and without a limit, a share of the unoptimised peak. Grappler is off, for its last bits.
 
     Args:
-        busy: so many other threads run meanwhile.
+        busy: the number of other threads that run meanwhile.
     """
     step, run = model_step(make, shape)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

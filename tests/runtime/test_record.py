@@ -19,7 +19,7 @@ from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, SPLIT
 from tfswap.planner.promise import promised
 from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
-from tfswap.simulator.record import NOBODY, Record, record_planned
+from tfswap.simulator.record import NO_ID, Record, record_planned
 from tfswap.simulator.timing import SPLIT_S, simulate_time
 
 CPU = DeviceModel()
@@ -175,5 +175,5 @@ def test_a_workspace_is_named_by_its_kernel() -> None:
     run = found.after
     assert run is not None
     for hold in run.record.holds:
-        if hold.value == NOBODY:
+        if hold.value == NO_ID:
             assert run.name(hold).startswith("workspace of ")

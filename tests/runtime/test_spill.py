@@ -36,7 +36,7 @@ def optimized(net, host=HOST, **options):
     return tfswap.optimize(tf.function(net.step), **options)
 
 def expected(function, count, without=unoptimised):
-    # Bits of the losses of so many steps without tfswap; their peak is forgotten.
+    # Bits of the losses of these steps without tfswap; their peak is reset.
     made = [bits(without(function, batch(ROWS, n))) for n in range(count)]
     tf.config.experimental.reset_memory_stats("CPU:0")
     return made

@@ -127,7 +127,7 @@ def test_a_loop_that_keeps_something_needs_a_bound():
 
 
 def bounded(most: int) -> str:
-    """The loop, which ends after so many iterations at most."""
+    """The loop, which ends after a bounded number of iterations."""
     return LOOP.replace("fetches %less\n", "fetches %both\n").replace(
         "  %less = Less(%i, %n) -> bool[]\n",
         f"  %max = Const() -> int32[] = ({most},)\n  %goes = All(%h) -> bool[]\n  %less = Less(%i, %max) -> bool[]\n"

@@ -129,7 +129,7 @@ class _FileStep:
     decorated: bool = False
 
     def planned_for(self, inputs: int) -> Shapes:
-        """The shapes that the plan is for, of so many arguments."""
+        """The shapes that the plan is for, of the first `inputs` arguments."""
         shapes = {argument.name: argument.shape for argument in self.saved.arguments}
         return tuple(shapes.get(name) for name in [*self.step.user_names][:inputs])
 

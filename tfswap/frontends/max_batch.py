@@ -45,7 +45,7 @@ PROBES = 4
 PROBED_SHARE = 0.08
 """How far above it they reach: about as much as chunks and workspaces change a peak."""
 BISECTED = 3
-"""One of so many tries bisects, since interpolation may not converge where needs differ little or are not linear."""
+"""One try of this number bisects, since interpolation may not converge where needs differ little or are not linear."""
 CONFIRMATIONS = 8
 """The most runs that confirm the largest size."""
 RESOLUTION = 1 / 64

@@ -48,7 +48,7 @@ COPY_BYTES = 32 << 20
 COPIES = 4
 KERNEL_SIZE = 512
 KERNELS = 6
-"""So many products of square matrices of KERNEL_SIZE, and sums of tensors of COPY_BYTES, last longer than the
+"""This many products of square matrices of KERNEL_SIZE, and sums of tensors of COPY_BYTES, last longer than the
 copies.
 """
 

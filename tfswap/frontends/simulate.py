@@ -123,7 +123,7 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
 
 
 def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
-    """The curve of a step at so many limits, evenly spaced from its floor to its unoptimised peak."""
+    """The curve of a step at `limits` limits, evenly spaced from its floor to its unoptimised peak."""
     floor, peak = optimizer.floor_bytes(), optimizer.baseline.peak_bytes
     top = max(floor, peak)
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})

@@ -30,7 +30,7 @@ from tfswap.planner.groups import can_join
 from tfswap.support.topological import topological
 
 LOOKED_AT = 64
-"""So many ready kernels are looked at for one that the bound has room for."""
+"""Number of ready kernels among which one is sought that the bound has room for."""
 LONG_S, SHARED_S = 400e-6, 2e-3
 """A kernel that takes so long on one core shares its work among all where others that are ready leave them idle, or in
 any case: kLongS and kSharedS of csrc/core/group_ops.cc."""

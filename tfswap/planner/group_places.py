@@ -31,7 +31,7 @@ def place_group(listed: ListSchedule, threads: int) -> Concurrent:
     """The places of a schedule's buffers.
 
     Args:
-        threads: so many kernels run at a time at most.
+        threads: largest number of kernels that run at a time.
     """
     process_bytes = (listed.flow.process_bytes.get(i, 0) for i in listed.order)
     made = Concurrent(listed.order, reserved=reserved_bytes(process_bytes, threads), seconds=listed.now_s)

@@ -71,7 +71,7 @@ def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -
 
     Args:
         memory: of `choice`.
-        count: so many sets at most, evenly spread.
+        count: largest number of sets, which are evenly spread.
     """
     held = _held(choice, memory)
     levels = sorted({h for h in held if h > least_bytes}, reverse=True)[1:]  # up to the highest, all are kept
@@ -85,7 +85,7 @@ def _held(choice: Choice, memory: Memory) -> list[int]:
 
 
 def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
-    """The pairs without the last so many before a step of the schedule."""
+    """The pairs without the last `count` before a step of the schedule."""
     before = sum(n < step for n in _leads(choice))
     return (*choice.paired[: max(0, before - count)], *choice.paired[before:]) if before else ()
 
@@ -400,7 +400,7 @@ def _stands_alone(flow: Dataflow, i: int) -> bool:
     """
     return (
         is_pure(flow.nodes[i].op)
-        and not uses_tensor_list(flow.nodes[i].op)  # which change a list in place where nobody else holds it
+        and not uses_tensor_list(flow.nodes[i].op)  # which change a list in place where no other holder exists
         and not flow.updates[i]
         and i not in flow.inexact_kernels
         and i not in flow.runs

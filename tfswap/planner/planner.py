@@ -50,7 +50,7 @@ has the lowest floor. On larger steps planning would take longer than tracing.
 
 
 def _climbs(solvers: Sequence[Solver], kernels: int, share: float, orders: int) -> list[Climb]:
-    """How solvers' ladders share the time for planning a step of so many kernels; `share` as of `Planner`."""
+    """How solvers' ladders share the time for planning a step of `kernels` kernels; `share` as of `Planner`."""
     sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
     count = max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)
     groups = [solvers[:count]]

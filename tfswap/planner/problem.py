@@ -137,7 +137,7 @@ class Problem:
 
 Solver = Callable[[Problem, LiveTarget], Choice | None]
 """From a problem and a target of live bytes to a choice; None where the target is out of reach. A solver only asks the
-target whether so many bytes exceed it: its choice is the same for all targets that answer the same.
+target whether a number of bytes exceeds it: its choice is the same for all targets that answer the same.
 """
 
 NEVER = math.inf

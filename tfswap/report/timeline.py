@@ -15,7 +15,7 @@ from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.analysis.phases import backward_among, forward_among
 from tfswap.ir.graph import Node, Output
 from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
-from tfswap.simulator.record import NOBODY, Hold, PlannedRecord, Record
+from tfswap.simulator.record import NO_ID, Hold, PlannedRecord, Record
 
 VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS, MARGIN = range(7)
 KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other", "margin")
@@ -86,16 +86,16 @@ class Run:
 
     def kind(self, hold: Hold) -> int:
         """The kind of a held buffer."""
-        return WORKSPACES if hold.value == NOBODY else self.kinds[hold.value]
+        return WORKSPACES if hold.value == NO_ID else self.kinds[hold.value]
 
     def name(self, hold: Hold) -> str:
         """The name of a held buffer, for people."""
         flow = self.record.flow
-        if hold.value != NOBODY:
+        if hold.value != NO_ID:
             tensor = flow.values[hold.value].tensor
             variable = _variable(tensor) if self.kinds[hold.value] == VARIABLES else None
             return tensor.name if variable is None else variable.name
-        return "kept back to split a chunk" if hold.kernel == NOBODY else f"workspace of {flow.nodes[hold.kernel].name}"
+        return "kept back to split a chunk" if hold.kernel == NO_ID else f"workspace of {flow.nodes[hold.kernel].name}"
 
     def at(self, states: Sequence[int]) -> list[tuple[int, ...]]:
         """The bytes of each kind in these states, which rise."""
@@ -125,12 +125,12 @@ class Run:
         record, pace = self.record, self.seconds_per_second * count / width_s if width_s > 0 else 0.0
         began, used = record.began_s, record.in_use_bytes
         last = max(0, min(count, round(self.total_s * count / width_s)) - 1) if width_s > 0 else 0
-        best = [NOBODY] * (last + 1)
+        best = [NO_ID] * (last + 1)
         for state in range(len(used)):
             first = min(last, int(began[state] * pace))
             until = min(last, int(began[state + 1] * pace)) if state + 1 < len(used) else last
             for column in range(first, until + 1):
-                if best[column] == NOBODY or used[state] > used[best[column]]:
+                if best[column] == NO_ID or used[state] > used[best[column]]:
                     best[column] = state
         return [Column(c, state) for c, state in enumerate(best) if not c or best[c - 1] != state]
 

@@ -88,7 +88,7 @@ class ArenaWatch:
         self._expected_bytes = 0  # the latest step's peak
         self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
-        self._unsatisfiable_bytes: int | None = None  # with so many bytes in use in the arena, no plan fitted
+        self._unsatisfiable_bytes: int | None = None  # bytes in use in the arena with which no plan fitted
         self._unplannable_bytes = 0  # a peak was once so far above the planned one, and no plan has room for that
 
     # --- plans --------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from tfswap.support.sizes import format_bytes
 MOST_ROUNDS = 4
 """The most rounds: known sizes give others."""
 MOST_ELEMENTS = 1 << 63
-"""No tensor has so many."""
+"""No tensor has as many."""
 
 Sizes = tuple[tuple[int, ...], ...]
 

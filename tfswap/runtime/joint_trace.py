@@ -27,8 +27,8 @@ BACKWARD = "backward"
 INLINED = "Func/"
 """The prefix of the nodes that inlining puts around a function's body."""
 ROOM = 4
-"""The caller's part may hold so many tensors of each result's size, besides the results and their gradients: a squared
-error has the difference, its square, the gradient that a mean spreads, and their product."""
+"""The caller's part may hold this many tensors of each result's size, besides the results and their gradients: a
+squared error has the difference, its square, the gradient that a mean spreads, and their product."""
 
 # Reasons why a call that a tape watches has no plan.
 WITHIN = WATCHED.format(

@@ -26,7 +26,7 @@ class Program:
     """
 
     def __init__(self) -> None:
-        self.owner = 1 + secrets.randbits(62)  # 0 is nobody
+        self.owner = 1 + secrets.randbits(62)  # 0 means no owner
         self._functions: weakref.WeakSet[Granted] = weakref.WeakSet()
         self._lock = threading.Lock()  # several threads make and plan functions
         weakref.finalize(self, _forget, self.owner).atexit = False

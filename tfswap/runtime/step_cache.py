@@ -38,16 +38,16 @@ from tfswap.support.sizes import is_share
 MAX_COUNTED = 1024
 """The most sizes, covered by a plan for larger ones, whose calls are counted."""
 RECURS = 16
-"""After so many calls a size gets a plan of its own, where the plan that covers it evicts tensors that only larger
-sizes need evicted. Planning takes about as long as the first plan did, which so many steps win back.
+"""After this many calls a size gets a plan of its own, where the plan that covers it evicts tensors that only larger
+sizes need evicted. Planning takes about as long as the first plan did, which this number of steps wins back.
 """
 MAX_OWN = 8
 """The most sizes of one trace with plans of their own. Each holds another copy of the step's constants."""
 GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 SCATTER = 4
-"""Sizes that depend on batches' contents are planned for with so many times the range that they have shown, and no more
-than GROWTH: near a limit, half as much again may have no plan, while the next batch differs by a hundredth.
+"""Sizes that depend on batches' contents are planned for with this many times the range that they have shown, and no
+more than GROWTH: near a limit, half as much again may have no plan, while the next batch differs by a hundredth.
 """
 
 _FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "

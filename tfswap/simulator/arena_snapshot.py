@@ -119,7 +119,7 @@ class ArenaSnapshot:
         return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks))
 
     def with_allocations(self, sizes: Sequence[int]) -> ArenaSnapshot:
-        """This content and tensors of so many bytes."""
+        """This content and further tensors of these sizes, in bytes."""
         if not self.chunks or not sizes:
             return self
         arena = self.arena()

@@ -34,7 +34,7 @@ from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MER
 from tfswap.simulator.propagator import Frame, Iteration, LoweredProgram, Propagator
 
 MOST_ITEMS = 60_000
-"""Fewer steps and runs of large steps: so many items in all."""
+"""Fewer steps and runs of large steps: at most this number of items in all."""
 LARGEST = 200_000
 """Steps with more items are not run so."""
 MOST_RUNS = 9

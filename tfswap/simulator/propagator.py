@@ -111,7 +111,7 @@ class LoweredProgram(Program):
 
     Attributes:
         pending: per item, how many edges it waits for; of a Merge twice its control edges, and one for the first input.
-        wide: items with so many readers that their order is by chance.
+        wide: items with too many readers for a fixed order.
         roots: items without inputs.
     """
 

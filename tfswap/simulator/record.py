@@ -22,15 +22,15 @@ from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot, filled
 from tfswap.simulator.replay import MAX_REPEATS, Buffer, Replay
 from tfswap.simulator.timing import Span, Timing, simulate_time
 
-NOBODY = -1
+NO_ID = -1
 
 
 class Hold(NamedTuple):
     """One stay of something in the arena.
 
     Attributes:
-        value: the value in the buffer; NOBODY for a kernel's temporary.
-        kernel: the kernel of a temporary; NOBODY for the rest of a chunk that a split keeps back.
+        value: the value in the buffer; NO_ID for a kernel's temporary.
+        kernel: the kernel of a temporary; NO_ID for the rest of a chunk that a split keeps back.
         nbytes: of the chunk; for persistent tensors, of the request.
         first, last: the states in which it is there, the last one excluded.
     """
@@ -99,10 +99,10 @@ class Recorder:
     def __init__(self, arena: Allocator, there: Collection[tuple[int, int, int]], clock: Callable[[], float]):
         self._arena = arena
         self._clock = clock
-        self.kernel = NOBODY
+        self.kernel = NO_ID
         self._closed: list[Hold] = []
-        self._unplaced = [Hold(value, NOBODY, nbytes, 0, 0) for value, address, nbytes in there if address < 0]
-        self._open = {a: Hold(value, NOBODY, nbytes, 0, 0) for value, a, nbytes in there if a >= 0}
+        self._unplaced = [Hold(value, NO_ID, nbytes, 0, 0) for value, address, nbytes in there if address < 0]
+        self._open = {a: Hold(value, NO_ID, nbytes, 0, 0) for value, a, nbytes in there if a >= 0}
         self.used = array("q", [arena.in_use_bytes])
         self.began_s = array("d", [0.0])
 
@@ -122,7 +122,7 @@ class Recorder:
         return self._came(self._arena.allocate(size_bytes))
 
     def split(self, sizes: Sequence[int]) -> list[int]:
-        kernel, self.kernel = self.kernel, NOBODY
+        kernel, self.kernel = self.kernel, NO_ID
         addresses = [self._came(address) for address in self._arena.split(sizes)]
         self.kernel = kernel
         return addresses
@@ -142,8 +142,8 @@ class Recorder:
         hold = self._open.get(address)
         if hold is None or hold.value == value:
             return
-        if hold.value == NOBODY:
-            self._open[address] = hold._replace(value=value, kernel=NOBODY)
+        if hold.value == NO_ID:
+            self._open[address] = hold._replace(value=value, kernel=NO_ID)
             return
         self._close(hold)
         self._open[address] = hold._replace(value=value, first=len(self.used) - 1)
@@ -165,7 +165,7 @@ class Recorder:
         if address >= 0:
             nbytes = self._arena.in_use_bytes - self.used[-1]
             self._next_state()
-            self._open[address] = Hold(NOBODY, self.kernel, nbytes, len(self.used) - 1, 0)
+            self._open[address] = Hold(NO_ID, self.kernel, nbytes, len(self.used) - 1, 0)
         return address
 
     def _next_state(self) -> None:

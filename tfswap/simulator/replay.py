@@ -1,7 +1,7 @@
 """Replays a schedule in an arena: requests and releases in the order in which the executor makes them.
 
 Memory follows the executor and the allocator to the byte: outputs are allocated when a kernel runs, an input is freed
-when its last reader has run, a kernel forwards the buffer of an input that nobody else holds.
+when its last reader has run, a kernel forwards the buffer of an input that has no other holder.
 
 Invariant: the same schedule in the same arena gives the same addresses.
 """
@@ -286,7 +286,7 @@ class Replay:
                 buffer.address = -1
         for _, v in flow.makes[i]:
             buffer = buffers[v]
-            if not buffer.refs and not buffer.pins:  # nobody reads it
+            if not buffer.refs and not buffer.pins:  # it has no readers
                 free(buffer.address)
                 buffer.address = -1
 

@@ -39,7 +39,7 @@ MOST_RUNS = 25
 FEW_RUNS = 9
 """Runs for one thread, where only the order of many readers of one node, and decisions, are by chance."""
 MOST_ITEMS = 200_000
-"""Fewer runs of large steps: at most so many items in all, but each at least once."""
+"""Fewer runs of large steps: at most this number of items in all, but each at least once."""
 EITHER = 2
 """The first inputs, whose order makes no difference: a + b is b + a."""
 MOST_TRIPS = 24

@@ -98,7 +98,7 @@ def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
 
 
 def _runs_of(flow: Dataflow, steps: int) -> int:
-    """How many runs of so many steps are replayed: an odd number, so that there is a middle one."""
+    """The number of runs that are replayed, each of `steps` steps: an odd number, so that there is a middle one."""
     kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
     runs = max(1, min(MOST_RUNS, MOST_KERNELS // (steps * max(1, kernels))))
     return runs - (1 - runs % 2)

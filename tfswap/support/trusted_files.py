@@ -1,10 +1,10 @@
 """Opens folders and files that no other user can have written. Caches hold code and graphs that are executed.
 
 The rules are those of OpenSSH's StrictModes. They hold for a folder, for all folders above it, and for each file in it:
-the owner is this user or root, and nobody else may write. Group members count as others, unless the group is the user's
+the owner is this user or root, and no one else may write. Group members count as others, unless the group is the user's
 own (with the user's name and no other member), as in distributions with a umask of 002. With an access control list,
 the group's bits are the mask of all its entries, and count as others'. Anyone may write to a folder with the sticky
-bit, since nobody can replace another user's files there. Its files are checked one by one.
+bit, since no one can replace another user's files there. Its files are checked one by one.
 
 Invariant: folders are opened from the root down, each relative to the one above it and without following links, and
 checked by their descriptors. After a folder has passed, only this user or root can replace it, so that the checked

@@ -215,7 +215,7 @@ def compare(
                     lines[-1].close()
             fitting = [one for one in lines if one.fits]
             for n in progress.over(f"rounds of {net}", range(0 if alone else rounds)):
-                first = n % len(fitting)  # nobody always comes after the same one
+                first = n % len(fitting)  # none always follows the same one
                 for one in fitting[first:] + fitting[:first]:
                     one.step(counts=True)
         finally:
@@ -263,7 +263,7 @@ def written_by(script: Path, *arguments: str) -> Any:
 def attempt(
     net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: int = 1, *, onednn: bool = False
 ) -> dict[str, Any]:
-    """What a form says of itself in an arena of this size, after so many steps more than the first."""
+    """What a form says of itself in an arena of this size, after `steps` steps more than the first."""
     with tempfile.TemporaryDirectory() as folder:
         one = Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=onednn)
         for _ in range(steps):

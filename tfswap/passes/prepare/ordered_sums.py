@@ -1,6 +1,6 @@
 """Gives sums the bits of the unordered step: each adds in the order of TensorFlow's executor.
 
-AddN begins with the first input whose buffer nobody else holds when it runs, and swaps it with the first input
+AddN begins with the first input whose buffer has no other holder when it runs, and swaps it with the first input
 (tensorflow/core/kernels/aggregate_ops.h): AddN(m, m, s) is m + m + s while another kernel reads s, and s + m + m once
 that has ended. A plan's order, swaps and recomputation change when others read, and must not change what is added
 first. So it is fixed here, before anything is planned:

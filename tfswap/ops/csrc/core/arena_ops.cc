@@ -195,8 +195,8 @@ class HandOverOp : public OpKernel {
     ctx->set_output(0, handed);
   }
 
-  // Where callers hold so many results that there is no room for the next ones, twice the slots; those that came later
-  // go when nothing is in them. Between steps only, whose plans are for a known arena.
+  // Where callers hold so many results that there is no room for the next ones, twice the slots. Slots added later are
+  // removed when they are empty. Between steps only, whose plans are for a known arena.
   void MakeRoom() {
     std::lock_guard<std::mutex> lock(mu_);
     bool full = true, later = false;

@@ -148,7 +148,7 @@ void CopyLane::StartThreadsLocked() {
   for (; running_threads_ < wanted_threads_; ++running_threads_) {
     try {
       // Detached: a copy may still run when the process exits, and a lane is never
-      // destroyed, so there is nobody to join.
+      // destroyed, so there is no thread to join.
       std::thread([this, index = running_threads_] { Work(index); }).detach();
       started_ = true;
     } catch (const std::system_error&) {

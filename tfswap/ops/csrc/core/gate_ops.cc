@@ -55,7 +55,7 @@ REGISTER_OP("Tfswap>Gate")
 Runs before all that acts in a step. Hands over what TensorFlow made the step from
 (tfswap_take_executed).
 
-owner: Whose step begins here, by number, as SwapOut has it; 0 for nobody's.
+owner: Whose step begins here, by number, as SwapOut has it; 0 for no step.
 waits: Whether kernels of the step may wait for other steps (step_executor.cc).
 bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
   and constants of these functions when they first run; here they are made with the gate, and

@@ -220,7 +220,7 @@ constexpr float kLongS = 10 * kWorthAThreadS;
 // those that are ready end before it.
 constexpr float kSharedS = 50 * kWorthAThreadS;
 
-// Of so many runs the fastest counts: the first ones fault pages in.
+// Number of runs, of which the fastest counts: the first ones fault pages in.
 constexpr int kFirstRuns = 4;
 
 // A kernel of the group.
@@ -462,7 +462,7 @@ class GroupOp : public AsyncOpKernel {
  private:
   enum Way { kConcurrently, kOneThread };
 
-  // What so many threads save, by what the kernels took so far: no more than what the longest chain of them leaves.
+  // What this number of threads saves, by what the kernels took so far: no more than what the longest chain of them leaves.
   float SavedS(int threads) const {
     float all_s = 0, longest_s = 0;
     std::vector<float> starts(members_.size());  // of each, behind all that it reads

@@ -70,15 +70,15 @@ void HostBudget::Register(int64_t owner, uint64_t bytes) {
 }
 
 void HostBudget::Unregister(int64_t owner) {
-  bool nobody;
+  bool unowned;
   {
     std::lock_guard<std::mutex> lock(mu_);
     const auto registered = owners_.find(owner);
     if (registered == owners_.end() || --registered->second.registrations > 0) return;
     owners_.erase(registered);
-    nobody = owners_.empty();
+    unowned = owners_.empty();
   }
-  Trim(/*all=*/nobody);
+  Trim(/*all=*/unowned);
 }
 
 uint64_t HostBudget::LimitLocked() const {

@@ -71,7 +71,7 @@ class PiecesOp : public OpKernel {
  private:
   static constexpr double kCyclesPerByte = 0.25;
 
-  // From 0 on, or -1 where it is no axis of so many.
+  // From 0 on, or -1 where the tensor has no such axis.
   static int64_t Axis(const Tensor& given, int dims) {
     if (given.dims() != 0) return -1;
     const int64_t axis = given.flat<int32_t>()(0);

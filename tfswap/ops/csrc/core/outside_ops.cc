@@ -48,7 +48,7 @@ pass. No graph that runs has one, and there is no kernel.
 
 results: What the caller gets.
 gradients: What he gives, of each result.
-room: So many tensors of each result's size the caller may hold in addition.
+room: Number of further tensors of each result's size that the caller may hold.
 )doc");
 
 REGISTER_OP("Tfswap>Carry")

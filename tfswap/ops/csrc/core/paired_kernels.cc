@@ -143,7 +143,7 @@ allocations: How many the first makes. The second starts after them.
 // it is closed. It exists as long as any of its buffers, since a tensor frees its buffer through it.
 class Deferring : public Allocator {
  public:
-  // Calls `all_made` once, when it has made so many allocations.
+  // Calls `all_made` once, when it has made this number of allocations.
   Deferring(Allocator* allocator, int64_t allocations, std::function<void()> all_made)
       : allocator_(allocator), allocations_(allocations), all_made_(std::move(all_made)) {}
 

@@ -137,7 +137,7 @@ TFSWAP_C_API bool tfswap_has_turn() {
 // Begins concurrently with the step that has the turn, if that may wait for others.
 TFSWAP_C_API void tfswap_admit_turn() { tfswap::Turn::Get().Admit(tfswap::turns_of_thread.front()); }
 
-// Ends turns, those that have not begun too, until there are so many.
+// Ends turns, those that have not begun too, until this many have ended.
 TFSWAP_C_API void tfswap_end_turns(uint64_t left) {
   std::vector<tfswap::Turn::Waiter>& turns = tfswap::turns_of_thread;
   while (turns.size() > left) {

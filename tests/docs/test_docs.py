@@ -215,6 +215,8 @@ RETIRED = {
     r"\bat hand\b": "this machine, the user's",
     r"\bout of sight\b": "outside of the graph",
     r"(?i)\bwhoever\b": "the caller, the thread, whichever",
+    r"(?i)\bnobody\b": "no thread, no process, no other holder",
+    r"(?i)\bso many\b": "this number of, the number that",
     r"\ball is well\b": "success, no error",
     r"\bapply_(swaps|order|inside)\b|\btell_effects\b": "the pass of that name",
 }

@@ -43,8 +43,8 @@ class Gpus:
         protect: host code that touches device memory while no kernel runs is killed by SIGSEGV.
         poison: what is freed is overwritten with what is no number.
         check: races are looked for.
-        ends_late: work ends only when no thread of the process has anything else to do, so that nobody sees an end that
-            he did not wait for.
+        ends_late: work ends only when no thread of the process has anything else to do, so that no thread sees an
+            end that it did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
             seem to have ended immediately.
         temporaries: kernels take of the device's memory what TensorFlow's GPU kernels take besides their results.

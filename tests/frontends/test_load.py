@@ -248,7 +248,7 @@ def another_tactic(model: Path) -> None:
 
 def another_step(model: Path) -> None:
     content = json.loads((model / REQUEST_NAME).read_text())
-    content["steps"][0]["name"] = "nobody"
+    content["steps"][0]["name"] = "unknown"
     (model / REQUEST_NAME).write_text(json.dumps(content))
 
 

@@ -270,7 +270,7 @@ def changed(plan: Plan, **fields: Any) -> Plan:
     [
         ({"body": "loop[2]"}, "loop\\[2\\]"),
         ({"order": ("next",)}, "does not say when"),
-        ({"order": ("nobody",)}, "nobody"),
+        ({"order": ("unknown",)}, "unknown"),
     ],
 )
 def test_a_plan_for_another_body_is_refused(fields, reported):

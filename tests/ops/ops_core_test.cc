@@ -74,7 +74,7 @@ void PoolReusesSplitsAndMerges() {
     } else if (!live.empty()) {
       std::swap(live[random() % live.size()], live.back());
       const auto [piece, bytes] = live.back();
-      // Nobody else was given these bytes.
+      // No other block has these bytes.
       for (size_t i = 0; i < bytes; i += 97) CHECK(piece[i] == bytes % 251);
       pool.Free(piece);
       live.pop_back();
@@ -514,7 +514,7 @@ void FileGivesBackEveryByte() {
   CHECK(file != nullptr);
   CHECK(SpillFile::Of(folder + "/.", &why) == file);
   HostPool::Failure failure;
-  CHECK(file->Allocate(1, &failure) == nullptr);  // nobody is registered
+  CHECK(file->Allocate(1, &failure) == nullptr);  // no owner is registered
   CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
   CHECK(budget.usage().in_use_bytes >= Staging::kBytes);
   CHECK(file->Reserve(size_t{8} << 20) == HostPool::Failure::kNone);

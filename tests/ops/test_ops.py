@@ -186,7 +186,7 @@ def test_the_optimizers_leave_the_ops_alone():
         x = tf.ones([100, 100])  # a constant, and two equal swaps of it: nothing to fold or merge
         a = there_and_back(x)
         b = there_and_back(x)
-        ops.release(ops.swap_out(x))  # nobody reads it
+        ops.release(ops.swap_out(x))  # it has no readers
         return a + b
 
     assert np.array_equal(step(), np.full([100, 100], 2, np.float32))
@@ -380,7 +380,7 @@ def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
         del handles
         kept = memory("current")
         ops.await_copy(*ops.swap_in(handle, tf.float32))
-        ops.configure(bandwidth_bytes_per_s=1000.0)  # a copy is under way for ever, and nobody waits for it
+        ops.configure(bandwidth_bytes_per_s=1000.0)  # a copy is under way for ever, and no kernel waits for it
         handles = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.variant)
         handles = load().ops.tfswap_prefetch(list=tf.raw_ops.TensorListPushBack(input_handle=handles, tensor=handle))
         del handle, handles

@@ -33,7 +33,7 @@ sizes = (
     | st.integers(1, 40 * MIB)
     | st.sampled_from((256, 257, 512, 1024, MIB, 127 * MIB, 128 * MIB, 129 * MIB, 300 * MIB))
 )
-# Each step either asks for so many bytes or gives back one of what is held, by its number.
+# Each step either requests a number of bytes or gives back one of what is held, by its number.
 programs = st.lists(sizes.map(lambda s: ("allocate", s)) | st.integers(0, 9).map(lambda n: ("free", n)), max_size=60)
 layouts = st.lists(st.tuples(st.integers(1, 600), st.booleans(), st.booleans()), max_size=12)
 

@@ -172,7 +172,7 @@ def test_a_look_up_gives_as_much_for_each_key_as_the_table_holds():
     graph = import_function(concrete, [tf.zeros([100, 3], tf.int32)])
     found = {node.op: str(*node.outputs[:1]) for part in (graph, *graph.all_bodies()) for node in part}
     assert found["Exp"] == "float32[100,3]"
-    assert found["Sin"] == "float32<=[100]"  # so many keys at most
+    assert found["Sin"] == "float32<=[100]"  # the most keys
     assert found["Tan"] == "float32<=[100,3,8]"  # the trace does not say of this table that keys are no vectors
     assert found["Cos"] == "float32[3]"
 

@@ -231,7 +231,7 @@ def test_the_kernel_adds_in_order_whatever_holds_them() -> None:
     pytest.importorskip("tensorflow")
     wrong, moved = on_arena(KERNELS)
     assert wrong == []
-    assert moved >= 20, "TensorFlow's own kernel begins with what nobody else holds"
+    assert moved >= 20, "TensorFlow's own kernel begins with a buffer that has no other holder"
 
 
 # Like a sparse Gaussian process: A's gradient is AddN(m, m, s), and s is read by a product too.

@@ -257,7 +257,7 @@ fetches %d
     problem = problem_of(facts(text))
     starts = problem.starts_s
     use = len(problem.order) - 1
-    for ahead in (3, 7, 12):  # so many kernels should take as long as the copy, with its slack
+    for ahead in (3, 7, 12):  # the kernels that should take as long as the copy, with its slack
         copy_s = (starts[use] - starts[use - ahead]) * 0.99
         rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * belady.PREFETCH_SLACK / copy_s)
         choice = belady.solve(dataclasses.replace(problem, rates=rates), LiveTarget(problem.live_peak_bytes - 1))

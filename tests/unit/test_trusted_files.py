@@ -80,8 +80,8 @@ def test_a_group_of_the_user_s_own_is_the_user(own: Path, monkeypatch: pytest.Mo
 
 def _access_list(uid: int) -> bytes:
     """A list that lets the user `uid` write, as Linux keeps it: tag, permissions and id of each entry."""
-    nobody = 2**32 - 1
-    entries = (0x01, 7, nobody), (0x02, 7, uid), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody)
+    unmapped = 2**32 - 1
+    entries = (0x01, 7, unmapped), (0x02, 7, uid), (0x04, 5, unmapped), (0x10, 7, unmapped), (0x20, 5, unmapped)
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -178,7 +178,7 @@ def test_a_shared_cache_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptur
     assert [path.name for path in cache.folder.iterdir()] == ["tfswap_a.json"]
     assert len(caplog.records) == 1
     assert "every user may write to" in caplog.text
-    cache.folder.chmod(0o1777)  # nobody can replace another's files
+    cache.folder.chmod(0o1777)  # no user can replace another's files
     assert cache.read("a", str) == "kept"
     (cache.folder / "tfswap_a.json").chmod(0o666)
     assert cache.read("a", str) is None

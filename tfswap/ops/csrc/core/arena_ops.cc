@@ -195,7 +195,7 @@ class HandOverOp : public OpKernel {
     ctx->set_output(0, handed);
   }
 
-  // Where callers hold so many results that there is no room for the next ones, twice the slots. Slots added later are
+  // Twice the slots, where callers hold more results than leave room for the next ones. Slots added later are
   // removed when they are empty. Between steps only, whose plans are for a known arena.
   void MakeRoom() {
     std::lock_guard<std::mutex> lock(mu_);

@@ -25,9 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-
 BATCH, SIZE, WIDTH = 8, 32, 16
 GRAPPLER = "Grappler"
 """TensorFlow's own optimizers, which the first call of the unoptimised step would run, and no part of the total."""
@@ -155,6 +152,8 @@ def main() -> None:
     parser.add_argument("--profile", type=int, metavar="N", help="print the N functions that take longest")
     args = parser.parse_args()
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import tfswap.ops  # built and loaded before the clock starts
 
     assert tfswap.ops.status().loaded

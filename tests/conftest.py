@@ -17,6 +17,26 @@ settings.load_profile("any_machine")
 os.environ["TFSWAP_PLAN_CACHE"] = "off"
 
 
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("TF_", "TFSWAP_", "ONEDNN_"))}
+
+
+SETTINGS = _settings()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_settings():
+    """TensorFlow and tfswap read settings when they need them: one that a test or an import leaves decides for all
+    later tests.
+    """
+    yield
+    found = _settings()
+    for name in found.keys() - SETTINGS.keys():
+        del os.environ[name]
+    os.environ.update(SETTINGS)
+    assert found == SETTINGS, "this test, or a module that was imported for it, changed the environment"
+
+
 @pytest.fixture
 def on_gpus(request):
     """Runs a program on emulated GPUs, such as the test's mark `emulated_gpu(memory=..., ...)` describes.

@@ -146,7 +146,7 @@ handler = logging.Handler()
 handler.emit = lambda record: messages.append(record.getMessage())
 logging.getLogger("tfswap").addHandler(handler)
 weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.1) for n in range(6)]
-batches = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal([2 * ROWS, WIDTH], (2, 2)).numpy())
+batches = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal([2 * ROWS, WIDTH], (2, 2)))
 iterator = iter(batches.repeat().batch(ROWS, drop_remainder=True).prefetch(1))
 
 def train():

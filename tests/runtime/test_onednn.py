@@ -403,6 +403,7 @@ DEFAULT = """
 import json, os
 os.environ.pop("TF_ENABLE_ONEDNN_OPTS", None)
 import tensorflow as tf
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # too late: TensorFlow has decided
 from tensorflow.python.eager import context
 from tfswap.device.machine import current_device
 context.context().enable_run_metadata()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
@@ -95,8 +96,16 @@ def _default_threads(variable: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.cache
 def _onednn() -> bool:
-    """Whether oneDNN's kernels replace TensorFlow's own. TensorFlow's default depends on the CPU."""
-    from tensorflow.python.util import _pywrap_util_port
+    """Whether oneDNN's kernels replace TensorFlow's own. TensorFlow's default depends on the CPU.
 
-    return _pywrap_util_port.IsMklEnabled()
+    The library that the kernels and graph passes ask has decided it when TensorFlow was imported. Python's module has a
+    copy of that function in TensorFlow 2.18, which reads the environment at its own first call.
+    """
+    import tensorflow as tf
+
+    library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
+    enabled = library._ZN10tensorflow12IsMKLEnabledEv  # tensorflow::IsMKLEnabled(), util/port.h
+    enabled.restype = ctypes.c_bool
+    return enabled()

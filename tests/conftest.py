@@ -18,7 +18,9 @@ os.environ["TFSWAP_PLAN_CACHE"] = "off"
 
 
 def _settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(("TF_", "TFSWAP_", "ONEDNN_"))}
+    """Those that decide what is planned and run. The command line sets the level of TensorFlow's log."""
+    kinds, left_out = ("TF_", "TFSWAP_", "ONEDNN_"), "TF_CPP_MIN_LOG_LEVEL"
+    return {name: value for name, value in os.environ.items() if name.startswith(kinds) and name != left_out}
 
 
 SETTINGS = _settings()

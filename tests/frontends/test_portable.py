@@ -16,6 +16,7 @@ from processes import last_json, run_python
 import tfswap
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
+from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.frontends import cli
 from tfswap.ir import custom_ops
@@ -37,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan for the kernels that the other processes run with."""
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    monkeypatch.setattr(machine, "_onednn", lambda: False)
 
 
 def portable(model: Path, output: Path | None, limit: Any, function: str, batch: int, **asked: Any) -> Any:

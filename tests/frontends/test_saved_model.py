@@ -14,7 +14,7 @@ from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
-from tfswap.device.machine import current_device
+from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 
 BATCH = 4096
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan for the kernels that the training processes run with."""
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    monkeypatch.setattr(machine, "_onednn", lambda: False)
 
 
 @pytest.mark.parametrize(("name", "limits"), [("plain", ("60%", "floor")), ("keras", ("60%",))])
@@ -211,7 +211,6 @@ def test_sizes_by_argument_are_those_of_a_batch(models: dict[str, Path], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("plain_kernels")
 def test_look_ups_in_tables_leave_no_size_open(tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -249,7 +248,7 @@ def test_look_ups_in_tables_leave_no_size_open(tmp_path: Path) -> None:
     tf.saved_model.save(Worded(), str(tmp_path / "model"))
     report = optimize(tmp_path / "model", tmp_path / "out", memory_limit="80%")
     assert report.swapped
-    onednn = current_device()[1].onednn  # whose kernels' workspaces are not known
+    onednn = machine.current_device()[1].onednn  # whose kernels' workspaces are not known
     assert all(onednn and "(MatMul)" in kernel for kernel in report.unmodelled)
     words = tf.constant(["a", "b", "c"] * BATCH)[:BATCH]
     found = []

@@ -22,6 +22,7 @@ from tfswap.passes.order import chain_nodes
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
+from tfswap.passes.prepare.copy_to_device import copy_to_device
 from tfswap.passes.prepare.defer_constants import defer_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
 from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
@@ -29,6 +30,7 @@ from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.prepare.uniform_constants import fill_uniform_constants
+from tfswap.passes.prepare.views_on_device import keep_views_on_device
 from tfswap.passes.prepare.zeros_like import fill_zeros_like
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import VerificationError, verify
@@ -146,6 +148,21 @@ def test_split_views():
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert split_identity_n(golden.graph, Target(DeviceModel())) == 0
+
+
+def test_integers_of_a_gpu():
+    golden = Golden("views_on_device")
+    gpu = Target(DeviceModel("gpu"))
+    assert (
+        keep_views_on_device(golden.graph, Target(DeviceModel()))
+        == copy_to_device(golden.graph, Target(DeviceModel()))
+        == 0
+    )
+    assert keep_views_on_device(golden.graph, gpu) == 2
+    # The tokens, a view of them that the host has, and a constant: TensorFlow does not fold what it copies first.
+    assert copy_to_device(golden.graph, gpu) == 3
+    golden.check()
+    assert keep_views_on_device(golden.graph, gpu) == copy_to_device(golden.graph, gpu) == 0
 
 
 def test_split_sums():

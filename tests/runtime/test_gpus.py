@@ -449,14 +449,14 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
-# By net, whether its plan is exact; others peak lower, and the LSTM at times 512 bytes higher (docs/emulated_gpu.md).
+# By net, whether its plan is exact. When copies of the transformer's seeds to the host end varies (/emulated_gpu.md).
 ACCEPTED = {
     "mlp": True,
-    "lstm": False,
+    "lstm": True,
     "transformer": False,
-    "mobilenet_v2": False,
-    "resnet50": False,
-    "vgg16": False,
+    "mobilenet_v2": True,
+    "resnet50": True,
+    "vgg16": True,
 }
 TAKE_MINUTES = ("mobilenet_v2", "resnet50", "vgg16")
 

@@ -29,6 +29,7 @@ from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.prepare.uniform_constants import fill_uniform_constants
 from tfswap.passes.prepare.unroll_loops import unroll_loops
+from tfswap.passes.prepare.views_on_device import keep_views_on_device
 from tfswap.passes.prepare.zeros_like import fill_zeros_like, share_list_zeros
 
 
@@ -67,6 +68,7 @@ REST = (
     Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
     Row(fill_uniform_constants, own_ops, "before other constants are deferred, which may be computed from these"),
     Row(defer_constants, own_ops, "no later pass adds constants"),
+    Row(keep_views_on_device, own_ops, "before the copies that these views would need"),
     Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
     Row(use_result_slots, slots, "fetches are final"),
     Row(merge_equal_nodes, always, "the others add nodes that are equal"),

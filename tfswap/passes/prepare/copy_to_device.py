@@ -1,16 +1,16 @@
 """Gives copies from the host to a GPU a place in the order.
 
 Labels, tokens, indices and the keys of random numbers are in host memory (kernels/host_memory.py). Where a kernel reads
-them on the device, TensorFlow receives them there by a `_Recv` of its own, which requests memory whenever it runs. A
-`ToDevice` before such kernels, in bodies too, makes the copy a kernel like others, on their stream: its result may be
-recomputed, and its request is planned. The host does not wait for it.
+them on the device, TensorFlow receives them there by a `_Recv` of its own, which requests memory whenever it runs. It
+does so with constants of int32 too, and folds no kernel that reads what it receives. A `ToDevice` before such kernels,
+in bodies too, makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is
+planned. The host does not wait for it.
 
 Not handled: portable models; host integers of 64 bits, which shapes may be; what is returned.
 """
 
 from __future__ import annotations
 
-from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.output_bytes import is_on_host
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
@@ -33,7 +33,6 @@ def copy_to_device(graph: Graph, target: Target) -> int:
 
 def _copy(graph: Graph, device: DeviceModel) -> int:
     order = graph.topological()
-    constants = constant_nodes(graph, order)
     feeds = set(graph.feeds)
     made: dict[tuple[Output, str], Output] = {}
 
@@ -48,8 +47,8 @@ def _copy(graph: Graph, device: DeviceModel) -> int:
         return made[key]
 
     for node in order:
-        if node in graph.bodies or calls_functions(node.op) or (node.inputs and node in constants):
-            continue  # arguments of bodies are where these expect them; constants are computed on the host
+        if node in graph.bodies or calls_functions(node.op):
+            continue  # arguments of bodies are where these expect them
         node.inputs = tuple(copied(t, node, p) for p, t in enumerate(node.inputs))
     followers: dict[Node, list[Node]] = {}
     for (tensor, _), copy in made.items():

@@ -33,7 +33,7 @@ LOOKED_AT = 64
 """Number of ready kernels among which one is sought that the bound has room for."""
 LONG_S, SHARED_S = 400e-6, 2e-3
 """A kernel that takes so long on one core shares its work among all where others that are ready leave them idle, or in
-any case: kLongS and kSharedS of csrc/core/group_ops.cc."""
+any case: kLongS and kSharedS of csrc/core/group_run.h."""
 URGENT_GAIN = 1.01
 """What it must gain to start what is most urgent first: that holds more."""
 
@@ -257,7 +257,7 @@ class ListSchedule:
             self._running[place] = self._started(i)
 
     def _started(self, i: int) -> _Running:
-        """What a kernel has to do on how many cores: as csrc/core/group_ops.cc decides."""
+        """What a kernel has to do on how many cores: as csrc/core/group_run.h decides."""
         node, seconds = self.flow.nodes[i], self._cost_s[i]
         one_core_s = one_core_seconds(node, seconds, self._rates)
         if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):

@@ -1,7 +1,7 @@
 // Which of two ways to do the same again and again is faster: found out while it is done.
 
-#ifndef TFSWAP_OPS_CSRC_CORE_FASTER_WAY_H_
-#define TFSWAP_OPS_CSRC_CORE_FASTER_WAY_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_ONLINE_CHOICE_H_
+#define TFSWAP_OPS_CSRC_CORE_ONLINE_CHOICE_H_
 
 #include <algorithm>
 #include <array>
@@ -48,4 +48,4 @@ class FasterWay {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_CORE_FASTER_WAY_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_ONLINE_CHOICE_H_

@@ -410,13 +410,16 @@ context.context().enable_run_metadata()
 tf.function(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"))(tf.ones((1, 8, 8, 16)), tf.ones((3, 3, 16, 16)))
 graphs = context.context().export_run_metadata().partition_graphs
 made = any(node.op.startswith("_Mkl") for graph in graphs for node in graph.node)
-print(json.dumps([made, current_device()[1].onednn]))
+device = current_device()
+os.environ["TF_NUM_INTRAOP_THREADS"] = "7"  # too late as well
+print(json.dumps([made, device[1].onednn, current_device() == device]))
 """
 
 
 def test_the_default_is_tensorflow_s_own_on_this_cpu():
-    made, taken = last_json(run_python(DEFAULT))
+    made, taken, kept = last_json(run_python(DEFAULT))
     assert made == taken
+    assert kept
 
 
 PRODUCTS = """

@@ -47,9 +47,10 @@ def current_device(live: bool = False, on_cpu: bool | None = None) -> tuple[str,
     """
     import tensorflow as tf
 
+    gpus = tf.config.list_logical_devices("GPU")  # makes the devices and their threads, if nothing has yet
     intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
     inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
-    if tf.config.list_logical_devices("GPU") and not (scope_is_cpu() if on_cpu is None else on_cpu):
+    if gpus and not (scope_is_cpu() if on_cpu is None else on_cpu):
         return "GPU:0", _gpu(intra, inter)
     found = DeviceModel("cpu", _onednn(), intra, inter)
     if live and arena.memory_info("CPU:0") is not None:
@@ -88,8 +89,13 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
     )
 
 
+@functools.cache
 def _default_threads(variable: str) -> int:
-    """The number of threads of a pool of TensorFlow's, which `variable` may set (process_util.cc)."""
+    """The number of threads of a pool of TensorFlow's, which `variable` may set (process_util.cc).
+
+    TensorFlow makes its pools once. A variable or an affinity that changes between then and the first call here is
+    mistaken for what they were made with.
+    """
     given = os.environ.get(variable, "")
     if given.isascii() and given.isdigit() and int(given):
         return int(given)

@@ -19,7 +19,9 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner import step_orders
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.planner import Planner
+from tfswap.planner.problem import NEVER
 from tfswap.simulator import memory as simulator_memory
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
@@ -113,12 +115,19 @@ def test_the_floor_takes_few_simulations(monkeypatch):
     drafts: list[object] = []
     draft = Planner.draft
     monkeypatch.setattr(Planner, "draft", lambda self, *args: drafts.append(args) or draft(self, *args))
-    floor = optimizer.floor_bytes()
-    rungs = sum(len(ladder.rungs) for ladder in optimizer.planner.ladders)
-    assert rungs > 200
-    assert sum(done) < rungs / 20, "to the end"
-    assert len(done) < rungs / 2
-    assert len(drafts) < rungs / 2, "what holds too much is not timed"
+    solved: list[object] = []
+    choose = LiveTarget.__init__
+    monkeypatch.setattr(LiveTarget, "__init__", lambda self, nbytes: solved.append(self) or choose(self, nbytes))
+    floor, few = optimizer.floor_bytes(), len(solved)
+    simulated, drafted = len(done), len(drafts)
+    whole_ones = sum(done)
+    rungs = [rung for ladder in optimizer.planner.ladders for rung in ladder.rungs_within(NEVER)]
+    assert len(rungs) > 200
+    assert whole_ones < len(rungs) / 20, "to the end"
+    assert simulated < len(rungs) / 2
+    assert drafted < len(rungs) / 2, "what holds too much is not timed"
+    assert few < len(solved) * 0.7, "what holds too much is not solved"
+    assert floor == min(found.peak_bytes for rung in rungs if (found := rung.judged.lowest(NEVER)) is not None)
     count = len(done)
     assert optimizer.floor_bytes() == floor
     assert len(done) == count, "asked for again, it is known"

@@ -74,6 +74,10 @@ class Candidate:
     peak_bytes: int
     computed: Computed | None = None
 
+    def no_lower_than(self, nbytes: int) -> Candidate:
+        """This candidate, with a promised peak of at least `nbytes`."""
+        return self if self.peak_bytes >= nbytes else dataclasses.replace(self, peak_bytes=nbytes)
+
     def largest_kernel(self) -> int:
         """The kernel at the peak: the one that runs, or the next one."""
         steps = build_schedule(*self.choice)[self.memory.peak_step :]

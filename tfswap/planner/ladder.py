@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfswap.planner.candidates import Judged
+from tfswap.planner.candidates import Candidate, Judged
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Problem, Solver
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
+HELD_SHARE = 16
+"""A rung's peak counts as no lower than the target that is this part of the ladder's height below its own.
+
+Solvers stop where their target is met, so that a choice hardly ever holds less. So rungs that are too high for a limit
+need not be solved.
+"""
 
 
 class Climb(NamedTuple):
@@ -45,10 +51,29 @@ class Climb(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A solver's choice, and the lowest target that it was chosen for, which its peak of live bytes does not exceed."""
+    """A solver's choice.
+
+    Attributes:
+        target: the lowest target that it was chosen for, which its peak of live bytes does not exceed.
+        least_bytes: what its peak counts as at least.
+    """
 
     judged: Judged
     target: int
+    least_bytes: int
+
+    def fitting(self, limit_bytes: float) -> Candidate | None:
+        """As `Judged.fitting`."""
+        return self._counted(self.judged.fitting(limit_bytes), limit_bytes)
+
+    def lowest(self, below_bytes: float) -> Candidate | None:
+        """As `Judged.lowest`."""
+        return self._counted(self.judged.lowest(below_bytes), below_bytes - 1)
+
+    def _counted(self, found: Candidate | None, limit_bytes: float) -> Candidate | None:
+        if found is None or self.least_bytes > limit_bytes:
+            return None
+        return found.no_lower_than(self.least_bytes)
 
 
 class Ladder:
@@ -82,12 +107,24 @@ class Ladder:
         targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
         return [target for target in dict.fromkeys(targets) if target < high]
 
-    @cached_property
-    def rungs(self) -> list[Rung]:
-        """The solver's distinct choices for all targets."""
-        judged = ((self.judged(number), target) for number, target in enumerate(self.targets))
-        lowest = {made: target for made, target in judged if made is not None}
-        return [Rung(made, target) for made, target in lowest.items()]
+    def rungs_within(self, limit_bytes: float) -> list[Rung]:
+        """The solver's distinct choices for all targets, without those that count as above a limit, which are not
+        solved.
+        """
+        found: dict[Judged, Rung] = {}
+        for number in reversed(range(len(self.targets))):
+            least_bytes = self._least_bytes(number)
+            if least_bytes > limit_bytes:
+                break
+            judged = self.judged(number)
+            if judged is not None and judged not in found:
+                found[judged] = Rung(judged, self.targets[number], least_bytes)
+        return [*found.values()][::-1]
+
+    def _least_bytes(self, rung: int) -> int:
+        """What the peak of a rung counts as at least; 0 for the lowest rungs."""
+        below = rung + max(1, self.count // HELD_SHARE)
+        return self.targets[below] if below < len(self.targets) else 0
 
     def choice(self, nbytes: int) -> Choice | None:
         """The solver's choice for a target of `nbytes`, solved where no earlier choice holds for it."""

@@ -6,8 +6,9 @@ the limit; each is judged by the allocator's simulation; of all that fit, the pl
 Invariant: the candidates, their peaks and their order (by time, then by place) do not depend on the limit, and the plan
 is the first that fits. So a higher limit never gives a slower plan, a lower limit never a higher peak, and at the floor
 there is a plan. Candidates are left out only where that can't change the plan: one derived from another is no faster,
-and one with more live bytes than the limit peaks above it. On a GPU a candidate's time depends on the limit, and only
-the first of these holds: a higher limit never gives a slower plan.
+one with more live bytes than the limit peaks above it, and a rung that counts as above the limit (ladder.py) is never
+chosen for it. On a GPU a candidate's time depends on the limit, and only the first of these holds: a higher limit never
+gives a slower plan.
 
 How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
 several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.
@@ -16,7 +17,7 @@ several ladders, one for each way to place the copies and, for steps of few and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from tfswap.analysis.cost import Costs
@@ -160,13 +161,13 @@ class Planner:
         best = self.unmoved_candidate(limit_bytes, best)
         # Evictions take time: where an order is no faster than the best, no rung on it is.
         ladders = [ladder for ladder in self.ladders if best is None or ladder.unmoved_s < best.timing.total_s]
-        rungs = [rung for ladder in progress.over("solving", ladders) for rung in ladder.rungs]
+        rungs = [rung for ladder in progress.over("solving", ladders) for rung in ladder.rungs_within(limit_bytes)]
         for rung in sorted(rungs, key=lambda rung: rung.judged.seconds):
             if best is not None and rung.judged.seconds >= best.timing.total_s:
                 break
             if rung.target > limit_bytes and not rung.judged.may_fit(limit_bytes):
                 continue
-            found = rung.judged.fitting(limit_bytes)
+            found = rung.fitting(limit_bytes)
             if found is None or not self.tiers.fit(found.memory):
                 continue
             if best is None or found.timing.total_s < best.timing.total_s:
@@ -210,22 +211,27 @@ class Planner:
 
     def lowest_unmoved(self, below_bytes: float = NEVER) -> Candidate | None:
         """The order without evictions that has the lowest peak, if that is below `below_bytes`."""
-        return self._lowest(self.unmoved, below_bytes)
+        best: Candidate | None = None
+        for judged in self.unmoved:
+            found = judged.lowest(below_bytes)
+            if found is not None:
+                best, below_bytes = found, found.peak_bytes
+        return best
 
     def lowest(self, below_bytes: float = NEVER) -> Candidate | None:
         """The rung with the lowest peak, if that is below `below_bytes`."""
-        rungs = [rung for ladder in progress.over("solving", self.ladders) for rung in ladder.rungs]
-        # The lowest target first: nearly all others then have more live bytes than the peak found.
-        rungs.sort(key=lambda rung: rung.target)
-        return self._lowest([*(rung.judged for rung in rungs), *self.unmoved], below_bytes)
-
-    def _lowest(self, made: Iterable[Judged], below_bytes: float) -> Candidate | None:
         best: Candidate | None = None
-        for judged in made:
-            found = judged.lowest(below_bytes)
-            if found is not None and (judged in self.unmoved or self.tiers.fit(found.memory)):
-                best, below_bytes = found, found.peak_bytes
-        return best
+        # Most rungs count as above the peak of the lowest ones, and are not solved.
+        for is_lowest in (True, False):
+            within_bytes = 0 if is_lowest else below_bytes - 1
+            rungs = [
+                rung for ladder in progress.over("solving", self.ladders) for rung in ladder.rungs_within(within_bytes)
+            ]
+            for rung in sorted(rungs, key=lambda rung: rung.target):
+                found = rung.lowest(below_bytes)
+                if found is not None and self.tiers.fit(found.memory):
+                    best, below_bytes = found, found.peak_bytes
+        return self.lowest_unmoved(below_bytes) or best
 
     def draft(self, choice: Choice, least_s: float = 0.0) -> Draft:
         """The quickly computed part of a choice's judgement: its time, with concurrent kernels wherever these save

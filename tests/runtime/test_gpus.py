@@ -449,7 +449,7 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
-# By net, whether its plan is exact. When copies of the transformer's seeds to the host end varies: docs/emulated_gpu.md.
+# By net, whether its plan is exact. The transformer's seeds are copied to the host: docs/emulated_gpu.md.
 ACCEPTED = {
     "mlp": True,
     "lstm": True,

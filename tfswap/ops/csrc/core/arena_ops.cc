@@ -1,13 +1,11 @@
-// Ops that make a step's memory known beforehand, and repeat from run to run.
+// Ops that make a step's memory known before it runs, and equal in each run.
 //
-//   ArenaMap       reports the layout of the device's arena, so that a plan is made for
-//                  the arena that there is
-//   HandOver       moves a small result out of the way of the next step, whose caller may
-//                  hold it for any time
-//   Defer          keeps TensorFlow from computing, when it makes the step, what is too large
-//                  to be kept, and is computed in each step anyway
+//   ArenaMap       reports the layout of the device's arena, for which a plan is made
+//   HandOver       copies a small result to a reserved slot, since the caller may keep it for any time
+//   Defer          keeps TensorFlow from folding a large constant when it makes the step: each step computes it
+//   ToDevice       copies a tensor from host memory to the device on the stream of the kernels
 //
-// What Python asks the allocator before and after each step is at the end of this file.
+// At the end of this file is the function that Python calls before and after each step.
 
 #include <algorithm>
 #include <cstdint>
@@ -62,10 +60,10 @@ REGISTER_OP("Tfswap>ArenaMap")
     .Doc(R"doc(
 The chunks of the arena of the device that this op is placed on.
 
-chunks: Per chunk its address, its size in bytes, and whether it is in use; no rows
-  where the device's memory does not come from a BFC allocator.
-limit: The bytes that the arena's regions may have together.
-allocator: The device's allocator, of whatever kind, as tfswap_look takes it.
+chunks: For each chunk its address, its size in bytes, and whether it is in use. Empty if
+  the device has no BFC allocator.
+limit: The largest total size of the arena's regions, in bytes.
+allocator: The device's allocator, of any kind, for tfswap_look.
 )doc");
 
 REGISTER_OP("Tfswap>HandOver")
@@ -77,13 +75,13 @@ REGISTER_OP("Tfswap>HandOver")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Copies a result into memory that was set aside for it when the step was made.
+Copies a result into a slot that was reserved when the step was made.
 
-A slot is free again when nothing holds the result in it. Where none is free, or
-the result is larger than was expected, the result is passed on as it is.
+A slot is free when its last result has no holder. If none is free, or the result
+is larger than a slot, the output is the input.
 
-elements: The most that the result has.
-slots: How many results there is room for at first.
+elements: The largest number of elements of the result.
+slots: The number of slots that are reserved first.
 )doc");
 
 absl::Status DeferShape(tensorflow::shape_inference::InferenceContext* c) {
@@ -101,19 +99,19 @@ REGISTER_OP("Tfswap>Defer")
     .Output("output: T")
     .Attr("T: type")
     .Attr("shape: shape = { unknown_rank: true }")
-    .SetIsStateful()  // which TensorFlow never computes beforehand, nor what reads it
+    .SetIsStateful()  // TensorFlow folds no stateful op, and none that reads one
     .SetShapeFn(DeferShape)
     .Doc(R"doc(
-Passes on its input, the same buffer, when the step runs and not before.
+Returns its input, in the same buffer, when the step runs.
 
-shape: Where it is known, the tensor's, for shape inference only: what an op says of its output can be wrong.
+shape: The tensor's shape, if known, for shape inference only: an op's shape function can be wrong.
 )doc");
 
 REGISTER_OP("Tfswap>ToDevice")
     .Input("tensor: T")
     .Output("output: T")
     .Attr("T: type")
-    .SetIsStateful()  // or TensorFlow computes it on the host
+    .SetIsStateful()  // otherwise TensorFlow folds it on the host
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
 Copies a tensor in host memory to the device's, on the stream of its kernels.
@@ -148,7 +146,7 @@ class ArenaMapOp : public OpKernel {
   }
 
  private:
-  // A tensor outside the arena, which is not to change while it is looked at.
+  // A tensor outside of the arena, which must not change while it is read.
   template <typename T>
   static Tensor Outside(const TensorShape& shape) {
     return Tensor(tensorflow::cpu_allocator_base(), tensorflow::DataTypeToEnum<T>::value, shape);
@@ -212,7 +210,7 @@ class HandOverOp : public OpKernel {
     }
   }
 
-  // The kernels of this process.
+  // All kernels of this op in the process.
   class All {
    public:
     static All& Get() {
@@ -246,7 +244,7 @@ class HandOverOp : public OpKernel {
 
   bool OnHost() const { return output_memory_types()[0] == tensorflow::HOST_MEMORY; }
 
-  // False where there is no memory for them all.
+  // Reserves `count` slots. Returns false if memory does not suffice for all.
   bool Add(size_t count) {
     tensorflow::AllocationAttributes at_once;
     at_once.retry_on_failure = false;
@@ -284,8 +282,8 @@ class DeferOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-// The copy is on the stream of the kernels: it is done before the next of them, and the host does not wait for it, as it
-// does for TensorFlow's _Recv. Until then it reads the tensor in host memory, which may be pinned.
+// The copy is on the stream of the kernels: it ends before the next kernel begins, and the host does not wait for it,
+// as it does for TensorFlow's _Recv. The tensor in host memory, which may be pinned, is held until the copy has ended.
 class ToDeviceOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -345,18 +343,18 @@ REGISTER_ON_GPU(bool);
 }  // namespace
 }  // namespace tfswap
 
-// Field for field the ctypes structure in load.py.
+// Has the fields of the ctypes structure in load.py.
 struct TfswapLook {
-  uint64_t layout;  // differs, as good as surely, between two layouts of the arena; 0 where there is none
+  uint64_t layout;  // a hash of the arena's layout; 0 without an arena
   uint64_t current_bytes;
   uint64_t peak_bytes;
-  uint64_t executed;  // as Runtime has it
+  uint64_t executed;  // of Runtime
 };
 
-// All that a call has to know before its step, and after it, in one. Every call of every step asks twice.
+// The facts that a call reads before and after each step, in one structure, since each call of a step reads them twice.
 //
-// allocator: as ArenaMap gives it; 0 for none.
-// before: the step comes next, and finds the arena in the layout that is reported.
+// allocator: of ArenaMap; 0 for none.
+// before: whether the step comes next. The arena has the reported layout when it begins.
 TFSWAP_C_API TfswapLook tfswap_look(uint64_t allocator, bool before) {
   TfswapLook look = {};
   look.executed = tfswap::Runtime::Get().executed();

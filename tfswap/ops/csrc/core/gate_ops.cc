@@ -1,11 +1,11 @@
-// The first node of a planned step, and what it finds out about the step behind it.
+// The gate: the first node of a planned step.
 //
-//   bodies    the functions of loops and conditionals are made with the step
-//   executed  the functions that this step was made from, as TensorFlow gave them to the executor: after all of its
-//             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, for any caller
-//   limit     of a saved step, which runs in another process than planned: whether the arena there keeps it
-//             (limit_check.h)
-//   begun     what the step's copies do is counted from here on (copy_stats.h)
+//   bodies    it instantiates the functions of loops and conditionals with the step
+//   executed  it keeps the functions of the step as TensorFlow gave them to the executor: after all of its passes,
+//             partitioned by device. They are kept once for each time that TensorFlow makes the step, for any caller
+//   limit     of a saved step, which runs in another process than planned: it checks whether the arena there keeps the
+//             limit (limit_check.h)
+//   begun     it starts the counts of the step's copies (copy_stats.h)
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
 
@@ -52,22 +52,22 @@ REGISTER_OP("Tfswap>Gate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Runs before all that acts in a step. Hands over what TensorFlow made the step from
-(tfswap_take_executed).
+Runs before all kernels with effects in a step, and keeps the functions that TensorFlow made
+the step from (tfswap_take_executed).
 
-owner: Whose step begins here, by number, as SwapOut has it; 0 for no step.
+owner: The number of the step's owner, as in SwapOut; 0 for none.
 waits: Whether kernels of the step may wait for other steps (step_executor.cc).
-bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
-  and constants of these functions when they first run; here they are made with the gate, and
-  go with it.
-limit: Of a saved step: the bytes that it may take; 0 where that is not looked at (limit_check.h).
-requests: What the step asks of the allocator, for each extreme of what is known by bounds only
-  (passes/tactics/limit_check.py).
+bodies: The functions of loops and conditionals of the same graph. TensorFlow would make their
+  kernels and constants at their first run. Here they are made with the gate and live as long.
+limit: Of a saved step: its limit in bytes; 0 if the limit is not checked (limit_check.h).
+requests: The step's requests to the allocator, for each extreme of the sizes that are known by
+  bounds only (passes/tactics/limit_check.py).
 exact: Whether `sizes` has all arguments whose sizes the requests depend on.
-arguments: Those of the step's that may be smaller than was planned. Only their shapes are read.
-sizes: Their shapes as they were planned.
-origin: Of a decorated step that is saved: the function that it was made from. No kernel reads this, nor what follows.
-request, plan: How it was planned (compiler/origin.py).
+arguments: The step's arguments that may be smaller than planned. Only their shapes are read.
+sizes: The planned shapes of `arguments`.
+origin: Of a saved decorated step: the function that it was made from. No kernel reads this or
+  the attributes below.
+request, plan: The request and the plan of the step (compiler/origin.py).
 )doc");
 
 class Gates {
@@ -93,7 +93,7 @@ class Gates {
     return executed_.count(gate) > 0;
   }
 
-  // Functions of a step that has just been made, as a FunctionDefLibrary.
+  // Keeps the functions of a new step, a serialized FunctionDefLibrary.
   void SetExecuted(int64_t gate, std::string functions) {
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = executed_.find(gate);
@@ -102,7 +102,7 @@ class Gates {
     ++Runtime::Get().executed();
   }
 
-  // Writes them to `to`, where there is room, and forgets them. Returns their size.
+  // Writes the functions to `to` and discards them, if they need no more than `room` bytes. Returns their size.
   uint64_t TakeExecuted(int64_t gate, char* to, uint64_t room) {
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = executed_.find(gate);
@@ -118,15 +118,15 @@ class Gates {
 
  private:
   std::mutex mu_;
-  std::unordered_map<int64_t, std::string> executed_;  // of the gates that are watched
+  std::unordered_map<int64_t, std::string> executed_;  // by watched gate
 };
 
-// Functions that are instantiated for one executor, by one of its kernels, and released with it.
+// Functions that one kernel of an executor instantiates, and releases when the executor is destroyed.
 //
-// A runtime counts who has instantiated a function, and frees it with the last (function.cc). Kernels that run functions
-// instantiate them under the same key when they first run, and release their own count when they are destroyed
-// (IfOp, CaseOp, PartitionedCallOp of TensorFlow 2.18 to 2.21; loop_ops.cc). A runtime that is being destroyed
-// ignores releases.
+// A runtime counts the instantiations of a function, and frees it with the last release (function.cc). Kernels that run
+// functions instantiate them under the same key at their first run, and release them when they are destroyed (IfOp,
+// CaseOp, PartitionedCallOp of TensorFlow 2.18 to 2.21; loop_ops.cc). A runtime ignores releases during its
+// destruction.
 class ExecutorFunctions {
  public:
   explicit ExecutorFunctions(FunctionLibraryRuntime* runtime) : runtime_(runtime) {}
@@ -138,7 +138,7 @@ class ExecutorFunctions {
   ExecutorFunctions(const ExecutorFunctions&) = delete;
   ExecutorFunctions& operator=(const ExecutorFunctions&) = delete;
 
-  // Makes the functions as the kernels that run them do, so that those find them made.
+  // Instantiates the functions under the keys of the kernels that run them, which then find them.
   absl::Status Make(const std::vector<tensorflow::NameAttrList>& functions) {
     FunctionLibraryRuntime::InstantiateOptions options;
     options.create_kernels_eagerly = true;
@@ -198,13 +198,13 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), Gate
 }  // namespace
 }  // namespace tfswap
 
-// From now on what TensorFlow makes behind the gate is kept, for tfswap_take_executed.
+// Starts to keep the functions of the gate's step, for tfswap_take_executed.
 TFSWAP_C_API void tfswap_watch_gate(int64_t gate) { tfswap::Gates::Get().Watch(gate); }
 
 TFSWAP_C_API void tfswap_forget_gate(int64_t gate) { tfswap::Gates::Get().Forget(gate); }
 
-// A serialized FunctionDefLibrary, which is written to `to` and forgotten where it is no larger than `room`. Returns
-// its size; 0 when nothing has been executed since the last call.
+// Writes a serialized FunctionDefLibrary to `to` and discards it, if it is no larger than `room` bytes. Returns its
+// size; 0 if TensorFlow has made no step since the last call.
 TFSWAP_C_API uint64_t tfswap_take_executed(int64_t gate, char* to, uint64_t room) {
   return tfswap::Gates::Get().TakeExecuted(gate, to, room);
 }

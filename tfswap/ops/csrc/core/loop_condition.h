@@ -1,8 +1,8 @@
 // A loop's condition, computed from its values without a call of its function.
 //
-// A call takes some microseconds, as long as several small kernels, and most conditions compare a counter: two with
-// Keras, which limits the iterations besides. Those of whole numbers are read once and then computed immediately; every
-// other one, and one that finds other values than it expects, is TensorFlow's to run.
+// A call takes some microseconds, as long as several small kernels, and most conditions compare a counter: two counters
+// in Keras, which limits the iterations too. Conditions on integers are read once and evaluated here. TensorFlow runs
+// all others, and those that find values of an unexpected type.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LOOP_CONDITION_H_
 #define TFSWAP_OPS_CSRC_CORE_LOOP_CONDITION_H_
@@ -24,7 +24,7 @@ namespace tfswap {
 
 class LoopCondition {
  public:
-  // None of a function that does something else than to compare whole numbers. It must be a CPU's.
+  // The condition of `function`; none if it does more than compare integers. The function is on a CPU.
   static std::optional<LoopCondition> Of(const tensorflow::FunctionBody* function) {
     LoopCondition made;
     if (function == nullptr || function->ret_nodes.size() != 1) return std::nullopt;
@@ -35,7 +35,7 @@ class LoopCondition {
     return made;
   }
 
-  // Whether the loop goes on; none where a value is no whole number.
+  // Whether another iteration runs; none if a value is no integer.
   std::optional<bool> GoesOn(const std::vector<tensorflow::Tensor>& values) const {
     std::vector<int64_t> stack;
     for (const Step& step : steps_) {
@@ -60,11 +60,11 @@ class LoopCondition {
   enum Kind { kGiven, kConstant, kLess, kLessEqual, kGreater, kGreaterEqual, kAnd, kOr };
   struct Step {
     Kind kind;
-    int64_t number;  // of the value that the loop has, or itself
+    int64_t number;  // the number of the loop's value, or the constant
   };
   static constexpr int kMostSteps = 16;
 
-  // Appends what makes the input `index` of `node`.
+  // Appends the steps that compute the input `index` of `node`.
   bool Read(const tensorflow::Node* node, int index) {
     const tensorflow::Node* source = nullptr;
     if (steps_.size() >= kMostSteps || !node->input_node(index, &source).ok()) return false;

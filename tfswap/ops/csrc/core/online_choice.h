@@ -1,4 +1,4 @@
-// Which of two ways to do the same again and again is faster: found out while it is done.
+// Measures, while work repeats, which of two ways of doing it is faster.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_ONLINE_CHOICE_H_
 #define TFSWAP_OPS_CSRC_CORE_ONLINE_CHOICE_H_
@@ -10,12 +10,13 @@
 
 namespace tfswap {
 
-// Of ways 0 and 1. Each is tried a few times, then the faster one is taken, and the other one tried again now and then:
-// what else a machine does changes which it is. Medians are compared: one try that was held up says nothing. Tries come
-// together, and are most of what is remembered of a way, so that what was found on a busy machine is soon forgotten.
+// The ways are 0 and 1. Each is tried a few times. Then the faster one is used, and the other one is tried again now
+// and then, since the machine's load changes which is faster. Medians are compared, so that one delayed try does not
+// count. Tries follow one another, and are most of the times kept for a way, so that times of a busy machine are soon
+// replaced.
 class FasterWay {
  public:
-  // How to do it this time.
+  // The way to use now.
   int Next() {
     std::lock_guard<std::mutex> lock(mu_);
     const int64_t turn = turns_++;
@@ -24,7 +25,7 @@ class FasterWay {
     return turn % kTurnsBetweenTries < kTries ? other_ : median_[1] < median_[0];
   }
 
-  // The seconds that it took.
+  // Records the seconds that a way took.
   void Took(int way, double seconds) {
     std::lock_guard<std::mutex> lock(mu_);
     seconds_[way][tried_[way]++ % kRemembered] = seconds;
@@ -40,9 +41,9 @@ class FasterWay {
 
   std::mutex mu_;
   int64_t turns_ = 0;
-  int other_ = 0;  // that is tried now and then
+  int other_ = 0;  // the way that is tried now and then
   int64_t tried_[2] = {};
-  std::array<double, kRemembered> seconds_[2] = {};  // of each, the last
+  std::array<double, kRemembered> seconds_[2] = {};  // the latest of each way
   double median_[2] = {};
 };
 

@@ -1,16 +1,16 @@
-// Two kernels side by side in a step whose memory is known beforehand.
+// Two concurrent kernels in a step whose memory is known before it runs.
 //
-// A kernel that one core is enough for leaves the others idle, so a planned order may let a second one run
-// concurrently. What the allocator is asked for, and when what it gave comes back, must not depend on which of the two
-// is faster. So one op runs both of TensorFlow's kernels:
+// A kernel that uses one core leaves the others idle, so a plan may run a second kernel concurrently. The allocator's
+// requests and frees must not depend on which of the two is faster. So one op runs both of TensorFlow's kernels:
 //
-//   - the second starts when the first has made all of its allocations, on another thread where one is free by the time
-//     that the first ends;
+//   - the second starts when the first has made all of its allocations, on another thread if one is free before the
+//     first ends;
 //   - the temporaries that the first releases meanwhile are freed when both have ended;
-//   - and what either reads is held until then.
-// Each shares its work with the device's threads, or stays on its core, whichever is faster as the step runs: 64
-// products of 128 x 128 x 128 take 1.6 ms on one core, and 4.1 ms where each is shared by two threads. Parts, and bits,
-// are the same. In the bodies of loops, more than two run at a time (group_ops.cc).
+//   - the inputs of both are held until then.
+//
+// Each shares its work with the device's threads, or stays on its core, whichever is measured to be faster: 64 products
+// of 128 x 128 x 128 take 1.6 ms on one core, and 4.1 ms if each is shared by two threads. A kernel's work has the same
+// parts, and its result the same bits, either way. In groups more than two kernels run at a time (group_ops.cc).
 
 #include <atomic>
 #include <chrono>
@@ -72,10 +72,10 @@ absl::Status ParseKernels(const Context& ctx, std::vector<std::shared_ptr<const 
   return absl::OkStatus();
 }
 
-// The shapes of what a kernel makes, as its own op infers them.
+// The shapes of a kernel's outputs, by the shape function of its op.
 //
 // Args:
-//   input: of the op that runs the kernel, the first that is the kernel's.
+//   input: the number of the kernel's first input among those of the op that runs it.
 absl::Status InferKernelShapes(InferenceContext* ctx, const NodeProperties& kernel, int input,
                                std::vector<ShapeHandle>* made) {
   const tensorflow::OpRegistrationData* op = nullptr;
@@ -131,16 +131,16 @@ REGISTER_OP("Tfswap>Pair")
     .SetIsStateful()
     .SetShapeFn(InferShapes)
     .Doc(R"doc(
-Runs two of TensorFlow's kernels side by side.
+Runs two of TensorFlow's kernels concurrently.
 
-inputs: What the first reads, and then what the second reads.
-outputs: What the first makes, and then what the second makes.
+inputs: The inputs of the first kernel, then those of the second.
+outputs: The outputs of the first kernel, then those of the second.
 kernels: The two nodes, as serialized NodeDefs.
-allocations: How many the first makes. The second starts after them.
+allocations: The number of the first kernel's allocations. The second starts after them.
 )doc");
 
-// The device's allocator, as a kernel sees it that runs concurrently with others: buffers that are freed are kept until
-// it is closed. It exists as long as any of its buffers, since a tensor frees its buffer through it.
+// The device's allocator for a kernel that runs concurrently with another: freed buffers are kept until it is closed.
+// It deletes itself after its last buffer, since a tensor frees its buffer through it.
 class Deferring : public Allocator {
  public:
   // Calls `all_made` once, when it has made this number of allocations.
@@ -167,7 +167,7 @@ class Deferring : public Allocator {
   }
 
   void DeallocateRaw(void* ptr) override {
-    // Once this is counted, another thread may be the last, and delete it.
+    // Below, another thread may free the last buffer and delete this.
     Allocator* const allocator = allocator_;
     bool last;
     {
@@ -179,7 +179,7 @@ class Deferring : public Allocator {
     if (last) delete this;
   }
 
-  // The kernels have ended.
+  // Both kernels have ended: frees the kept buffers.
   void Close() {
     Allocator* const allocator = allocator_;
     std::vector<void*> kept;
@@ -212,13 +212,13 @@ class Deferring : public Allocator {
   std::vector<void*> kept_;
 };
 
-// One run of a kernel that runs concurrently with others.
+// One run of one of the two kernels.
 class KernelRun {
  public:
   // Args:
-  //   input: of the op that runs the kernel, the first that is the kernel's.
+  //   input: the number of the kernel's first input among those of the op that runs it.
   KernelRun(OpKernelContext* ctx, OpKernel* kernel, DeviceBase* device, int input) {
-    // Held twice, so that the kernel takes none of them over: another may read it.
+    // A second reference keeps the kernel from forwarding a buffer that the other one may read.
     for (int i = 0; i < kernel->num_inputs(); ++i) run_.held.push_back(ctx->input(input + i));
     for (int i = 0; i < kernel->num_inputs(); ++i) {
       run_.inputs.emplace_back(&run_.held[i]);
@@ -232,7 +232,7 @@ class KernelRun {
 
   int num_outputs() const { return run_.ctx->num_outputs(); }
 
-  // To an op's outputs, from `output` on, or its status, with the kernel's own name.
+  // Sets the op's outputs from `output` on, or its status, with the kernel's name.
   void HandOver(OpKernelContext* ctx, int output) {
     if (!run_.ctx->status().ok()) {
       return ctx->SetStatus(tensorflow::AttachDef(run_.ctx->status(), run_.params.op_kernel->def()));
@@ -247,7 +247,7 @@ class KernelRun {
   InnerRun run_;
 };
 
-// One run of both.
+// One run of both kernels.
 class Pair : public std::enable_shared_from_this<Pair> {
  public:
   // Args:
@@ -264,12 +264,12 @@ class Pair : public std::enable_shared_from_this<Pair> {
 
   void Run() {
     first_->Run();
-    RunSecond();  // no thread was free so far, or the first has made fewer allocations, or failed
+    RunSecond();  // if no thread has begun it, or the first made fewer allocations, or failed
     End();
   }
 
  private:
-  // Within an allocation of the first's. A later thread finds it taken.
+  // Called within the first kernel's last allocation. A thread that starts too late finds the second kernel taken.
   void OfferSecond() {
     Behind(*ctx_->runner())([pair = shared_from_this()] { pair->RunSecond(); });
   }
@@ -280,7 +280,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
     End();
   }
 
-  // Of one of the two; of both the second time.
+  // Called when a kernel has ended; the second call ends the run.
   void End() {
     if (--running_ > 0) return;
     first_->HandOver(ctx_, 0);
@@ -293,7 +293,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
   }
 
   OpKernelContext* const ctx_;
-  Deferring* const allocator_;  // its own, once closed
+  Deferring* const allocator_;  // deletes itself after Close()
   InnerDevice first_device_, second_device_;
   std::unique_ptr<KernelRun> first_, second_;
   std::atomic<bool> is_taken_{false};

@@ -1,13 +1,14 @@
-// Where values lie once control flow has merged.
+// The addresses of values after a loop or a conditional.
 //
-// How often a loop runs, and which branch a conditional takes, decides where the results lie in the arena, and so which
-// chunks later requests get. So the results of a loop's iteration or of a branch are copied to host memory, freed, and
-// copied back into buffers that are requested in the values' order: the arena is then the same whichever way the step
-// has taken, and a plan that holds for one holds for all. `BodyReplay._relocate` in analysis/control_flow.py has the same.
-// Values that lie there already, which those updated in place do, are not copied.
+// The number of a loop's iterations, and the branch that a conditional takes, decide the addresses of their results,
+// and so the chunks that later requests get. So the results of an iteration or a branch are copied to host memory,
+// freed, and copied back into buffers that are requested in the order of the values. The arena is then the same for
+// each number of iterations and each branch, and one plan holds for all. `BodyReplay._relocate` in
+// analysis/control_flow.py has the same. Values that are at these addresses already, as values updated in place are,
+// are not copied.
 
-#ifndef TFSWAP_RELOCATION_H_
-#define TFSWAP_RELOCATION_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_RELOCATION_H_
+#define TFSWAP_OPS_CSRC_CORE_RELOCATION_H_
 
 #include <cstdint>
 #include <cstring>
@@ -25,12 +26,12 @@
 
 namespace tfswap {
 
-// RELOCATED in ir/custom_ops.py: which values of a loop or conditional are relocated, by place.
+// RELOCATED in ir/custom_ops.py: the relocated values of a loop or conditional, by number.
 inline constexpr char kRelocated[] = "_tfswap_relocated";
 
 class Relocation {
  public:
-  // Those that a node names; none where it names none.
+  // The values that a node relocates; empty if it has no such attribute.
   static absl::Status Read(tensorflow::OpKernelConstruction* ctx, std::vector<int32_t>* places) {
     return ctx->HasAttr(kRelocated) ? ctx->GetAttr(kRelocated, places) : absl::OkStatus();
   }
@@ -52,13 +53,13 @@ class Relocation {
 
   bool OnCpu() const { return ctx_->device()->tensorflow_accelerator_device_info() == nullptr; }
 
-  // What is in the device's memory: functions on another device take and return whole numbers in the host's.
+  // Whether the value is in the device's memory: functions on a GPU take and return integers in host memory.
   bool Moves(const Tensor& value) const {
     const bool on_host = value.dtype() == tensorflow::DT_INT32 || value.dtype() == tensorflow::DT_INT64;
     return tensorflow::DataTypeCanUseMemcpy(value.dtype()) && value.TotalBytes() > 0 && (OnCpu() || !on_host);
   }
 
-  // Where the values lie; none where that does not say what is free, since others hold one of them.
+  // The addresses of the values; empty if another holder of a value exists, so that its chunk would not be freed.
   std::vector<Home> Homes(const std::vector<Tensor>& values) const {
     std::vector<Home> homes;
     const auto* const arena = ctx_->get_allocator({});
@@ -116,9 +117,9 @@ class Relocation {
   tensorflow::OpKernelContext* const ctx_;
   const std::vector<int32_t> places_;
   std::vector<Home> homes_;
-  std::vector<std::pair<int32_t, Tensor>> copies_;  // kept for the next time: new memory takes longer than a copy
+  std::vector<std::pair<int32_t, Tensor>> copies_;  // kept: to allocate memory takes longer than a copy
 };
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_RELOCATION_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_RELOCATION_H_

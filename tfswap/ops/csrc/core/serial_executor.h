@@ -1,7 +1,7 @@
-// Runs tasks one after the other: what has an order needs no other thread for each.
+// Runs tasks one after another on one thread: ordered tasks need no thread each.
 
-#ifndef TFSWAP_LANE_H_
-#define TFSWAP_LANE_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_SERIAL_EXECUTOR_H_
+#define TFSWAP_OPS_CSRC_CORE_SERIAL_EXECUTOR_H_
 
 #include <atomic>
 #include <deque>
@@ -15,7 +15,7 @@ namespace tfswap {
 using Task = std::function<void()>;
 using Runner = std::function<void(Task)>;
 
-// On a thread of another runner, as long as there are any.
+// A queue of tasks. It uses a thread of another runner while it has tasks.
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   explicit Lane(Runner runner) : runner_(std::move(runner)) {}
@@ -32,7 +32,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   const Runner& runner() const { return runner_; }
 
-  // Whether kernels are to stay on the lane's thread. Where they are small, to wake another thread takes longer.
+  // Whether kernels stay on the lane's thread: to wake another thread takes longer than a small kernel.
   bool is_alone() const { return is_alone_; }
   void set_alone(bool alone) { is_alone_ = alone; }
 
@@ -64,7 +64,7 @@ struct OnLane {
   void operator()(Task task) const { lane->Push(std::move(task)); }
 };
 
-// The runner that has other threads: what a lane, or lanes in lanes, run on.
+// The runner with several threads that a lane, or a lane on a lane, runs on.
 inline const Runner& Behind(const Runner& runner) {
   const OnLane* const on = runner.target<OnLane>();
   return on == nullptr ? runner : Behind(on->lane->runner());
@@ -72,4 +72,4 @@ inline const Runner& Behind(const Runner& runner) {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_LANE_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_SERIAL_EXECUTOR_H_

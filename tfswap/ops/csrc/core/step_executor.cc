@@ -1,16 +1,16 @@
-// The executor of planned steps: TensorFlow's own, which runs one of them at a time (turn.h), and which runs nothing on
-// a thread that only instantiates.
+// The executor of planned steps. It is TensorFlow's own, with two additions: one planned step runs at a time (turn.h),
+// and a thread that only instantiates runs no kernels.
 //
 // TensorFlow makes a function's executors, with their kernels and folded constants, when the function is first called,
-// and there is no other way to have them made. A call between tfswap_instantiate_only(true) and (false) ends without an
-// error before the first kernel of any device, and its results are dead: the runtime lets eager calls have such ones.
-// All executors of a call are made, and begin, on the thread that calls (process_function_library_runtime.cc); where
-// eager execution is asynchronous that is another one, so Python turns that off meanwhile.
+// and there is no other way to make them. A call between tfswap_instantiate_only(true) and (false) ends without an
+// error before the first kernel of any device, and its results are dead tensors, which the runtime permits for eager
+// calls. All executors of a call are made, and started, on the calling thread (process_function_library_runtime.cc).
+// With asynchronous eager execution that is another thread, so Python turns it off meanwhile.
 //
-// A step that is called by a thread which has the turn runs in that. Others wait for theirs without a thread where they
-// can: the kernels of the step that has the turn may need all threads that there are.
+// A step that is called by the thread with the turn runs in that turn. Other steps wait for a turn of their own,
+// without a thread if possible: the kernels of the running step may need all threads of the pool.
 //
-// Calls ask for it by name: ir/custom_ops.py, EXECUTOR.
+// Calls name this executor: ir/custom_ops.py, EXECUTOR.
 
 #include <chrono>
 #include <cstdint>
@@ -104,13 +104,13 @@ class StepExecutorFactory : public tensorflow::ExecutorFactory {
 }  // namespace
 }  // namespace tfswap
 
-// From now on calls of planned steps on this thread make what they need and run nothing; or run again.
+// Whether calls of planned steps on this thread make their executors and run no kernels.
 TFSWAP_C_API void tfswap_instantiate_only(bool only) { tfswap::instantiates_only = only; }
 
-// How many turns this thread has asked for and not ended.
+// The number of turns that this thread has requested and not ended.
 TFSWAP_C_API uint64_t tfswap_turns() { return tfswap::turns_of_thread.size(); }
 
-// Asks for one more; whether it begins now. `waits`: whether what runs in it may wait for others.
+// Requests a turn. Returns whether it begins immediately. `waits`: whether the step may wait for other steps.
 TFSWAP_C_API bool tfswap_begin_turn(bool waits) {
   using tfswap::Turn;
   std::vector<Turn::Waiter>& turns = tfswap::turns_of_thread;
@@ -123,21 +123,21 @@ TFSWAP_C_API bool tfswap_begin_turn(bool waits) {
   return Turn::Get().Enter(turns.back());
 }
 
-// Waits for that long at most; whether the turn has begun.
+// Waits for the turn, for `microseconds` at most. Returns whether it has begun.
 TFSWAP_C_API bool tfswap_await_turn(int64_t microseconds) {
   return tfswap::Turn::Get().Wait(tfswap::turns_of_thread.front(), std::chrono::microseconds(microseconds));
 }
 
-// Whether this thread's turn is its own, and not concurrent with another's.
+// Whether this thread has the turn; false if it was started concurrently with the owner.
 TFSWAP_C_API bool tfswap_has_turn() {
   const auto& turns = tfswap::turns_of_thread;
   return !turns.empty() && tfswap::Turn::Get().HasTurn(turns.front());
 }
 
-// Begins concurrently with the step that has the turn, if that may wait for others.
+// Starts this thread's turn concurrently with the owner's, if the owner may wait for other steps.
 TFSWAP_C_API void tfswap_admit_turn() { tfswap::Turn::Get().Admit(tfswap::turns_of_thread.front()); }
 
-// Ends turns, those that have not begun too, until this many have ended.
+// Ends turns of this thread, begun or not, until `left` remain.
 TFSWAP_C_API void tfswap_end_turns(uint64_t left) {
   std::vector<tfswap::Turn::Waiter>& turns = tfswap::turns_of_thread;
   while (turns.size() > left) {
@@ -147,5 +147,5 @@ TFSWAP_C_API void tfswap_end_turns(uint64_t left) {
   }
 }
 
-// How many turns, of all threads and steps, have begun concurrently with another so far.
+// The number of turns, of all threads and steps, that were started concurrently with another so far.
 TFSWAP_C_API uint64_t tfswap_admitted_turns() { return tfswap::Turn::Get().admitted(); }

@@ -1,11 +1,12 @@
-// Whose turn it is: planned steps of a process share an arena, and run one at a time.
+// The turn: planned steps of a process share an arena, so one of them runs at a time.
 //
-// A turn is a thread's, which looks at the arena and then runs a step in it, or a step's, by TensorFlow's number, where
-// no such thread has called it: inside another tf.function. It is handed over in the order in which it was asked for.
-// Who has it may ask again. A step whose kernels may wait for others (`waits`: collectives, Python functions, queues)
-// may wait for just the step that waits for it: who has waited kPatience for such a step goes ahead concurrently.
+// The turn belongs to a thread, which reads the arena and then runs a step, or to a step, by TensorFlow's number, where
+// no such thread called it: inside another tf.function. It passes to waiters in the order of their requests, and its
+// owner may request it again. A step whose kernels may wait for other steps (`waits`: collectives, Python functions,
+// queues) may wait for the very step that waits for its turn. So a waiter that has waited kPatience for such a step is
+// started concurrently.
 //
-// Knows nothing of TensorFlow.
+// This file does not depend on TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_TURN_H_
 #define TFSWAP_OPS_CSRC_CORE_TURN_H_
@@ -27,12 +28,12 @@ class Turn {
  public:
   using Clock = std::chrono::steady_clock;
   using Start = std::function<void()>;
-  using Token = std::pair<bool, uint64_t>;  // whether a thread's; its number
+  using Token = std::pair<bool, uint64_t>;  // whether the owner is a thread; its number
 
   static constexpr std::chrono::seconds kPatience{10};
   static constexpr std::chrono::seconds kLook{1};
 
-  // One that asks for the turn. `start` is called, without a lock, where it had to wait.
+  // A thread or step that requests the turn. `start` is called, without a lock, if it had to wait.
   struct Turner {
     Turner(Token token, bool waits) : token(token), waits(waits) {}
 
@@ -42,7 +43,7 @@ class Turn {
     // Guarded by Turn::mu_:
     Clock::time_point since;
     bool has_started = false;
-    bool has_turn = false;  // and is not concurrent with the owner
+    bool has_turn = false;  // false if it was started concurrently with the owner
   };
   using Waiter = std::shared_ptr<Turner>;
 
@@ -51,10 +52,10 @@ class Turn {
     return *turn;
   }
 
-  // Whether it has been started. If not, it is queued.
+  // Starts the waiter if the turn is free, and queues it otherwise. Returns whether it was started.
   bool Enter(const Waiter& waiter) {
     std::lock_guard<std::mutex> lock(mu_);
-    if (count_ == 0 || holder_ == waiter->token) {
+    if (count_ == 0 || owner_ == waiter->token) {
       TakeLocked(*waiter);
       return true;
     }
@@ -67,7 +68,7 @@ class Turn {
     return false;
   }
 
-  // Ends what was started, or does not wait any more.
+  // Ends the waiter's turn, or removes it from the queue.
   void Leave(const Waiter& waiter) {
     std::vector<Start> starts;
     {
@@ -82,7 +83,7 @@ class Turn {
     Notify(starts);
   }
 
-  // Lets it go ahead concurrently with the owner of the turn, if that one may wait for it.
+  // Starts the waiter concurrently with the owner of the turn, if the owner may wait for it.
   void Admit(const Waiter& waiter) {
     std::vector<Start> starts;
     {
@@ -92,19 +93,19 @@ class Turn {
     Notify(starts);
   }
 
-  // Whether it has been started by the end of that time.
+  // Waits for `time` at most. Returns whether the waiter has been started.
   bool Wait(const Waiter& waiter, std::chrono::microseconds time) {
     std::unique_lock<std::mutex> lock(mu_);
     return started_.wait_for(lock, time, [&] { return waiter->has_started; });
   }
 
-  // Whether it is its turn, and it has not gone ahead concurrently with another.
+  // Whether the waiter has the turn; false if it was started concurrently with the owner.
   bool HasTurn(const Waiter& waiter) {
     std::lock_guard<std::mutex> lock(mu_);
     return waiter->has_turn;
   }
 
-  // How many have gone ahead concurrently with others so far.
+  // The number of waiters that were started concurrently with an owner so far.
   uint64_t admitted() {
     std::lock_guard<std::mutex> lock(mu_);
     return admitted_;
@@ -113,12 +114,12 @@ class Turn {
  private:
   void TakeLocked(Turner& waiter) {
     if (count_++ == 0) waits_ = false;
-    holder_ = waiter.token;
+    owner_ = waiter.token;
     waits_ |= waiter.waits;
     waiter.has_started = waiter.has_turn = true;
   }
 
-  // Starts those in the queue that are `chosen`: with the turn, or concurrently with its owner.
+  // Starts the `chosen` waiters of the queue: with the turn if `takes`, otherwise concurrently with its owner.
   template <typename Chosen>
   void StartLocked(Chosen chosen, bool takes, std::vector<Start>* starts) {
     queue_.remove_if([&](const Waiter& each) {
@@ -139,7 +140,7 @@ class Turn {
     for (const Start& start : starts) start();
   }
 
-  // As long as anybody waits.
+  // Runs on a thread of its own while the queue has waiters.
   void Watch() {
     while (true) {
       std::this_thread::sleep_for(kLook);
@@ -160,9 +161,9 @@ class Turn {
   std::mutex mu_;
   std::condition_variable started_;
   std::list<Waiter> queue_;
-  Token holder_;
-  int count_ = 0;       // how often the holder has it
-  bool waits_ = false;  // whether the holder may wait for others
+  Token owner_;
+  int count_ = 0;       // the number of turns that the owner has
+  bool waits_ = false;  // whether the owner may wait for other steps
   bool is_watched_ = false;
   uint64_t admitted_ = 0;
 };

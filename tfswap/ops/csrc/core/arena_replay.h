@@ -1,7 +1,8 @@
-// What a planned step asks of the allocator, replayed in an arena with given chunks: the step's peak, before it runs.
+// Replays a planned step's requests in an arena with given chunks: the step's peak, before it runs.
 //
-// TensorFlow's BFC allocator, simulated. simulator/bfc_allocator.py has the same, with what it follows and does not model;
-// simulator/requests.py records what is replayed, and passes/tactics/limit_check.py writes it. Knows nothing of TensorFlow.
+// This simulates TensorFlow's BFC allocator. simulator/bfc_allocator.py has the same simulation, and says what it does
+// not model. simulator/requests.py records the requests, and passes/tactics/limit_check.py encodes them. This file does
+// not depend on TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
 #define TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
@@ -25,19 +26,19 @@ struct ArenaChunk {
 class SimulatedArena {
  public:
   // chunks: in order of address.
-  // limit_bytes: what all regions may have together.
-  // collects: whether regions that nothing uses are given up when no other can be added.
+  // limit_bytes: the largest total size of all regions.
+  // collects: whether unused regions are freed when no other can be added.
   SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t limit_bytes, bool collects);
 
-  // As ChunkSplitter takes it. A request that finds no room is met beyond the arena, in memory without end, which is
-  // never split; and raises the peak over the arena's limit.
+  // The interface of ChunkSplitter. A request without room gets memory beyond the arena, which is unlimited and never
+  // split, and raises the peak over the arena's limit.
   uint64_t Allocate(size_t nbytes);
-  // From now on each request gets a chunk of its own size.
+  // Each later request gets a chunk of its own size.
   void SplitAll() { splits_all_ = true; }
   void Free(uint64_t address);
   std::vector<size_t> FreeBytes() const;
 
-  // Adds a region for a request of as much, a multiple of 256, as the allocator does. False where it may not grow so far.
+  // Adds a region for a request of `nbytes`, a multiple of 256, as the allocator does. False if the limit forbids it.
   bool Extend(uint64_t rounded);
 
   uint64_t peak_bytes() const { return peak_bytes_; }
@@ -71,14 +72,14 @@ class SimulatedArena {
 // A step's requests and releases, in order.
 class RecordedRequests {
  public:
-  // Of what `encode` in passes/tactics/limit_check.py wrote. False where that is none.
+  // Decodes the output of `encode` in passes/tactics/limit_check.py. Returns false for other bytes.
   bool Decode(const std::string& encoded);
 
   // The step's peak in an arena with this content.
   uint64_t PeakBytes(SimulatedArena arena) const;
 
  private:
-  // As a varint has it: what it is in the lowest two bits, and a number above them.
+  // A varint: the kind in the lowest two bits, and a number above them.
   enum Kind : uint64_t { kRequest = 0, kRelease = 1, kControl = 2, kSplit = 3 };
   enum Control : uint64_t { kFreeRest = 0, kEndOfSplit = 1, kRepeat = 2, kSplitAll = 3 };
 

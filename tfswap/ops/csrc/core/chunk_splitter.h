@@ -1,5 +1,6 @@
-// Parts chunks of an arena, so that requests get chunks of their own size: the allocator's (chunk_split_ops.cc), or a
-// simulated one's (arena_replay.h). `Arena.split` in simulator/bfc_allocator.py has the same, step by step, and the reasons.
+// Splits chunks of an arena, so that requests get chunks of their own size. The arena is the allocator's
+// (chunk_split_ops.cc) or a simulated one (arena_replay.h). `Arena.split` in simulator/bfc_allocator.py has the same
+// steps, with reasons.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_CHUNK_SPLITTER_H_
 #define TFSWAP_OPS_CSRC_CORE_CHUNK_SPLITTER_H_
@@ -20,7 +21,7 @@ class ChunkSplitter {
  public:
   explicit ChunkSplitter(Arena* arena) : arena_(arena) {}
 
-  // Parts the chunks that requests of `sizes` would be given. Returns what parts them from the rest, and stays in use.
+  // Splits the chunks that requests of `sizes` would get. Returns the separators, which stay in use.
   std::vector<uint64_t> Split(const std::vector<int64_t>& sizes) {
     between_.clear();
     if (sizes.size() == 1 && sizes[0] < 0) {
@@ -46,12 +47,12 @@ class ChunkSplitter {
   static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
   static constexpr size_t kMostBetween = 64;        // MOST_BETWEEN there
 
-  // Parts the chunk that a request of `nbytes` would be given, if it is too large, so that one
-  // part fits. Never more is in use on the way than with that chunk handed out.
+  // Splits the chunk that a request of `nbytes` would get, if it is too large, so that one part fits. The bytes in use
+  // meanwhile never exceed those with the whole chunk in use.
   //
-  // later_bytes: of the requests that come after it.
-  // free: the free chunks' sizes, the smallest first; then as they are once the request is made.
-  //   To look at all of the arena for each request would take its time.
+  // later_bytes: the sizes of the requests after this one. free: the free chunks' sizes, in ascending order, which are
+  // updated for this request: to list the arena's chunks for
+  //   each request would take too long.
   void Part(size_t nbytes, size_t later_bytes, std::vector<size_t>* free) {
     const size_t needed = Rounded(nbytes);
     auto whole = std::lower_bound(free->begin(), free->end(), needed);
@@ -106,8 +107,7 @@ class ChunkSplitter {
     }
   }
 
-  // Parts the end of the largest free chunk, for a request of `needed` bytes, from what lies
-  // before it.
+  // Splits off the end of the largest free chunk, for a request of `needed` bytes.
   void PartEnd(size_t needed) {
     std::vector<size_t> free = arena_->FreeBytes();
     if (free.empty() || free.back() < needed) return;

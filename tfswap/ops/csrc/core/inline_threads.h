@@ -1,5 +1,5 @@
-// Eigen's threads for a kernel that stays on its own: it divides its work into the same parts, so that sums have the same
-// bits.
+// Eigen's thread pool for a kernel that stays on one thread. The kernel divides its work into the same parts as with
+// other threads, so that sums have the same bits.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_INLINE_THREADS_H_
 #define TFSWAP_OPS_CSRC_CORE_INLINE_THREADS_H_
@@ -12,19 +12,19 @@
 
 namespace tfswap {
 
-// Runs all parts of what a kernel shares out on the kernel's own thread.
+// Runs all parts of a kernel's work on the kernel's own thread.
 //
-// A part that shares out further parts is finished before they run, in the order in which they came, as by a pool's one
-// thread. Eigen's contractions count on that: where a part ran inside of another one, a convolution over several slices
-// of its inner dimension came out wrong.
+// A part that schedules further parts ends before they run, in the order in which they were scheduled, as on a pool
+// with one thread. Eigen's contractions rely on that: with nested parts, a convolution over several slices of its inner
+// dimension was wrong.
 class InlineThreads : public tensorflow::thread::ThreadPoolInterface {
  public:
   // Args:
-  //   parts: into how many threads' parts kernels divide their work.
+  //   parts: the number of threads by which kernels divide their work.
   explicit InlineThreads(int parts) : parts_(parts) {}
 
   void Schedule(std::function<void()> part) override {
-    thread_local std::deque<std::function<void()>>* waiting = nullptr;  // parts of the one that runs on this thread
+    thread_local std::deque<std::function<void()>>* waiting = nullptr;  // of the part that runs here
     if (waiting != nullptr) {
       waiting->push_back(std::move(part));
       return;

@@ -1,11 +1,11 @@
-// A planned step inside another function of TensorFlow's, where no Python looks at the arena before it runs.
+// A planned step inside another tf.function, where no Python code reads the arena before the step runs.
 //
-// So an Inside calls Python: the step then runs as one that is called by itself, planned for the arena that it finds, and
-// watched. It takes the turn (turn.h) first, without a thread, and Python works in that turn. Where no Python of this
-// process knows the step, as in one that has loaded a file, the op runs the function that carries out a plan, whose gate
-// looks at the arena (limit_check.h).
+// The op Inside calls Python: the step then runs as if it were called alone, planned for the arena that it finds, and
+// watched. It waits for the turn (turn.h) without a thread, and Python runs in that turn. If this process has no Python
+// object of the step, because it loaded a file, the op runs the function of a plan, whose gate reads the arena
+// (limit_check.h).
 //
-// Python runs on a thread of its own: one of TensorFlow's pool would be missing to the step's kernels.
+// Python runs on a thread of its own, since the step's kernels may need all threads of TensorFlow's pool.
 
 #include <condition_variable>
 #include <cstdint>
@@ -39,7 +39,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// Arguments and results have the names that StatefulPartitionedCall's have, whose kernel looks them up by these.
+// Arguments and results have the names of StatefulPartitionedCall's, by which its kernel looks them up.
 REGISTER_OP("Tfswap>Inside")
     .Input("args: Tin")
     .Output("output: Tout")
@@ -60,7 +60,7 @@ step: What Python runs in its place, by number, in the process that has it (tfsw
 waits: Whether the step may wait for others (turn.h).
 )doc");
 
-// What Python runs, by number: as script_ops.py names functions.
+// Python's functions, by number, as script_ops.py names them.
 class Steps {
  public:
   static Steps& Get() {
@@ -88,7 +88,8 @@ class Steps {
   std::unordered_map<int64_t, std::string> tokens_;
 };
 
-// Threads that are kept, since to start one takes as long as a small step: as many as steps have run concurrently.
+// Threads that are kept, since to start one takes as long as a small step. There are as many as concurrent steps so
+// far.
 class Threads {
  public:
   static Threads& Get() {
@@ -123,11 +124,11 @@ class Threads {
 
   std::mutex mu_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;  // for threads that are idle no more
+  std::deque<std::function<void()>> waiting_;  // for idle threads
   int idle_ = 0;
 };
 
-// Whether the function that is called takes and gives what the node does: TensorFlow's kernel aborts where it gives more.
+// Whether the called function has the node's arguments and results: TensorFlow's kernel aborts on further results.
 absl::Status FitsFunction(OpKernelConstruction* ctx) {
   tensorflow::NameAttrList called;
   TF_RETURN_IF_ERROR(ctx->GetAttr("f", &called));
@@ -197,11 +198,11 @@ class InsideOp : public AsyncOpKernel {
   std::unique_ptr<OpKernel> kernel_;  // of Python's function, or of the function that carries out a plan
 };
 
-// On a CPU alone: on a GPU small integers would have to be in host memory for the one, and on the device for the other.
+// On a CPU alone: on a GPU the caller has small integers in host memory, and the step has them on the device.
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Inside").Device(tensorflow::DEVICE_CPU), InsideOp);
 
 }  // namespace
 }  // namespace tfswap
 
-// What Python runs for a step from now on, by its token; "" for nothing any more.
+// Sets the Python function of a step, by its token; "" removes it.
 TFSWAP_C_API void tfswap_set_step(int64_t step, const char* token) { tfswap::Steps::Get().Set(step, token); }

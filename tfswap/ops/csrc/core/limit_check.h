@@ -1,18 +1,18 @@
-// Whether a step that was planned for an unknown arena keeps its limit in the one that it finds, checked before it
-// runs.
+// Checks, before a step runs, whether it keeps its limit in an arena that it was not planned for.
 //
-// The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
-// they lie when the step begins: exact for arguments of the sizes that were planned for, or a bound where kernels or
-// branches are known by bounds only; a bound as a rule for smaller ones. Each layout is checked one time.
-// Where the step does not fit, but would with one more region, and the arena may grow, the arena gets that region.
+// The gate of a saved step has the step's requests to the allocator. They are replayed in the arena's chunks as they
+// are when the step begins. The peak is exact for arguments of the planned sizes, or a bound if kernels or branches are
+// known by bounds only. For smaller arguments it usually is a bound. Each layout is checked once. If the step does not
+// fit, but would with one more region, and the arena may grow, the arena gets that region.
 //
-//   it keeps the limit                        the step runs
-//   arguments larger than planned             the step fails before any of its kernels has run: nothing is known of it
-//   it may pass it: arguments as planned      the step fails in the same way
-//   it may pass it: smaller arguments         a warning, once; the step runs
+//   the step keeps the limit                  it runs
+//   arguments are larger than planned         it fails before its first kernel: its requests are not known
+//   it may pass the limit, planned arguments  it fails before its first kernel
+//   it may pass the limit, smaller arguments  a warning, once; it runs
 //
-// In the process that planned the step it is called by a caller who has taken the rewritten function, or inside of
-// another function where Python can't run it (inside_ops.cc): there a warning stands for the failure, as of all steps that pass their limit.
+// In the process that planned the step, a caller may have kept the rewritten function, or the step is inside of another
+// function where Python can't run it (inside_ops.cc). There a warning replaces the failure, as for all steps that pass
+// their limit.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
 #define TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
@@ -37,9 +37,9 @@ class LimitCheck {
   // Reads the attributes of a gate.
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
-  // Looks at the arena of the kernel's device. Does nothing where there is none, or no limit.
+  // Checks the arena of the kernel's device. Does nothing without an arena or a limit.
   //
-  // fails: whether the step fails where its limit is certain to be passed.
+  // fails: whether the step fails if it certainly passes its limit.
   absl::Status Check(tensorflow::OpKernelContext* ctx, bool fails);
 
  private:
@@ -48,7 +48,7 @@ class LimitCheck {
   struct Found {
     Verdict verdict;
     uint64_t peak_bytes;  // the most that the step may reach
-    bool certain;         // that it reaches that
+    bool certain;         // whether it reaches that in any case
   };
 
   // region_bytes: of a region that is added before the step; 0 for none.
@@ -56,7 +56,7 @@ class LimitCheck {
               uint64_t region_bytes) const;
   bool MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
                      uint64_t arena_bytes) const;
-  // The first argument that is larger than planned for in some dimension; -1 where none is.
+  // The first argument that is larger than planned in some dimension; -1 for none.
   int LargerArgument(tensorflow::OpKernelContext* ctx) const;
   bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
   absl::Status Say(const std::string& message, bool fails);

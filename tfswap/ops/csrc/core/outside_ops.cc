@@ -1,13 +1,12 @@
-// A step in two calls: a forward pass, whatever the caller does with its results, and the backward pass.
+// A step in two calls: a forward pass, any work of the caller, and the backward pass.
 //
-// The two are planned as one graph, in which an Outside stands for what happens in between. What runs are the
-// two functions, forward and backward. A tensor that the second reads is handed to it in a carrier:
+// Both passes are planned as one graph, in which the op Outside stands for the caller's work. Two functions run,
+// forward and backward. A tensor that the second reads is passed to it in a carrier:
 //
 //   Carry    puts a tensor into a carrier, a variant outside of the arena
-//   Deliver  takes it out again, for good: from then on it is a tensor like others of the step that it is
-//            in, and goes with its last reader
+//   Deliver  removes the tensor from its carrier: it is then freed after its last reader, as any tensor of the step
 //
-// A function's own results would not do: the caller of the second half holds its arguments until it ends.
+// The first function's results are no substitute: the caller of the second holds its arguments until it ends.
 
 #include <memory>
 #include <mutex>
@@ -79,7 +78,7 @@ struct Carrier : ProcessLocal {
   };
 
   static constexpr char kMaker[] = "Carry";
-  std::shared_ptr<Content> content;  // of a copy of the carrier too
+  std::shared_ptr<Content> content;  // shared by copies of the carrier
   std::string TypeName() const { return "tfswap::Carrier"; }
 };
 

@@ -1,7 +1,7 @@
-// The one pool of this process, a pair of lanes for each of its devices, the counters, and who uses them.
+// The pool of this process, two copy lanes for each of its devices, the counters, and the clients.
 //
-// Knows nothing of TensorFlow. Everything here is made at first use and never
-// destroyed: copy threads may still run while the process exits.
+// This file does not depend on TensorFlow. Everything here is made at first use and never destroyed: copy threads may
+// still run while the process exits.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
 #define TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
@@ -22,10 +22,10 @@
 
 namespace tfswap {
 
-// One who swaps: an optimized function, or the steps of one file. Kernels know theirs by its number.
+// A client: an optimized function, or the steps of one file. Kernels name it by its number.
 struct Client {
   Traffic traffic;  // of its latest step, which its gate begins
-  // Whether `bytes`, which a loop saves now, are among the first `first_bytes` that loops of its latest step have saved.
+  // Counts `bytes` that a loop saves. Returns whether they are among the first `first_bytes` of the latest step.
   TFSWAP_EXPORT bool IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes);
   std::atomic<SpillFile*> spill{nullptr};
   int registrations = 0;  // guarded by Runtime::mu_, as what follows
@@ -43,7 +43,8 @@ class Runtime {
 
   HostBudget& budget() { return budget_; }
   HostPool& pool() { return pool_; }
-  // Of that CPU device, by number; made at first use, as the first device's are set. A device waits for its own copies.
+  // The lanes of a CPU device, by number; made at first use, with the settings of the first device's. A device waits
+  // for its own copies only.
   TFSWAP_EXPORT CopyLane& lane(Direction direction, int device = 0);
   // Of all devices, those to come too.
   TFSWAP_EXPORT void SetThreads(int threads_per_direction);
@@ -51,29 +52,29 @@ class Runtime {
   // Of the process, which has one step only.
   Traffic& traffic() { return traffic_; }
 
-  // The client of that number, made at first use.
+  // The client with that number, made at first use.
   TFSWAP_EXPORT std::shared_ptr<Client> client(int64_t owner);
   // Drops its figures.
   void Forget(int64_t owner);
 
-  // What a client may take: of host memory, of which `pool` gives the buffers on the way to the disk, and on disk where
-  // `folder` is not "". It may be repeated, and ends when as many have ended. Says what is wrong, or "".
+  // Registers a client's limits: of host memory, where `pool` has the buffers for copies to the disk, and of the disk
+  // if `folder` is not "". Registrations are counted, and end one by one. Returns an error, or "".
   std::string Register(int64_t owner, uint64_t host_limit, const std::string& folder, uint64_t spill_limit,
                     HostPool* pool);
   void Unregister(int64_t owner);
 
-  // Whether this process is the child of one that had begun to copy, or had files: the threads are not here, and no copy
-  // would end; the files are the parent's. A child leaves all of it as it is.
+  // Whether this process was forked from one that had begun to copy, or had files. A child has no copy threads, so no
+  // copy would end, and the files are the parent's. It changes none of it.
   bool is_late_child() const { return is_late_child_; }
   static constexpr char kLateChild[] =
       "This process was forked when tfswap's copies had begun, and has none of their threads. Start processes that train "
       "before the first step, or by multiprocessing's \"spawn\".";
-  // Why the pool has no `bytes` for `tensor`, as text, at that node, and what to do.
+  // The error that the pool has no `bytes` for `tensor` at a node, with its reason and a remedy.
   TFSWAP_EXPORT std::string WhyNoRoom(HostPool::Failure failure, const std::string& node,
                                       size_t bytes, const std::string& tensor) const;
-  // Bytes that sparse encodings had no room for and put into the pool.
+  // Bytes of sparse encodings that did not fit their tensors and are in the pool.
   std::atomic<uint64_t>& spilled_bytes() { return spilled_bytes_; }
-  // How often gates have kept what their step was made from.
+  // How often gates have kept the functions of their steps.
   std::atomic<uint64_t>& executed() { return executed_; }
 
  private:

@@ -170,8 +170,8 @@ def scan() -> Any:
 @pytest.mark.parametrize(
     ("allowed", "limit", "reported"),
     [
-        ("swap", "70%", "swap: saved by a loop, and swapped inside of it"),
-        ("encode", "100%", "keep: saved by a loop; policy allows only 'encode'"),
+        ("swap", "70%", "swap: saved for the backward pass, and swapped inside of the body"),
+        ("encode", "100%", "keep: saved for the backward pass; policy allows only 'encode'"),
     ],
 )
 def test_a_loop_goes_by_what_is_said_of_the_tensors_in_its_body(allowed: str, limit: str, reported: str) -> None:

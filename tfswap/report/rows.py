@@ -264,21 +264,21 @@ def saved_rows(
         matters = nbytes >= MIN_SWAP_BYTES or name in encoded or name in plan.accumulators or name in recompute_s
         if rest == matters:
             continue
-        tactic, reason, cost_bytes, cost_s = "keep", f"saved by a loop; {permits[name].why or unused}", 0, 0.0
+        tactic, cost_bytes, cost_s = "keep", 0, 0.0
+        reason = f"saved for the backward pass; {permits[name].why or unused}"
         encoded_bytes = None
         if name in encoded:
-            tactic, reason = "encode", f"saved by a loop as what {encoded[name].encoding.kernel.name} needs of it"
+            reader = encoded[name].encoding.kernel.name
+            tactic, reason = "encode", f"saved for the backward pass as what {reader} needs of it"
             encoded_bytes = round(nbytes * encoded[name].share)
         elif name in plan.accumulators:
-            tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
+            tactic, cost_bytes = "swap", 2 * nbytes
+            reason = "saved for the backward pass, and swapped inside of the body"
             if name in plan.prefetched:
                 reason += ": brought back during the previous iteration of the backward loop"
         elif name in recompute_s:
-            tactic, reason, cost_s = (
-                "recompute",
-                "not saved by a loop: recomputed in the backward loop",
-                recompute_s[name],
-            )
+            tactic, reason = "recompute", "not saved for the backward pass: recomputed there"
+            cost_s = recompute_s[name]
         rows.append(
             TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, cost_s, locate(name), encoded_bytes)
         )

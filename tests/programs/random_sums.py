@@ -1,6 +1,6 @@
 """Random steps full of sums, run under several limits: bits. Run by test_random_sums.py on a capped arena.
 
-    python random_sums.py FIRST_SEED COUNT [loops]
+    python random_sums.py FIRST_SEED COUNT [loops | decided]
 
 Terms are shared, repeated, views, arguments and variables, and other kernels read them too; sums have 2 to 12 of them.
 TensorFlow's threads race there for which buffer is forwarded to a sum. With one thread for kernels (the process must
@@ -10,6 +10,9 @@ its bits are the same in every run, and they are what is expected.
 With `loops` most sums are in loops, loops inside of loops, branches and functions: iterations overlap, and one may add
 in another order than the next. TensorFlow's order of many readers of one node is by chance there, but the same in each
 run of one trace; several traces say what is expected, and more of them where these do not.
+
+With `decided` sums read what conditionals give, or what they read too, and values decide which branch is taken: each
+program runs with several arguments.
 
 Prints a JSON list, one entry per program.
 """
@@ -170,6 +173,57 @@ class LoopProgram(Program):
         return super().step(x) if self.trains else self.forward(x)
 
 
+class DecidedProgram(LoopProgram):
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        choose = random.Random(seed + 1)
+        self.before, self.cases = choose.choice((1, 1, 2)), choose.random() < 0.2
+        self.loops = choose.random() < 0.5
+        self.trips = choose.choice((1, 2, 3))
+
+    def decide(self, made, seed: int, scaled):
+        """What a conditional gives that the values of some of its terms decide."""
+        choose = random.Random(seed)
+        branches = [
+            lambda: self.layers_of(seed + 1, made[-3:], scaled)[-1],
+            lambda: self.layers_of(seed + 2, made[-2:], scaled)[-1],
+            lambda: scaled(tf.add_n([made[-1], made[-2], made[-1], made[-3]])),
+            lambda: tf.identity(made[-1]),
+            lambda: tf.tanh(made[-2]),
+        ]
+        number = tf.cast(choose.choice(made[-3:])[0, choose.randrange(self.width)] > 0, tf.int32)
+        if self.cases:
+            number += tf.cast(choose.choice(made[-3:])[1, choose.randrange(self.width)] > 0, tf.int32)
+            return tf.switch_case(number, choose.sample(branches, 3))
+        return tf.cond(tf.equal(number, 1), *choose.sample(branches, 2))
+
+    def forward(self, x):
+        self.factor = 1.0
+
+        def scaled(t):
+            self.factor += 0.01
+            return t * tf.constant(self.factor, self.dtype)
+
+        def decisions(made, seed: int, count: int):
+            for i in range(seed, seed + 10 * count, 10):
+                twice = tf.tanh(made[-1])
+                made.append(self.decide(made, i, scaled))
+                total = scaled(tf.add_n([twice, twice, made[-1]]))
+                made += self.layers_of(i + 5, [*made[-3:], total], scaled)[3:]
+                made.append(made[-1] + total)  # needed for the result
+            return made
+
+        def body(i, a, b):
+            made = decisions([a, tf.tanh(b), b], 100 * self.seed + 50, 1)
+            return i + 1, self.tame(made[-1]), self.tame(random.Random(self.seed).choice(made[-4:]))
+
+        made = decisions([x, self.weights[0] @ x, tf.tanh(x)], 100 * self.seed, self.before)
+        if self.loops:
+            made += self.loop(body, [self.tame(made[-1]), self.tame(made[-2])], self.trips)
+            made += self.layers_of(self.seed + 4, made[-4:], scaled)[4:]
+        return tf.reduce_sum(self.tame(made[-1]) * made[-2]) + tf.reduce_sum(tf.sin(made[-1]))
+
+
 def crowded(graph) -> bool:
     """Whether a node may have more readers than TensorFlow keeps in order, where it merges equal nodes."""
     kinds: dict = {}
@@ -206,45 +260,54 @@ def grappler_off():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
-def check(seed: int, loops: bool) -> dict:
-    program = LoopProgram(seed) if loops else uncrowded(seed)
-    x = normal([program.rows, program.width], 5, program.dtype)
+def check(seed: int, kind: str) -> dict:
+    program = {"loops": LoopProgram, "decided": DecidedProgram}[kind](seed) if kind else uncrowded(seed)
+    arguments = [normal([program.rows, program.width], i, program.dtype) for i in (5, 6, 7, 8)]
+    if kind != "decided":
+        del arguments[1:]
 
-    def expected_of(runs: int) -> set[tuple[bytes, ...]]:
-        with grappler_off() if loops else memory_optimizer_off():  # a step with loops is planned as it was traced
-            return {program.run(tf.function(program.step, autograph=False), x) for _ in range(runs)}
+    expected: list[set[tuple[bytes, ...]]] = [set() for _ in arguments]
 
-    expected = expected_of(RUNS)
+    def trace_again(times: int) -> None:
+        with grappler_off() if kind else memory_optimizer_off():  # a step with loops is planned as it was traced
+            for _ in range(times):
+                function = tf.function(program.step, autograph=False)
+                for found, x in zip(expected, arguments, strict=True):
+                    found.add(program.run(function, x))
+
+    trace_again(RUNS)
     traced = tf.function(program.step, autograph=False)
-    entry = {"seed": seed, "references": len(expected), "limits": 0, "wrong": 0, "swapped": 0, "reruns": 0}
+    entry = {"seed": seed, "limits": 0, "wrong": 0, "swapped": 0, "reruns": 0}
     analysed = tfswap.optimize(traced, memory_limit="300%", mode="analyze")
-    analysed.get_concrete_function(tf.TensorSpec(x.shape, x.dtype))
+    analysed.get_concrete_function(tf.TensorSpec(arguments[0].shape, program.dtype))
     report = analysed.report()
     floor, peak = report.floor_bytes, report.baseline_peak_bytes
     for number, share in enumerate(SHARES):
         limit = floor + floor // 50 + int(max(0, peak - floor) * share)
         tactics = TACTICS[(seed + number) % len(TACTICS) if share else 0]
         step = tfswap.optimize(traced, memory_limit=limit, tactics=tactics)
+        found: list[tuple[int, tuple[bytes, ...]]] = []
         try:
-            found = program.run(step, x)
+            for i, x in enumerate(arguments):
+                bits = program.run(step, x)
+                if not (kind and step.plan().changes_nothing):  # left to TensorFlow, Grappler included
+                    found.append((i, bits))
         except tfswap.InfeasibleMemoryLimit:
             continue
         entry["limits"] += 1
-        if loops and step.plan().changes_nothing:  # left to TensorFlow, Grappler included
-            continue
-        if found not in expected:
-            expected |= expected_of(MORE_RUNS)
-        entry["wrong"] += found not in expected
+        if any(bits not in expected[i] for i, bits in found):
+            trace_again(MORE_RUNS)
+        entry["wrong"] += sum(bits not in expected[i] for i, bits in found)
         entry["swapped"] += len(step.plan().evictions)
         entry["reruns"] += step.report().reruns
-    return entry | {"references": len(expected)}
+    return entry | {"references": max(map(len, expected))}
 
 
 def main() -> None:
-    first, count, loops = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["loops"]
+    first, count, kind = int(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
     slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
     del slab
-    print(json.dumps([check(seed, loops) for seed in range(first, first + count)]))
+    print(json.dumps([check(seed, kind) for seed in range(first, first + count)]))
 
 
 if __name__ == "__main__":

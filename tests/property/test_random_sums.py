@@ -41,3 +41,13 @@ def test_bits_of_random_sums_in_loops():
 @pytest.mark.parametrize("first", range(100, 300, 50))
 def test_bits_of_many_random_sums_in_loops(first: int):
     check(first, 50, "loops")
+
+
+def test_bits_of_random_sums_after_decisions():
+    check(0, 2, "decided")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_bits_of_many_random_sums_after_decisions(first: int):
+    check(first, 20, "decided")

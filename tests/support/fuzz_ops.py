@@ -153,6 +153,7 @@ def right_calls(draw: random.Random) -> list[Call]:
                 "reserved": 256,
             },
         ),
+        (core.tfswap_sum, {"terms": [x, x, x], "decisions": [tf.constant(True), tf.constant(1)]}),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
         (core.tfswap_exact_chunks, {}),
         (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),

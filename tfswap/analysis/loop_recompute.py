@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, Place
 from tfswap.analysis.variables import resources_used
-from tfswap.ir.custom_ops import FIRST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (
     READ_VARIABLE,
@@ -32,6 +31,7 @@ from tfswap.ir.op_traits import (
     reads_list_length,
     reads_variable,
 )
+from tfswap.ir.sums import differs_by_iteration
 from tfswap.ir.views import passed_on
 
 
@@ -115,7 +115,7 @@ class Passage:
                 continue
             if self.reads_invariant(node):
                 continue
-            if FIRST in node.attrs or not (is_const(node.op) or may_run_again(node.op)):
+            if differs_by_iteration(node) or not (is_const(node.op) or may_run_again(node.op)):
                 return None  # iterations of the backward loop count from the last
             seen.add(node)
             pending.append((current, True))

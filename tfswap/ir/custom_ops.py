@@ -151,6 +151,10 @@ DEFER: Final = "Tfswap>Defer"
 # (tensor: T) -> (output: T); attr T. Copies a tensor of the host to the GPU.
 TO_DEVICE: Final = "Tfswap>ToDevice"
 
+# (terms: N * T, decisions: Tdecisions...) -> (sum: T); attrs N, T, Tdecisions (bool: of an If, int32: of a Case), FIRST
+# and FIRST_SHAPE, which after the loops have an entry for each branch of each decision. AddN as tfswap's kernel adds.
+SUM: Final = "Tfswap>Sum"
+
 # --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------
 
 # (results...) -> (gradients...); attrs T: their types, room: int (the number of further tensors of each result's size).
@@ -194,8 +198,8 @@ OWN_KERNEL: Final = "tfswap"
 # number of iterations, or on the branch (csrc/core/relocation.h).
 RELOCATED: Final = "_tfswap_relocated"
 
-# The input that a sum in a loop exchanges with its first input, by the iterations of the loops around it, and the
-# number of iterations of each loop that have an entry. The last entry holds for all later iterations
+# The input that a sum exchanges with its first input, by the iterations of the loops around it and by the decisions of
+# a SUM, and how many of each have an entry. The last entry holds for all later iterations
 # (simulator/iteration_table.py, csrc/core/sum_ops.cc).
 FIRST: Final = "_tfswap_first"
 FIRST_SHAPE: Final = "_tfswap_first_shape"

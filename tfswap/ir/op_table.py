@@ -412,8 +412,7 @@ TRAITS: dict[str, Trait] = {
     "TensorListSplit": _LIST,
     "TensorListStack": _LIST,
     "TensorListConcatLists": _LIST,
-    # Pure: functions of their inputs and attributes, so that they may be recomputed. So are stateless random ops, whose
-    # seed is an input.
+    # Pure: functions of their inputs (of stateless random ops the seed is one) and attributes, which may be recomputed.
     "Abs": _PURE,
     "AccumulateNV2": _COMMUTATIVE | Trait.ADDS_WHEN_READY,  # a kernel for each term (accumulate_n_optimizer.cc)
     "Acos": _PURE,
@@ -901,4 +900,5 @@ TRAITS: dict[str, Trait] = {
     "Tfswap>MaxPoolGradFromPositions": _PURE,
     "Tfswap>MultiplyByMask": _PURE,
     "Tfswap>SelectByMask": _PURE,
+    "Tfswap>Sum": _PURE,
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.elementwise import add_n
 from tfswap.kernels.events import free, out, temp
 from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
 from tfswap.kernels.temporaries import Facts
@@ -47,6 +49,12 @@ def encode_sparse(facts: Facts) -> KernelMemory:
     return KernelMemory(events=(("out", 0),))
 
 
+def add_by_decisions(facts: Facts) -> KernelMemory:
+    """ops/csrc/core/sum_ops.cc: as AddN; the decisions come after the terms."""
+    terms = facts.inputs[: cast("int", facts.attrs["N"])]
+    return add_n(facts._replace(inputs=terms, attrs={KERNEL: OWN_KERNEL.encode()}))
+
+
 RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
@@ -68,5 +76,6 @@ RULES: dict[str, Entry] = {
     "Tfswap>MaxPoolGradFromPositions": FRESH,
     "Tfswap>MultiplyByMask": UNARY,
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
+    "Tfswap>Sum": Entry(add_by_decisions, attrs=("N",)),
     "Tfswap>ToDevice": FRESH,  # ops/csrc/core/arena_ops.cc
 }

@@ -18,6 +18,7 @@ PRESERVE = "_grappler_do_not_remove"
 
 _TENSOR_PROTO_TYPES = {
     "bfloat16": 14,
+    "bool": 10,
     "complex64": 8,
     "complex128": 18,
     "float16": 19,

@@ -5,8 +5,8 @@ the order of the kernels that add one term each.
 The runs are those of simulator/propagator.py. A buffer is held by each edge with its value, by each list that keeps it,
 and permanently by variables, arguments and results. Views and buffer forwarding are those of kernels/kernel_memory.py.
 
-A loop whose number of iterations is not known, or large, runs a few; which branch is taken is by chance where integers
-do not decide it.
+A loop whose number of iterations is not known, or large, runs a few. Where integers do not decide which branch is
+taken, the runs take one after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tfswap.ir.graph import Graph, Node
@@ -31,77 +32,39 @@ from tfswap.ir.op_traits import (
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import node_memory
 from tfswap.simulator.body_integers import Numbers
-from tfswap.simulator.iteration_table import IterationTable
+from tfswap.simulator.decisions import Decision, Outcome, Predicate, decisions_seen, predicate_of
 from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope
 from tfswap.simulator.propagator import Buffer, Frame, Iteration, LoweredProgram, Propagator
+from tfswap.simulator.sum_samples import FirstTerm, SumSamples
 
 MOST_RUNS = 25
 FEW_RUNS = 9
 """Runs for one thread, where only the order of many readers of one node, and decisions, are by chance."""
 MOST_ITEMS = 200_000
 """Fewer runs of large steps: at most this number of items in all, but each at least once."""
-EITHER = 2
-"""The first inputs, whose order makes no difference: a + b is b + a."""
 MOST_TRIPS = 24
 UNKNOWN_TRIPS = 12
 INNER_TRIPS = 6
 """Iterations of a loop that are run: the most, the number where it is not known, and the number inside of another
 loop.
 """
-MOST_KNOWN_TRIPS = 4096
-"""In a loop with more, the last iterations are assumed to be like those before."""
+OUTCOMES = 32
+"""Runs where the step's values decide which branches are taken: all outcomes of the first decisions of two branches."""
 
 
-class _SumCounts:
-    """How often a sum began with which input, by iteration of the loops around it; 0 for one of the first two."""
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[int, ...], Counter[int]] = {}
-
-    def add(self, iterations: tuple[int, ...], position: int) -> None:
-        self.counts.setdefault(iterations, Counter())[position if position >= EITHER else 0] += 1
-
-    def table(self, trips: Callable[[tuple[int, ...]], tuple[int, int | None]]) -> IterationTable:
-        """The input that the sum begins with most often, by iteration.
-
-        Args:
-            trips: by iterations of the loops around the next loop: how many iterations of that were run, and how many
-                it has; None where that is not known.
-        """
-        usual = _most(sum(self.counts.values(), Counter[int]()))
-        depth = len(next(iter(self.counts)))
-
-        def of(around: tuple[int, ...]) -> IterationTable:
-            if len(around) == depth:
-                each = self.counts.get(around)  # in a branch that is not taken it does not run
-                return IterationTable.of(_most(each) if each else usual)
-            ran, there_are = trips(around)
-            begun = (numbers[len(around)] + 1 for numbers in self.counts if numbers[: len(around)] == around)
-            asked_more = max(0, max(begun, default=0) - ran)  # a condition runs once more
-            rows = [of((*around, i)) for i in range(max(1, ran + asked_more))]
-            return IterationTable.stack(_with_all(rows, None if there_are is None else there_are + asked_more))
-
-        return of(())
-
-
-def _with_all(rows: list[IterationTable], trips: int | None) -> list[IterationTable]:
-    """The rows of all `trips` iterations of a loop, from `rows` of those that were run: the first and the last ones."""
-    half = len(rows) // 2
-    if trips is None or trips * max(len(row.values) for row in rows) > MOST_KNOWN_TRIPS:
-        return rows[: half + 1]
-    return rows[:half] + [rows[half]] * max(0, trips - len(rows)) + rows[half:]
+MOST_SEEN = 64
+"""Predicates that the order of one sum may depend on."""
 
 
 class SumOrders(NamedTuple):
     """The most likely orders in which sums add.
 
     Attributes:
-        first: by the names of its part and its own, the input that an AddN begins with, by iteration of the loops
-            around it. 0 stands for the first two inputs.
+        first: by the names of its part and its own, the input that an AddN begins with.
         ready: names of the kernels that add one term each, in the order in which they start, by the sum's name.
     """
 
-    first: dict[tuple[str, str], IterationTable]
+    first: dict[tuple[str, str], FirstTerm]
     ready: dict[str, tuple[str, ...]]
 
 
@@ -110,6 +73,7 @@ def simulate_sums(
     device: DeviceModel,
     seconds: Callable[[Node], float],
     additions: Mapping[str, str],
+    by_decision: bool = True,
 ) -> SumOrders:
     """The orders in which the sums of a step and of its bodies add.
 
@@ -117,21 +81,28 @@ def simulate_sums(
         graph: the step, in the order in which TensorFlow gets it, with equal nodes merged.
         seconds: the seconds of a node's kernel.
         additions: by the name of a kernel that adds one term to a sum, the sum.
+        by_decision: whether the first term may depend on which branches were taken.
     """
     step = _Step(graph, device, seconds)
-    found: dict[tuple[str, str], _SumCounts] = {}
+    found: dict[tuple[str, str], SumSamples] = {}
     orders: dict[str, Counter[tuple[str, ...]]] = {}
     runs, seed = step.most_runs, 0
     while seed < runs:
-        run = _Run(step, random.Random(seed))
+        run = _Run(step, seed)
         run.run()
+        if run.decides:
+            runs = max(runs, OUTCOMES)
         runs = min(runs, max(1, MOST_ITEMS // max(1, len(run.ran))))
-        for name, iterations, position in run.begun:
-            found.setdefault(name, _SumCounts()).add(iterations, position)
+        for name, iterations, position, decided in run.begun:
+            found.setdefault(name, SumSamples(step.races)).add(iterations, position, run.outcome)
+            step.decided_before[name] = max(step.decided_before.get(name, 0), decided)
         for name, order in _in_order(run, additions).items():
             orders.setdefault(name, Counter())[order] += 1
         seed += 1
-    first = {name: counts.table(step.trips_around(name[0])) for name, counts in found.items()}
+    first = {
+        name: samples.first(step.trips_around(name[0]), partial(step.seen, name) if by_decision else tuple)
+        for name, samples in found.items()
+    }
     return SumOrders(first, {name: min(counts, key=lambda o: (-counts[o], o)) for name, counts in orders.items()})
 
 
@@ -144,19 +115,39 @@ def _in_order(run: _Run, additions: Mapping[str, str]) -> dict[str, tuple[str, .
     return orders
 
 
-def _most(counts: Counter[int]) -> int:
-    return max(counts, key=lambda k: (counts[k], -k))
-
-
 class _Step(LoweredProgram):
     """A step whose sums are simulated."""
 
     def __init__(self, graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]):
         super().__init__(graph, device, seconds)
-        races = self.threads > 1 and not device.is_gpu
-        self.most_runs = MOST_RUNS if races else FEW_RUNS if self.wide or self.lowered.decides else 1
+        self.races = self.threads > 1 and not device.is_gpu
+        self.most_runs = MOST_RUNS if self.races else FEW_RUNS if self.wide or self.lowered.decides else 1
         self.numbers = Numbers()
         self._scopes: dict[str, Scope] = {item.scope.name: item.scope for item in self.lowered.items}
+        self._predicates: dict[tuple[str, str], Predicate | None] = {}
+        self._decided_in: dict[Predicate, Scope] = {}
+        self._needed: dict[Node, set[Node]] = {}
+        self.decided_before: dict[tuple[str, str], int] = {}
+
+    def predicate(self, scope: Scope, conditional: Node) -> Predicate | None:
+        """What decides a conditional of `scope`."""
+        key = scope.name, conditional.name
+        if key not in self._predicates:
+            predicate = self._predicates[key] = predicate_of(scope, conditional)
+            if predicate is not None:
+                self._decided_in.setdefault(predicate, scope)
+        return self._predicates[key]
+
+    def seen(self, name: tuple[str, str]) -> list[Decision]:
+        """The decisions that a sum may depend on: the latest before it."""
+        scope, decided = self._scopes[name[0]], self.decided_before[name]
+        latest = dict(list(self._decided_in.items())[max(0, decided - MOST_SEEN) : decided])
+        return decisions_seen(scope, scope.graph[name[1]], latest, self._needed_by)
+
+    def _needed_by(self, graph: Graph, node: Node) -> set[Node]:
+        if node not in self._needed:
+            self._needed[node] = graph.needed([node])
+        return self._needed[node]
 
     def trips_around(self, name: str) -> Callable[[tuple[int, ...]], tuple[int, int | None]]:
         """`trips_of` of the loops around a part, by the iterations of those further out."""
@@ -179,14 +170,20 @@ class _Run(Propagator):
     """One run.
 
     Attributes:
-        begun: of sums: part and name, iterations of the loops around, which input.
+        begun: of sums: part and name, iterations of the loops around, which input, and how many predicates were
+            decided before.
         started: names of the kernels of the step itself, in the order of their start.
+        outcome: the branches that were taken.
+        decides: whether the step's values decided on some of them.
     """
 
-    def __init__(self, step: _Step, chance: random.Random):
-        super().__init__(step, chance)
+    def __init__(self, step: _Step, number: int):
+        super().__init__(step, random.Random(number))
         self._sums = step
-        self.begun: list[tuple[tuple[str, str], tuple[int, ...], int]] = []
+        self._outcomes, self._first_outcomes = number, OUTCOMES
+        self.outcome = Outcome()
+        self.decides = False
+        self.begun: list[tuple[tuple[str, str], tuple[int, ...], int, int]] = []
         self.started: list[str] = []
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
@@ -201,11 +198,7 @@ class _Run(Propagator):
             assert data is not None and decides is not None
             if item.choice is None:  # a loop goes on at its second output
                 return {decides.decision or 0: data}
-            if decides.decision is None:
-                taken = self._sums.numbers.branch(item.scope, item.choice, frame.numbers(iteration))
-                branches = len(item.scope.graph.bodies[item.choice])
-                decides.decision = self.chance.randrange(branches) if taken is None else taken
-            return {decides.decision: data}
+            return {self._branch(item.scope, item.choice, decides, frame.numbers(iteration)): data}
         if item.kind == LOOP_CONDITION:
             decision = Buffer()
             decision.decision = int(iteration.number < frame.trips)
@@ -223,6 +216,24 @@ class _Run(Propagator):
             return {0: reads[0]} if reads and reads[0] is not None else {}
         assert item.node is not None
         return self._kernel(item, item.node, reads, frame, iteration)
+
+    def _branch(self, scope: Scope, conditional: Node, decides: Buffer, iterations: tuple[int, ...]) -> int:
+        """The branch that is taken. The runs together go through all outcomes of the first decisions."""
+        branches = len(scope.graph.bodies[conditional])
+        predicate = self._sums.predicate(scope, conditional)
+        if decides.decision is None:
+            decides.decision = self._sums.numbers.branch(scope, conditional, iterations)
+        if decides.decision is None:
+            self.decides = True
+            if self._first_outcomes >= branches:
+                self._first_outcomes //= branches
+                self._outcomes, decides.decision = divmod(self._outcomes, branches)
+            else:
+                decides.decision = self.chance.randrange(branches)
+        taken = min(decides.decision, branches - 1)
+        if predicate is not None:
+            self.outcome.add(predicate, iterations, taken)
+        return taken
 
     def _kernel(
         self, item: Item, node: Node, reads: list[Buffer | None], frame: Frame, iteration: Iteration
@@ -245,7 +256,7 @@ class _Run(Propagator):
         if depends_on_owners(node.op) and len(reads) > 1:
             name = item.scope.name, node.name
             alone = (p for p, value in enumerate(reads) if value is not None and value.is_alone)
-            self.begun.append((name, frame.numbers(iteration), next(alone, 0)))
+            self.begun.append((name, frame.numbers(iteration), next(alone, 0), len(self.outcome)))
         memory = node_memory(node, self._sums.device)
         for position in memory.retains:
             value = reads[position]
@@ -263,6 +274,8 @@ class _Run(Propagator):
             if value is None:
                 taken = (reads[p] for p in forward.get(index, ()))
                 value = next((v for v in taken if v is not None and v.is_alone and v not in made.values()), None)
+                if value is not None:
+                    value.decision = None
             made[index] = Buffer() if value is None else value
         return made
 

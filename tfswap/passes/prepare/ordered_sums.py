@@ -13,13 +13,15 @@ first. So it is fixed here, before anything is planned:
   (passes/prepare/accumulated_sums.py).
 - In loops the order can differ from iteration to iteration: the first gets tensors that are still held outside, the
   last overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
+- Where it depends on the branches that conditionals take, what decides on these is one more input of the sum, which is
+  tfswap's own op then, and its order is one by these too (passes/prepare/shared_decisions.py).
 - The sum runs tfswap's own kernel, which adds inputs in their order for any holders (csrc/core/sum_ops.cc). A portable
   model has no such kernel and adds two tensors at a time, since a + b is b + a, in the order of most iterations.
 
 Invariant: a sum adds the same numbers in the same order in every plan of a graph for a device.
 
 Not handled: sums of two inputs and of integers, which need nothing. In loops whose number of iterations the step
-decides, last iterations that differ from those before.
+decides, last iterations that differ from those before. Branches, where AccumulateNV2's order depends on them.
 """
 
 from __future__ import annotations
@@ -28,18 +30,22 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.owners import solely_owned
-from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL, SUM
+from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, depends_on_owners
+from tfswap.ir.sums import decisions_of
 from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
 from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
+from tfswap.passes.prepare.shared_decisions import SharedDecisions
 from tfswap.passes.prepare.split_add_n import split_into_pairs
+from tfswap.simulator.decisions import Path
 from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
+from tfswap.simulator.sum_samples import FirstTerm
 
 EXACT = 2
 """A sum of this many inputs, or fewer, does not depend on their order."""
@@ -55,16 +61,20 @@ def order_sums(graph: Graph, target: Target) -> int:
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
     add_by_kernels(graph)
     accumulated = sums_by_kernels(graph)
-    first, ready = _orders(graph, target.device, target.held) if sums or accumulated else SumOrders({}, {})
     by_iteration = target.own_ops and target.on_cpu
+    first, ready = _orders(graph, target, by_iteration) if sums or accumulated else SumOrders({}, {})
+    paths = _paths(graph)
+    decisions = SharedDecisions(graph)
     for name, found in sums.items():
         for node in found:
-            begins = first.get((name, node.name), IterationTable.of(0))
+            begins = first.get((name, node.name), FirstTerm(IterationTable.of(0), ()))
             if by_iteration:
-                _begin_by_iteration(node, begins)
+                table = _read_decisions(parts[name], node, paths[name], begins, decisions)
+                _begin_by_iteration(node, table)
             else:
-                _begin_with(node, begins.middle)
-        fix_order(parts[name], found, target)
+                _begin_with(node, begins.table.middle)
+        fix_order(parts[name], [node for node in found if node.op != SUM], target)
+    decisions.arrange()
     for node in accumulated:
         if node.name in ready:  # the others are needed for nothing
             in_order = [graph[name] for name in ready[node.name]]
@@ -92,13 +102,43 @@ def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int, inside: i
         if FIRST in node.attrs:
             shape, values = node.attrs[FIRST_SHAPE], node.attrs[FIRST]
             assert isinstance(shape, tuple) and isinstance(values, tuple)
-            begins = IterationTable(shape, values)
+            begins, loops = IterationTable(shape, values), len(shape) - decisions_of(node)
             node.attrs = {key: value for key, value in node.attrs.items() if key not in (FIRST, FIRST_SHAPE)}
-            _begin_by_iteration(node, begins.fixed(len(shape) - 1 - inside, iteration))
+            _begin_by_iteration(node, begins.fixed(loops - 1 - inside, iteration))
         flow = control_flow(node.op)
         if flow is not None:
             for body in graph.bodies.get(node, ()):
                 fix_iteration(body, body, iteration, inside + flow.is_loop)
+
+
+def _paths(graph: Graph, name: str = "", path: Path = ()) -> dict[str, Path]:
+    """The paths of a graph and of its bodies, by names as of `Graph.named_bodies`."""
+    found = {name: path}
+    for node, bodies in graph.bodies.items():
+        for number, body in enumerate(bodies):
+            inner = f"{name}{'/' if name else ''}{node.name}[{number}]"
+            found |= _paths(body, inner, (*path, (node.name, number)))
+    return found
+
+
+def _read_decisions(
+    graph: Graph, node: Node, path: Path, begins: FirstTerm, decisions: SharedDecisions
+) -> IterationTable:
+    """Have a sum read the decisions that its first term depends on, in place; returns the table with these."""
+    read: list[Output] = []
+    table, axis = begins.table, len(begins.table.shape) - len(begins.decisions)
+    for decision in () if table.is_uniform else begins.decisions:
+        tensor = decisions.at(path, decision)
+        if node in graph.needed([tensor.node]):  # other sums read what decides this one's
+            table = table.fixed(axis, 0)
+        else:
+            read.append(tensor)
+            axis += 1
+    if read:
+        types = tuple(Dtype(tensor.type.dtype) for tensor in read)
+        node.attrs = {"N": len(node.inputs), "T": node.attrs["T"], "Tdecisions": types}
+        node.op, node.inputs = SUM, (*node.inputs, *read)
+    return table
 
 
 def _begin_by_iteration(node: Node, begins: IterationTable) -> None:
@@ -120,12 +160,13 @@ def _sums(graph: Graph) -> list[Node]:
     return [n for n in graph if depends_on_owners(n.op) and len(n.inputs) > EXACT and is_rounded(n.outputs[0].dtype)]
 
 
-def _orders(graph: Graph, device: DeviceModel, held: Sequence[str]) -> SumOrders:
+def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     """The orders in which sums add in the unordered step."""
+    device = target.device
     step = graph.copy()
     if step.executed:
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
-    step.fetches += map(step.tensor, held)
+    step.fetches += map(step.tensor, target.held)
     twins = {}
     for name, part in {"": step, **step.named_bodies()}.items():
         # As TensorFlow does when it makes a step.
@@ -134,7 +175,7 @@ def _orders(graph: Graph, device: DeviceModel, held: Sequence[str]) -> SumOrders
     additions = {kernel.name: node.name for node, kernels in sums_by_kernels(step).items() for kernel in kernels}
     if not additions and not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
         return SumOrders({}, {})
-    found = simulate_sums(step, device, Costs.of(device).seconds, additions)
+    found = simulate_sums(step, device, Costs.of(device).seconds, additions, by_decision)
     found.first.update({twin: found.first[first] for twin, first in twins.items() if first in found.first})
     return found
 

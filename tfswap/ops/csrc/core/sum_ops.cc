@@ -5,8 +5,9 @@
 // kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
 // Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_sums.py).
 //
-// In loops an attribute may say which input takes the first one's place, and that one its own, by iteration of all loops
-// around; the last holds for all that follow (FIRST in ir/custom_ops.py). Not on a GPU.
+// An attribute may say which input takes the first one's place, and that one its own, by iteration of all loops around;
+// the last holds for all that follow (FIRST in ir/custom_ops.py). With decisions as further inputs (SUM there), which are
+// the predicates of conditionals, it says so by branch as well. Not on a GPU.
 //
 // Where nothing else holds a later input, and something both of the first two, the sum takes that input's buffer over
 // all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
@@ -21,10 +22,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "decision.h"
 #include "iteration.h"
 #include "op_support.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
 
@@ -37,6 +41,27 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
 constexpr int kFree = 2;  // inputs that TensorFlow's kernel may begin with
+
+REGISTER_OP("Tfswap>Sum")
+    .Input("terms: N * T")
+    .Input("decisions: Tdecisions")
+    .Output("sum: T")
+    .Attr("N: int >= 2")
+    .Attr("T: {half, bfloat16, float, double, complex64, complex128}")
+    .Attr("Tdecisions: list({bool, int32}) >= 1")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      int terms = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &terms));
+      tensorflow::shape_inference::ShapeHandle sum = c->input(terms - 1);
+      for (int i = terms - 2; i >= 0; --i) TF_RETURN_IF_ERROR(c->Merge(c->input(i), sum, &sum));
+      c->set_output(0, sum);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds tensors in an order that depends on the branches which conditionals have taken.
+
+decisions: The predicates of conditionals.
+)doc");
 
 class OrderedSumOp : public OpKernel {
  public:
@@ -54,9 +79,10 @@ class OrderedSumOp : public OpKernel {
 
 // On a CPU.
 template <typename T>
-class InPlaceOrderedSumOp : public OrderedSumOp {
+class InPlaceSum {
  public:
-  explicit InPlaceOrderedSumOp(OpKernelConstruction* ctx) : OrderedSumOp(ctx) {
+  explicit InPlaceSum(OpKernelConstruction* ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &terms_));
     if (!ctx->HasAttr(kFirstAttribute)) return;
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstAttribute, &first_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstShapeAttribute, &shape_));
@@ -65,19 +91,54 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
     OP_REQUIRES(ctx, entries == first_.size() && entries > 0,
                 absl::InvalidArgumentError(absl::StrCat("A sum has ", first_.size(), " entries for ", entries, " iterations.")));
     for (const int32_t first : first_) {
-      OP_REQUIRES(ctx, first >= 0 && first < ctx->num_inputs(),
-                  absl::InvalidArgumentError(absl::StrCat("A sum of ", ctx->num_inputs(), " has no input ", first, ".")));
+      OP_REQUIRES(ctx, first >= 0 && first < terms_,
+                  absl::InvalidArgumentError(absl::StrCat("A sum of ", terms_, " has no input ", first, ".")));
     }
+    const auto decisions = static_cast<size_t>(ctx->num_inputs() - terms_);
+    OP_REQUIRES(ctx, decisions <= shape_.size(),
+                absl::InvalidArgumentError(absl::StrCat("A sum has ", decisions, " decisions and ", shape_.size(), " sizes.")));
+    loops_ = shape_.size() - decisions;
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    const int first = First(ctx);
-    const int own = FirstOwn(ctx);
-    if (first < kFree && own < kFree) return OrderedSumOp::Compute(ctx);
-    if (!ctx->ValidateInputsAreSameShape(this)) return;
+  // What the sum begins with, in this iteration and after these decisions.
+  absl::Status First(OpKernelContext* ctx, int* first) const {
+    *first = 0;
+    if (first_.empty()) return absl::OkStatus();
+    const std::vector<int64_t>& iterations = IterationsOf(ctx);
+    int64_t at = 0;
+    for (size_t i = 0; i < shape_.size(); ++i) {
+      int64_t row = 0;
+      if (i >= loops_) {
+        TF_RETURN_IF_ERROR(Branch(ctx->input(terms_ + static_cast<int>(i - loops_)), shape_[i], &row));
+      } else if (i < iterations.size()) {
+        row = iterations[i];
+      }
+      at = at * shape_[i] + std::min<int64_t>(row, shape_[i] - 1);
+    }
+    *first = first_[at];
+    return absl::OkStatus();
+  }
+
+  // The first input that nothing else holds; -1 where there is none.
+  int FirstOwn(OpKernelContext* ctx) const {
+    for (int i = 0; i < (kHalf ? std::min(kFree, terms_) : terms_); ++i) {
+      if (ctx->forward_input(i, 0, ctx->expected_output_dtype(0), ctx->input(0).shape(), ctx->output_memory_type(0),
+                             ctx->output_alloc_attr(0))) {
+        return i;
+      }
+    }
+    return -1;
+  }
+
+  // Begins with the input `first`, and writes over the input `own` where nothing else holds it.
+  void Compute(OpKernelContext* ctx, int first, int own) const {
     Tensor* output = nullptr;
     std::vector<const T*> inputs;
-    for (int i = 0; i < ctx->num_inputs(); ++i) inputs.push_back(ctx->input(i).flat<T>().data());
+    for (int i = 0; i < terms_; ++i) {
+      OP_REQUIRES(ctx, ctx->input(i).shape() == ctx->input(0).shape(),
+                  absl::InvalidArgumentError("The terms of a sum must have one shape."));
+      inputs.push_back(ctx->input(i).flat<T>().data());
+    }
     std::swap(inputs[0], inputs[first]);
     if (own < 0 || !ctx->forward_input_to_output_with_shape(own, 0, ctx->input(0).shape(), &output)) {
       OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &output));
@@ -97,27 +158,18 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
   using Block = Eigen::Array<T, Eigen::Dynamic, 1, 0, kBlock, 1>;
   using Input = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
 
-  // What this iteration's sum begins with.
-  int First(OpKernelContext* ctx) const {
-    if (first_.empty()) return 0;
-    const std::vector<int64_t>& iterations = IterationsOf(ctx);
-    int64_t at = 0;
-    for (size_t loop = 0; loop < shape_.size(); ++loop) {
-      const int64_t iteration = loop < iterations.size() ? iterations[loop] : 0;
-      at = at * shape_[loop] + std::min<int64_t>(iteration, shape_[loop] - 1);
+  // As the conditional takes it (conditional_ops.cc).
+  static absl::Status Branch(const Tensor& decision, int32_t branches, int64_t* branch) {
+    if (decision.dtype() == tensorflow::DT_BOOL) {
+      bool is_true = false;
+      TF_RETURN_IF_ERROR(IsTrue(decision, &is_true));
+      *branch = is_true ? 0 : 1;
+      return absl::OkStatus();
     }
-    return first_[at];
-  }
-
-  // The first input that nothing else holds; -1 where there is none.
-  static int FirstOwn(OpKernelContext* ctx) {
-    for (int i = 0; i < (kHalf ? kFree : ctx->num_inputs()); ++i) {
-      if (ctx->forward_input(i, 0, ctx->expected_output_dtype(0), ctx->input(0).shape(), ctx->output_memory_type(0),
-                             ctx->output_alloc_attr(0))) {
-        return i;
-      }
-    }
-    return -1;
+    if (decision.dims() > 0) return absl::InvalidArgumentError("The number of a branch must be a scalar.");
+    const int32_t index = decision.scalar<int32_t>()();
+    *branch = index < 0 ? branches - 1 : index;
+    return absl::OkStatus();
   }
 
   // The first two to nine inputs from the left, and to these the sum of each further eight, as TensorFlow's kernel.
@@ -140,21 +192,58 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
     return sum;
   }
 
+  int terms_ = 0;
   std::vector<int32_t> first_;
-  std::vector<int32_t> shape_;  // of first_, by loop
+  std::vector<int32_t> shape_;  // of first_, by loop, then by decision
+  size_t loops_ = 0;
+};
+
+template <typename T>
+class InPlaceOrderedSumOp : public OrderedSumOp {
+ public:
+  explicit InPlaceOrderedSumOp(OpKernelConstruction* ctx) : OrderedSumOp(ctx), in_place_(ctx) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    int first = 0;
+    OP_REQUIRES_OK(ctx, in_place_.First(ctx, &first));
+    const int own = in_place_.FirstOwn(ctx);
+    if (first < kFree && own < kFree) return OrderedSumOp::Compute(ctx);
+    in_place_.Compute(ctx, first, own);
+  }
+
+ private:
+  const InPlaceSum<T> in_place_;
+};
+
+template <typename T>
+class DecidedSumOp : public OpKernel {
+ public:
+  explicit DecidedSumOp(OpKernelConstruction* ctx) : OpKernel(ctx), in_place_(ctx) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    int first = 0;
+    OP_REQUIRES_OK(ctx, in_place_.First(ctx, &first));
+    in_place_.Compute(ctx, first, in_place_.FirstOwn(ctx));
+  }
+
+ private:
+  const InPlaceSum<T> in_place_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("AddN").Device(tensorflow::DEVICE_GPU).Label(kOwnKernel), OrderedSumOp);
 
-#define REGISTER(type, kernel)                                                                            \
-  REGISTER_KERNEL_BUILDER(                                                                                \
-      Name("AddN").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T").Label(kOwnKernel), kernel)
-REGISTER(Eigen::half, InPlaceOrderedSumOp<Eigen::half>);
-REGISTER(tensorflow::bfloat16, InPlaceOrderedSumOp<tensorflow::bfloat16>);
-REGISTER(float, InPlaceOrderedSumOp<float>);
-REGISTER(double, InPlaceOrderedSumOp<double>);
-REGISTER(tensorflow::complex64, InPlaceOrderedSumOp<tensorflow::complex64>);
-REGISTER(tensorflow::complex128, InPlaceOrderedSumOp<tensorflow::complex128>);
+#define REGISTER(type)                                                                                     \
+  REGISTER_KERNEL_BUILDER(                                                                                 \
+      Name("AddN").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T").Label(kOwnKernel),             \
+      InPlaceOrderedSumOp<type>);                                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>Sum").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
+                          DecidedSumOp<type>)
+REGISTER(Eigen::half);
+REGISTER(tensorflow::bfloat16);
+REGISTER(float);
+REGISTER(double);
+REGISTER(tensorflow::complex64);
+REGISTER(tensorflow::complex128);
 #undef REGISTER
 
 }  // namespace

@@ -1,0 +1,139 @@
+"""What a step's values decide: which branches of its conditionals are taken, in which iterations of loops.
+
+A decision is seen from another place of the step: from there it is that of the same iteration of all loops around both,
+or of the iteration before, and the last one of loops around the conditional alone.
+
+Not handled: conditionals in conditions of loops, and those that neither a bool (If) nor an int32 (Case) decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import control_flow
+from tfswap.simulator.lowered_graph import Scope
+
+Path = tuple[tuple[str, int], ...]
+"""A graph of a step: nodes, each in the graph before, and which of its bodies is meant. The step itself is empty."""
+
+
+class Predicate(NamedTuple):
+    """A tensor that decides which branch of conditionals is taken.
+
+    Attributes:
+        path, tensor: where it is, and its name.
+        branches: how many there are.
+        default: the branch that is taken where it is zero.
+        loops: how many loops are around it, by how many of `path`.
+    """
+
+    path: Path
+    tensor: str
+    branches: int
+    default: int
+    loops: tuple[int, ...]
+
+
+class Decision(NamedTuple):
+    """A predicate's value as it is seen from another graph.
+
+    Attributes:
+        common: how many of the path are around both.
+        previous: whether it is that of the iteration before, of the innermost loop around both.
+    """
+
+    predicate: Predicate
+    common: int
+    previous: bool
+
+
+class Outcome:
+    """What one run has decided: the branches by predicate, and by iterations of all loops around."""
+
+    def __init__(self) -> None:
+        self._taken: dict[Predicate, dict[tuple[int, ...], int]] = {}
+        self._last: dict[Predicate, dict[tuple[int, ...], int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def add(self, predicate: Predicate, iterations: tuple[int, ...], branch: int) -> None:
+        self._taken.setdefault(predicate, {})[iterations] = branch
+
+    def of(self, decision: Decision, iterations: tuple[int, ...]) -> int:
+        """The branch that a decision takes, seen from these iterations of the loops around."""
+        predicate = decision.predicate
+        if predicate not in self._last:
+            taken = self._taken.get(predicate, {})
+            self._last[predicate] = {
+                numbers[:k]: branch for numbers, branch in sorted(taken.items()) for k in range(len(numbers) + 1)
+            }
+        at = iterations[: predicate.loops[decision.common]]
+        if decision.previous:
+            at = (*at[:-1], at[-1] - 1)
+        return self._last[predicate].get(at, predicate.default)
+
+
+def path_of(scope: Scope) -> Path:
+    """The path to a scope's graph."""
+    if scope.node is None or scope.outer is None:
+        return ()
+    return (*path_of(scope.outer), (scope.node.name, scope.number))
+
+
+def predicate_of(scope: Scope, conditional: Node) -> Predicate | None:
+    """What decides a conditional of `scope`, where other graphs can see it."""
+    flow = control_flow(conditional.op)
+    tensor = conditional.inputs[0]
+    is_case = flow is not None and len(flow.functions) == 1
+    if tensor.type.shape != () or tensor.type.dtype != ("int32" if is_case else "bool"):
+        return None
+    loops = [0]
+    for around in scopes_around(scope)[1:]:
+        is_loop = _is_loop(around)
+        if is_loop and not around.number:
+            return None
+        loops.append(loops[-1] + is_loop)
+    branches = len(scope.graph.bodies[conditional])
+    return Predicate(path_of(scope), tensor.name, branches, 0 if is_case else 1, tuple(loops))
+
+
+def decisions_seen(
+    scope: Scope, node: Node, predicates: Mapping[Predicate, Scope], needed: Callable[[Graph, Node], Collection[Node]]
+) -> list[Decision]:
+    """The decisions of `predicates` that are there before `node` of `scope` runs, in any order of the step.
+
+    Args:
+        needed: the nodes of a graph that one of its nodes needs.
+    """
+    path, chain = path_of(scope), scopes_around(scope)
+    found: list[Decision] = []
+    for predicate, decided_in in predicates.items():
+        both = zip(path, predicate.path, strict=False)
+        common = next((i for i, (own, other) in enumerate(both) if own != other), min(len(path), len(predicate.path)))
+        graph = chain[common].graph
+        there = scopes_around(decided_in)
+        decides = _node_at(there, common) or decided_in.graph.tensor(predicate.tensor).node
+        reads = _node_at(chain, common) or node
+        if reads not in needed(graph, decides):
+            found.append(Decision(predicate, common, False))
+        if predicate.loops[common]:
+            found.append(Decision(predicate, common, True))
+    return found
+
+
+def scopes_around(scope: Scope) -> list[Scope]:
+    """The scopes from the step to `scope`."""
+    return [*([] if scope.outer is None else scopes_around(scope.outer)), scope]
+
+
+def _node_at(chain: Sequence[Scope], common: int) -> Node | None:
+    """The node of the graph `common` steps into the chain that the rest of it is in."""
+    return chain[common + 1].node if common + 1 < len(chain) else None
+
+
+def _is_loop(scope: Scope) -> bool:
+    flow = None if scope.node is None else control_flow(scope.node.op)
+    return flow is not None and flow.is_loop

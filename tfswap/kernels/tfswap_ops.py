@@ -51,7 +51,7 @@ def encode_sparse(facts: Facts) -> KernelMemory:
 
 def add_by_decisions(facts: Facts) -> KernelMemory:
     """ops/csrc/core/sum_ops.cc: as AddN; the decisions come after the terms."""
-    terms = facts.inputs[: cast("int", facts.attrs["N"])]
+    terms = facts.inputs[: cast("int", facts.attrs.get("N", len(facts.inputs)))]
     return add_n(facts._replace(inputs=terms, attrs={KERNEL: OWN_KERNEL.encode()}))
 
 

@@ -13,6 +13,7 @@ import gist
 import peers
 import planning_time
 import seq2seq
+import step_kinds
 
 Made = tuple[Any, tuple[Any, ...]]
 
@@ -222,6 +223,11 @@ def nmt(batch: int, length: int, layers: int = 8, width: int = 64, words: int = 
     return seq2seq.trained(logits, variables), (tokens[0], tokens[1])
 
 
+def kind(name: str) -> Made:
+    """One of the steps of step_kinds."""
+    return step_kinds.made(name)
+
+
 NETS: dict[str, Callable[..., Made]] = {
     "vgg19": vgg19,
     "application": application,
@@ -232,5 +238,6 @@ NETS: dict[str, Callable[..., Made]] = {
     "lstm_lm": lstm_lm,
     "nmt": nmt,
     "mlp": accuracy.mlp,
+    "kind": kind,
     "transformer": accuracy.transformer,
 }

@@ -449,10 +449,10 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
-# By net, whether its plan is exact. The transformer's seeds are copied to the host: docs/emulated_gpu.md.
+# By net, whether its plan is exact in each run. docs/emulated_gpu.md has what differs.
 ACCEPTED = {
     "mlp": True,
-    "lstm": True,
+    "lstm": False,
     "transformer": False,
     "mobilenet_v2": True,
     "resnet50": True,

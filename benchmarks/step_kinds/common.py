@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -30,17 +31,22 @@ def integers(most: int, *shape: int) -> Any:
     return tf.constant(rng.randint(0, most, shape).astype(np.int32))
 
 
-def trained(model: Any, loss_fn: Callable[..., Any], optimizer: Any = None) -> Any:
-    """A step that trains `model`, by Adam where no optimizer is given."""
-    optimizer = optimizer or keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)
+def minimised(loss_of: Callable[..., Any], variables: Sequence[Any], optimizer: Any) -> Any:
+    """A step that changes `variables` by the optimizer, which is built here, and returns the loss of its arguments."""
+    optimizer.build(variables)
 
     def step(*arguments: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_fn(model, *arguments)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            loss = loss_of(*arguments)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
+    step.variables = variables
+    return step
+
+
+def trained(model: Any, loss_of: Callable[..., Any], optimizer: Any = None) -> Any:
+    """A step that trains `model`, by Adam where no optimizer is given. The loss has the model before its arguments."""
+    step = minimised(partial(loss_of, model), model.trainable_variables, optimizer or keras.optimizers.Adam(1e-3))
     step.variables = model.variables
     return step

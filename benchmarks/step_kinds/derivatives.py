@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from step_kinds.common import Made, integers, normal, rng, seed, trained
+from step_kinds.common import Made, integers, minimised, normal, rng, seed, trained
 
 
 def fno() -> Made:
@@ -16,44 +16,35 @@ def fno() -> Made:
     weight_re = [tf.Variable(normal(32, 32, 32) * 0.02) for _ in range(3)]
     weight_im = [tf.Variable(normal(32, 32, 32) * 0.02) for _ in range(3)]
     variables = weight_re + weight_im
-    optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
-    optimizer.build(variables)
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for a, b in zip(weight_re, weight_im, strict=True):
-                f = tf.signal.rfft(tf.transpose(h, [0, 2, 1]))[:, :, :32]
-                f = tf.einsum("bim,iom->bom", f, tf.complex(a, b))
-                f = tf.pad(f, [[0, 0], [0, 0], [0, 129 - 32]])
-                h = tf.nn.gelu(tf.transpose(tf.signal.irfft(f), [0, 2, 1]) + h)
-            loss = tf.reduce_mean(h * h)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        h = x
+        for a, b in zip(weight_re, weight_im, strict=True):
+            f = tf.signal.rfft(tf.transpose(h, [0, 2, 1]))[:, :, :32]
+            f = tf.einsum("bim,iom->bom", f, tf.complex(a, b))
+            f = tf.pad(f, [[0, 0], [0, 0], [0, 129 - 32]])
+            h = tf.nn.gelu(tf.transpose(tf.signal.irfft(f), [0, 2, 1]) + h)
+        return tf.reduce_mean(h * h)
 
-    step.variables = variables
-    return step, (normal(32, 256, 32),)
+    return minimised(loss, variables, keras.optimizers.SGD(0.001, momentum=0.9)), (normal(32, 256, 32),)
 
 
 def gp() -> Made:
     """A Gaussian process: Cholesky factors and triangular solves."""
     seed()
     v = [tf.Variable(np.float64(0.1)), tf.Variable(np.float64(0.2)), tf.Variable(np.float64(-1.0))]
-    optimizer = keras.optimizers.SGD(0.001)
-    optimizer.build(v)
 
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            d = tf.reduce_sum((x[:, None] - x[None]) ** 2, -1)
-            kernel = tf.exp(v[0]) * tf.exp(-d * tf.exp(v[1])) + tf.exp(v[2]) * tf.eye(400, dtype=tf.float64)
-            factor = tf.linalg.cholesky(kernel)
-            s = tf.linalg.triangular_solve(factor, y)
-            loss = tf.reduce_sum(s * s) / 2 + tf.reduce_sum(tf.math.log(tf.linalg.diag_part(factor)))
-        optimizer.apply_gradients(zip(tape.gradient(loss, v), v, strict=True))
-        return loss
+    def loss(x, y):
+        d = tf.reduce_sum((x[:, None] - x[None]) ** 2, -1)
+        kernel = tf.exp(v[0]) * tf.exp(-d * tf.exp(v[1])) + tf.exp(v[2]) * tf.eye(400, dtype=tf.float64)
+        factor = tf.linalg.cholesky(kernel)
+        s = tf.linalg.triangular_solve(factor, y)
+        return tf.reduce_sum(s * s) / 2 + tf.reduce_sum(tf.math.log(tf.linalg.diag_part(factor)))
 
-    step.variables = v
-    return step, (tf.cast(normal(400, 8), tf.float64), tf.cast(normal(400, 1), tf.float64))
+    return minimised(loss, v, keras.optimizers.SGD(0.001)), (
+        tf.cast(normal(400, 8), tf.float64),
+        tf.cast(normal(400, 1), tf.float64),
+    )
 
 
 def sam() -> Made:
@@ -141,22 +132,16 @@ def map_fn_grad() -> Made:
     seed()
     weight = tf.Variable(normal(32, 32) * 0.1)
     variables = [weight]
-    optimizer = keras.optimizers.Adagrad(0.01)
-    optimizer.build(variables)
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            y = tf.map_fn(
-                lambda e: tf.linalg.logdet(tf.matmul(e @ weight, e @ weight, transpose_b=True) + tf.eye(32)),
-                x,
-                parallel_iterations=4,
-            )
-            loss = tf.reduce_mean(y)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        y = tf.map_fn(
+            lambda e: tf.linalg.logdet(tf.matmul(e @ weight, e @ weight, transpose_b=True) + tf.eye(32)),
+            x,
+            parallel_iterations=4,
+        )
+        return tf.reduce_mean(y)
 
-    step.variables = variables
-    return step, (normal(48, 32, 32),)
+    return minimised(loss, variables, keras.optimizers.Adagrad(0.01)), (normal(48, 32, 32),)
 
 
 def vmap_jac() -> Made:
@@ -185,24 +170,18 @@ def xla_inner() -> Made:
     """Blocks that XLA compiles inside of the step."""
     seed()
     weight = [tf.Variable(normal(256, 256) * 0.05) for _ in range(4)]
-    optimizer = keras.optimizers.Adam(0.001)
-    optimizer.build(weight)
 
     @tf.function(jit_compile=True)
     def block(h, w):
         return tf.nn.gelu(h @ w) + h
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weight:
-                h = block(h, w)
-            loss = tf.reduce_mean(h * h)
-        optimizer.apply_gradients(zip(tape.gradient(loss, weight), weight, strict=True))
-        return loss
+    def loss(x):
+        h = x
+        for w in weight:
+            h = block(h, w)
+        return tf.reduce_mean(h * h)
 
-    step.variables = weight
-    return step, (normal(1024, 256),)
+    return minimised(loss, weight, keras.optimizers.Adam(0.001)), (normal(1024, 256),)
 
 
 def flow() -> Made:
@@ -220,25 +199,19 @@ def flow() -> Made:
         for _ in range(6)
     ]
     variables = [v for n in nets for v in n.trainable_variables]
-    optimizer = keras.optimizers.Adafactor(0.001)
-    optimizer.build(variables)
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            ld = 0.0
-            h = x
-            for _k, n in enumerate(nets):
-                a, b = tf.split(h, 2, -1)
-                s, tt = tf.split(n(a), 2, -1)
-                s = tf.tanh(s)
-                h = tf.concat([b * tf.exp(s) + tt, a], -1)
-                ld += tf.reduce_sum(s, -1)
-            loss = tf.reduce_mean(0.5 * tf.reduce_sum(h * h, -1) - ld)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        ld = 0.0
+        h = x
+        for _k, n in enumerate(nets):
+            a, b = tf.split(h, 2, -1)
+            s, tt = tf.split(n(a), 2, -1)
+            s = tf.tanh(s)
+            h = tf.concat([b * tf.exp(s) + tt, a], -1)
+            ld += tf.reduce_sum(s, -1)
+        return tf.reduce_mean(0.5 * tf.reduce_sum(h * h, -1) - ld)
 
-    step.variables = variables
-    return step, (normal(1024, 64),)
+    return minimised(loss, variables, keras.optimizers.Adafactor(0.001)), (normal(1024, 64),)
 
 
 def deq() -> Made:
@@ -272,7 +245,7 @@ def deq() -> Made:
             loss = tf.reduce_mean(
                 tf.nn.sparse_softmax_cross_entropy_with_logits(y, tf.matmul(fixed(x, weight, input_weight), readout))
             )
-        variables = weight, input_weight, readout
+        variables = (weight, input_weight, readout)
         for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
             v.assign_sub(0.1 * g)
         return loss
@@ -312,21 +285,15 @@ def recompute_inside() -> Made:
         for _ in range(4)
     ]
     variables = [v for d in ds for v in d.trainable_variables]
-    optimizer = keras.optimizers.Lion(0.0001)
-    optimizer.build(variables)
     fs = [tf.recompute_grad(lambda x, d=d: d(x)) for d in ds]
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for f in fs:
-                h = h + f(h)
-            loss = tf.reduce_mean(h**2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        h = x
+        for f in fs:
+            h = h + f(h)
+        return tf.reduce_mean(h**2)
 
-    step.variables = variables
-    return step, (normal(1024, 256),)
+    return minimised(loss, variables, keras.optimizers.Lion(0.0001)), (normal(1024, 256),)
 
 
 def switch_experts() -> Made:

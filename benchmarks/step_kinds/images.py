@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from step_kinds.common import Made, integers, normal, rng, seed, trained
+from step_kinds.common import Made, integers, minimised, normal, rng, seed, trained
 
 
 def gan() -> Made:
@@ -127,26 +127,20 @@ def capsule() -> Made:
     seed()
     weight = tf.Variable(normal(1, 256, 10, 16, 8) * 0.1)
     variables = [weight]
-    optimizer = keras.optimizers.Adam(0.001)
-    optimizer.build(variables)
 
     def squash(s):
         n = tf.reduce_sum(s * s, -1, keepdims=True)
         return n / (1 + n) * s / tf.sqrt(n + 1e-09)
 
-    def step(u):
-        with tf.GradientTape() as tape:
-            uh = tf.einsum("nidkj,bij->bidk", weight, u)
-            b = tf.zeros([u.shape[0], 256, 10, 1])
-            for _r in tf.range(3):
-                v = squash(tf.reduce_sum(tf.nn.softmax(b, 2) * uh, 1, keepdims=True))
-                b += tf.reduce_sum(uh * v, -1, keepdims=True)
-            loss = tf.reduce_mean(tf.reduce_sum(tf.nn.softmax(b, 2) * uh, 1) ** 2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(u):
+        uh = tf.einsum("nidkj,bij->bidk", weight, u)
+        b = tf.zeros([u.shape[0], 256, 10, 1])
+        for _r in tf.range(3):
+            v = squash(tf.reduce_sum(tf.nn.softmax(b, 2) * uh, 1, keepdims=True))
+            b += tf.reduce_sum(uh * v, -1, keepdims=True)
+        return tf.reduce_mean(tf.reduce_sum(tf.nn.softmax(b, 2) * uh, 1) ** 2)
 
-    step.variables = variables
-    return step, (normal(32, 256, 8),)
+    return minimised(loss, variables, keras.optimizers.Adam(0.001)), (normal(32, 256, 8),)
 
 
 def deeplab() -> Made:
@@ -426,27 +420,26 @@ def rcnn_head() -> Made:
         [layers.Input((7, 7, 64)), layers.Flatten(), layers.Dense(128, activation="relu"), layers.Dense(25)]
     )
     variables = b.trainable_variables + h.trainable_variables
-    optimizer = keras.optimizers.SGD(0.01)
-    optimizer.build(variables)
-
-    def step(x, box, idx, y):
-        with tf.GradientTape() as tape:
-            f = b(x, training=True)
-            r = tf.image.crop_and_resize(f, box, idx, [14, 14])
-            r = tf.nn.max_pool2d(r, 2, 2, "VALID")
-            q = h(r, training=True)
-            sc = tf.reduce_max(q[:, :5], 1)
-            keep = tf.image.non_max_suppression(box, tf.stop_gradient(sc), 32)
-            k = tf.reduce_sum(tf.one_hot(keep, 256), 0)
-            loss = tf.reduce_sum(
-                k * tf.nn.sparse_softmax_cross_entropy_with_logits(y, q[:, :5])
-            ) / 32.0 + tf.reduce_mean(tf.keras.losses.huber(tf.zeros_like(q[:, 5:]), q[:, 5:]))
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    step.variables = variables
     bx = np.sort(rng.rand(256, 2, 2).astype("f"), 1).reshape(256, 4)
-    return step, (normal(4, 128, 128, 3), tf.constant(bx), integers(4, 256), integers(5, 256))
+
+    def loss(x, box, idx, y):
+        f = b(x, training=True)
+        r = tf.image.crop_and_resize(f, box, idx, [14, 14])
+        r = tf.nn.max_pool2d(r, 2, 2, "VALID")
+        q = h(r, training=True)
+        sc = tf.reduce_max(q[:, :5], 1)
+        keep = tf.image.non_max_suppression(box, tf.stop_gradient(sc), 32)
+        k = tf.reduce_sum(tf.one_hot(keep, 256), 0)
+        return tf.reduce_sum(k * tf.nn.sparse_softmax_cross_entropy_with_logits(y, q[:, :5])) / 32.0 + tf.reduce_mean(
+            tf.keras.losses.huber(tf.zeros_like(q[:, 5:]), q[:, 5:])
+        )
+
+    return minimised(loss, variables, keras.optimizers.SGD(0.01)), (
+        normal(4, 128, 128, 3),
+        tf.constant(bx),
+        integers(4, 256),
+        integers(5, 256),
+    )
 
 
 def augment() -> Made:

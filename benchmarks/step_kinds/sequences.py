@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from step_kinds.common import Made, integers, normal, rng, seed, trained
+from step_kinds.common import Made, integers, minimised, normal, rng, seed, trained
 
 
 def ctc_asr() -> Made:
@@ -60,19 +60,13 @@ def scan_ssm() -> Made:
     input_matrix = tf.Variable(normal(64, 64) * 0.1)
     output_matrix = tf.Variable(normal(64, 64) * 0.1)
     variables = [transition, input_matrix, output_matrix]
-    optimizer = keras.optimizers.Adam(0.001)
-    optimizer.build(variables)
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            u = tf.transpose(x @ input_matrix, [1, 0, 2])
-            h = tf.scan(lambda h, e: tf.sigmoid(transition) * h + e, u, initializer=tf.zeros([32, 64]))
-            loss = tf.reduce_mean((tf.transpose(h, [1, 0, 2]) @ output_matrix) ** 2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        u = tf.transpose(x @ input_matrix, [1, 0, 2])
+        h = tf.scan(lambda h, e: tf.sigmoid(transition) * h + e, u, initializer=tf.zeros([32, 64]))
+        return tf.reduce_mean((tf.transpose(h, [1, 0, 2]) @ output_matrix) ** 2)
 
-    step.variables = variables
-    return step, (normal(32, 64, 64),)
+    return minimised(loss, variables, keras.optimizers.Adam(0.001)), (normal(32, 64, 64),)
 
 
 def wavenet() -> Made:
@@ -168,29 +162,23 @@ def moe() -> Made:
     w1 = tf.Variable(normal(8, 64, 256) * 0.05)
     w2 = tf.Variable(normal(8, 256, 64) * 0.05)
     variables = [g, w1, w2]
-    optimizer = keras.optimizers.Adam(0.001)
-    optimizer.build(variables)
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            p = tf.nn.softmax(x @ g)
-            top, idx = tf.math.top_k(p, 2)
-            y = tf.zeros_like(x)
-            for k in range(2):
-                oh = tf.one_hot(idx[:, k], 8)
-                pos = tf.cast(tf.reduce_sum((tf.cumsum(oh) - 1) * oh, 1), tf.int32)
-                keep = tf.cast(pos < 320, tf.float32)
-                slot = idx[:, k] * 320 + tf.minimum(pos, 319)
-                buf = tf.scatter_nd(slot[:, None], x * keep[:, None], [8 * 320, 64])
-                h = tf.nn.relu(tf.einsum("ecd,edf->ecf", tf.reshape(buf, [8, 320, 64]), w1))
-                h = tf.reshape(tf.einsum("ecf,efd->ecd", h, w2), [-1, 64])
-                y += tf.gather(h, slot) * (top[:, k] * keep)[:, None]
-            loss = tf.reduce_mean((y - x) ** 2) + 0.01 * tf.reduce_sum(tf.reduce_mean(p, 0) ** 2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(x):
+        p = tf.nn.softmax(x @ g)
+        top, idx = tf.math.top_k(p, 2)
+        y = tf.zeros_like(x)
+        for k in range(2):
+            oh = tf.one_hot(idx[:, k], 8)
+            pos = tf.cast(tf.reduce_sum((tf.cumsum(oh) - 1) * oh, 1), tf.int32)
+            keep = tf.cast(pos < 320, tf.float32)
+            slot = idx[:, k] * 320 + tf.minimum(pos, 319)
+            buf = tf.scatter_nd(slot[:, None], x * keep[:, None], [8 * 320, 64])
+            h = tf.nn.relu(tf.einsum("ecd,edf->ecf", tf.reshape(buf, [8, 320, 64]), w1))
+            h = tf.reshape(tf.einsum("ecf,efd->ecd", h, w2), [-1, 64])
+            y += tf.gather(h, slot) * (top[:, k] * keep)[:, None]
+        return tf.reduce_mean((y - x) ** 2) + 0.01 * tf.reduce_sum(tf.reduce_mean(p, 0) ** 2)
 
-    step.variables = variables
-    return step, (normal(1024, 64),)
+    return minimised(loss, variables, keras.optimizers.Adam(0.001)), (normal(1024, 64),)
 
 
 def unique_embed() -> Made:
@@ -199,21 +187,16 @@ def unique_embed() -> Made:
     embeddings = tf.Variable(rng.randn(20000, 64).astype("f") * 0.05)
     weight = tf.Variable(rng.randn(64 * 8, 256).astype("f") * 0.05)
     readout = tf.Variable(rng.randn(256, 1).astype("f"))
-    optimizer = keras.optimizers.Adagrad(0.01)
-    optimizer.build([embeddings, weight, readout])
 
-    def step(ids, y):
-        with tf.GradientTape() as tape:
-            e = tf.nn.embedding_lookup(embeddings, ids)
-            h = tf.nn.relu(tf.matmul(tf.reshape(e, [2048, 512]), weight))
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y, tf.matmul(h, readout)))
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, [embeddings, weight, readout]), [embeddings, weight, readout], strict=True)
-        )
-        return loss
+    def loss(ids, y):
+        e = tf.nn.embedding_lookup(embeddings, ids)
+        h = tf.nn.relu(tf.matmul(tf.reshape(e, [2048, 512]), weight))
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y, tf.matmul(h, readout)))
 
-    step.variables = [embeddings, weight, readout]
-    return step, (integers(20000, 2048, 8), normal(2048, 1))
+    return minimised(loss, [embeddings, weight, readout], keras.optimizers.Adagrad(0.01)), (
+        integers(20000, 2048, 8),
+        normal(2048, 1),
+    )
 
 
 def gat() -> Made:
@@ -222,26 +205,20 @@ def gat() -> Made:
     nodes, edges = (2000, 20000)
     weight = [tf.Variable(normal(64, 64) * 0.1) for _ in range(3)]
     attention = [tf.Variable(normal(128) * 0.1) for _ in range(3)]
-    optimizer = keras.optimizers.Adam(0.001)
-    optimizer.build(weight + attention)
     src, dst = (integers(nodes, edges), integers(nodes, edges))
 
-    def step(x, src, dst):
-        with tf.GradientTape() as tape:
-            h = x
-            for w, a in zip(weight, attention, strict=True):
-                h = h @ w
-                s, d = (tf.gather(h, src), tf.gather(h, dst))
-                e = tf.nn.leaky_relu(tf.linalg.matvec(tf.concat([s, d], 1), a))
-                e = tf.exp(e - tf.gather(tf.math.unsorted_segment_max(e, dst, nodes), dst))
-                e = e / tf.gather(tf.math.unsorted_segment_sum(e, dst, nodes), dst)
-                h = tf.nn.elu(tf.math.unsorted_segment_sum(s * e[:, None], dst, nodes))
-            loss = tf.reduce_mean(h * h)
-        optimizer.apply_gradients(zip(tape.gradient(loss, weight + attention), weight + attention, strict=True))
-        return loss
+    def loss(x, src, dst):
+        h = x
+        for w, a in zip(weight, attention, strict=True):
+            h = h @ w
+            s, d = (tf.gather(h, src), tf.gather(h, dst))
+            e = tf.nn.leaky_relu(tf.linalg.matvec(tf.concat([s, d], 1), a))
+            e = tf.exp(e - tf.gather(tf.math.unsorted_segment_max(e, dst, nodes), dst))
+            e = e / tf.gather(tf.math.unsorted_segment_sum(e, dst, nodes), dst)
+            h = tf.nn.elu(tf.math.unsorted_segment_sum(s * e[:, None], dst, nodes))
+        return tf.reduce_mean(h * h)
 
-    step.variables = weight + attention
-    return step, (normal(nodes, 64), src, dst)
+    return minimised(loss, weight + attention, keras.optimizers.Adam(0.001)), (normal(nodes, 64), src, dst)
 
 
 def pointnet() -> Made:
@@ -259,8 +236,6 @@ def pointnet() -> Made:
     m2 = keras.Sequential([layers.Input((256, 16, 128)), layers.Dense(64), layers.BatchNormalization(), layers.ReLU()])
     h = keras.Sequential([layers.Input((64,)), layers.Dense(10)])
     variables = m1.trainable_variables + m2.trainable_variables + h.trainable_variables
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
-    optimizer.build(variables)
 
     def edge(f, k=16):
         s = tf.reduce_sum(f * f, -1)
@@ -270,13 +245,11 @@ def pointnet() -> Made:
         c = tf.repeat(f[:, :, None], k, 2)
         return tf.concat([c, n - c], -1)
 
-    def step(p, y):
-        with tf.GradientTape() as tape:
-            f = tf.reduce_max(m1(edge(p), training=True), 2)
-            f = tf.reduce_max(m2(edge(f), training=True), 2)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, h(tf.reduce_max(f, 1))))
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+    def loss(p, y):
+        f = tf.reduce_max(m1(edge(p), training=True), 2)
+        f = tf.reduce_max(m2(edge(f), training=True), 2)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, h(tf.reduce_max(f, 1))))
 
+    step = minimised(loss, variables, keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
     step.variables = m1.variables + m2.variables + h.variables
     return step, (normal(16, 256, 3), integers(10, 16))

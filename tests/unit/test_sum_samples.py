@@ -10,10 +10,10 @@ from tfswap.simulator.decisions import Decision, Outcome, Predicate
 from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_samples import FirstTerm, SumSamples
 
-A, B, C = (Decision(Predicate((), f"{name}:0", 2, 1, (0,)), 0, False) for name in "abc")
+A, B, C = (Decision(Predicate((), f"{name}:0", 2, 1, (0,)), 0, False, ()) for name in "abc")
 LOOP = (("loop", 1),)
 INNER = Predicate(LOOP, "p:0", 2, 1, (0, 1))
-NOW, PREVIOUS, LAST = Decision(INNER, 1, False), Decision(INNER, 1, True), Decision(INNER, 0, False)
+NOW, PREVIOUS, LAST = Decision(INNER, 1, False, ()), Decision(INNER, 1, True, ()), Decision(INNER, 0, False, ())
 
 
 def first(position: Callable[[int, int, int], int], races: bool = False) -> FirstTerm:

@@ -27,7 +27,7 @@ from tfswap.importers.library_function import import_library_function
 from tfswap.importers.opaque_calls import functions_of, library_functions
 from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HANDLES
-from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Measured, Node, Output
+from tfswap.ir.graph import SMALL_INTEGERS, Graph, Measured, Node, Output
 from tfswap.ir.op_traits import (
     calls_functions,
     is_const,
@@ -43,6 +43,7 @@ from tfswap.ir.views import origin
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.body_values import add_feed
 
 PAGE_BYTES = 4096
 """Temporaries are rounded up to these: tensors of the run before that are freed late hide up to a few small chunks."""
@@ -163,8 +164,7 @@ def _alone(node: Node, graph: Graph) -> Graph:
     made = Graph()
     made.library = graph.library
     for i, tensor in enumerate(node.inputs):
-        attrs = {"dtype": Dtype(tensor.type.dtype)}
-        made.feeds.append(made.add("Placeholder", f"input_{i}", attrs=attrs, outputs=(tensor.type,)))
+        made.feeds.append(add_feed(made, f"input_{i}", tensor.type))
     inputs = [feed.out() for feed in made.feeds]
     call = made.add(node.op, "call", inputs, attrs=node.attrs, outputs=node.outputs)
     made.fetches = [call.out(i) for i in range(len(call.outputs))]

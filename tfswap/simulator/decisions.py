@@ -42,11 +42,13 @@ class Decision(NamedTuple):
     Attributes:
         common: how many of the path are around both.
         previous: whether it is that of the iteration before, of the innermost loop around both.
+        path: the graph from which it is seen.
     """
 
     predicate: Predicate
     common: int
     previous: bool
+    path: Path
 
 
 class Outcome:
@@ -118,9 +120,9 @@ def decisions_seen(
         decides = _node_at(there, common) or decided_in.graph.tensor(predicate.tensor).node
         reads = _node_at(chain, common) or node
         if reads not in needed(graph, decides):
-            found.append(Decision(predicate, common, False))
+            found.append(Decision(predicate, common, False, path))
         if predicate.loops[common]:
-            found.append(Decision(predicate, common, True))
+            found.append(Decision(predicate, common, True, path))
     return found
 
 

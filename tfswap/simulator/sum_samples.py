@@ -22,6 +22,8 @@ MOST_OUTCOMES = 32
 """Of the decisions of one sum, together."""
 NOTICED, NOTICED_IN_RACES = 32, 8
 """A decision must make one in this number of runs predictable; one in more could be a race."""
+_ROUNDING = 1e-6
+"""Gains that differ by less are equal: the first decision is taken, on each machine."""
 
 
 class FirstTerm(NamedTuple):
@@ -33,9 +35,6 @@ class FirstTerm(NamedTuple):
 
     table: IterationTable
     decisions: tuple[Decision, ...]
-
-
-_ROUNDING = 1e-6
 
 
 class _Sample(NamedTuple):

@@ -42,7 +42,6 @@ from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order,
 from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
 from tfswap.passes.prepare.shared_decisions import SharedDecisions
 from tfswap.passes.prepare.split_add_n import split_into_pairs
-from tfswap.simulator.decisions import Path
 from tfswap.simulator.iteration_table import IterationTable
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
 from tfswap.simulator.sum_samples import FirstTerm
@@ -63,13 +62,12 @@ def order_sums(graph: Graph, target: Target) -> int:
     accumulated = sums_by_kernels(graph)
     by_iteration = target.own_ops and target.on_cpu
     first, ready = _orders(graph, target, by_iteration) if sums or accumulated else SumOrders({}, {})
-    paths = _paths(graph)
     decisions = SharedDecisions(graph)
     for name, found in sums.items():
         for node in found:
             begins = first.get((name, node.name), FirstTerm(IterationTable.of(0), ()))
             if by_iteration:
-                table = _read_decisions(parts[name], node, paths[name], begins, decisions)
+                table = _read_decisions(parts[name], node, begins, decisions)
                 _begin_by_iteration(node, table)
             else:
                 _begin_with(node, begins.table.middle)
@@ -111,24 +109,12 @@ def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int, inside: i
                 fix_iteration(body, body, iteration, inside + flow.is_loop)
 
 
-def _paths(graph: Graph, name: str = "", path: Path = ()) -> dict[str, Path]:
-    """The paths of a graph and of its bodies, by names as of `Graph.named_bodies`."""
-    found = {name: path}
-    for node, bodies in graph.bodies.items():
-        for number, body in enumerate(bodies):
-            inner = f"{name}{'/' if name else ''}{node.name}[{number}]"
-            found |= _paths(body, inner, (*path, (node.name, number)))
-    return found
-
-
-def _read_decisions(
-    graph: Graph, node: Node, path: Path, begins: FirstTerm, decisions: SharedDecisions
-) -> IterationTable:
+def _read_decisions(graph: Graph, node: Node, begins: FirstTerm, decisions: SharedDecisions) -> IterationTable:
     """Have a sum read the decisions that its first term depends on, in place; returns the table with these."""
     read: list[Output] = []
     table, axis = begins.table, len(begins.table.shape) - len(begins.decisions)
     for decision in () if table.is_uniform else begins.decisions:
-        tensor = decisions.at(path, decision)
+        tensor = decisions.at(decision)
         if node in graph.needed([tensor.node]):  # other sums read what decides this one's
             table = table.fixed(axis, 0)
         else:

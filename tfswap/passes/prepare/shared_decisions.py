@@ -7,14 +7,11 @@ from a branch that was not taken, it is zero. What is passed is a scalar.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
+from tfswap.passes.body_values import add_argument, add_item, add_result
 from tfswap.passes.nodes import add_scalar
 from tfswap.simulator.decisions import Decision, Path
-
-FEED = "Placeholder"
 
 
 class SharedDecisions:
@@ -26,8 +23,8 @@ class SharedDecisions:
         self._results: dict[tuple[Node, Output], int] = {}
         self._before: dict[Graph, int] = {}  # how many nodes there were
 
-    def at(self, path: Path, decision: Decision) -> Output:
-        """The predicate of `decision` in the graph at `path`, from which it is seen."""
+    def at(self, decision: Decision) -> Output:
+        """The predicate of `decision` in the graph from which it is seen."""
         predicate, common = decision.predicate, decision.common
         graphs = self._graphs(predicate.path)
         if decision.previous:  # the body of the innermost loop around both
@@ -40,9 +37,9 @@ class SharedDecisions:
         if decision.previous:
             loop = graphs[common - 1][predicate.path[common - 1][0]]
             tensor = graphs[common].feeds[self._result(graphs[common - 1], loop, 1, tensor)].out()
-        graphs = self._graphs(path)
-        for k in range(common, len(path)):
-            name, number = path[k]
+        graphs = self._graphs(decision.path)
+        for k in range(common, len(decision.path)):
+            name, number = decision.path[k]
             tensor = self._argument(graphs[k], graphs[k][name], number, tensor)
         return tensor
 
@@ -68,8 +65,7 @@ class SharedDecisions:
             assert flow is not None
             if flow.is_loop:
                 zero = add_scalar(graph, f"tfswap/{node.name}/undecided", kind.dtype, node.device)
-                node.inputs = (*node.inputs, zero.out())
-                _add_feeds(bodies, tensor)
+                add_argument(graph, node, _stem(tensor), zero.out())
             for i, body in enumerate(bodies[flow.is_loop :], start=flow.is_loop):
                 self._before.setdefault(body, len(body))
                 body.fetches.append(
@@ -77,7 +73,7 @@ class SharedDecisions:
                     if i == number
                     else add_scalar(body, f"tfswap/{node.name}/undecided", kind.dtype, node.device).out()
                 )
-            _add_output(node, tensor, "T" if flow.is_loop else "Tout")
+            add_result(node, kind, "T" if flow.is_loop else "Tout")
         return self._results[node, tensor]
 
     def _argument(self, graph: Graph, node: Node, number: int, tensor: Output) -> Output:
@@ -86,37 +82,16 @@ class SharedDecisions:
         flow = control_flow(node.op)
         assert flow is not None
         if (node, tensor) not in self._given:
-            self._given[node, tensor] = len(bodies[0].feeds)
             for body in bodies:
                 self._before.setdefault(body, len(body))
-            _add_feeds(bodies, tensor)
-            node.inputs = (*node.inputs, tensor)
+            self._given[node, tensor] = add_argument(graph, node, _stem(tensor), tensor)
             if flow.is_loop:
                 bodies[1].fetches.append(bodies[1].feeds[-1].out())
-                _add_output(node, tensor, "T")
+                add_result(node, tensor.type, "T")
             else:
-                _add_items(node, {"Tin": Dtype(tensor.type.dtype)})
+                add_item(node, "Tin", Dtype(tensor.type.dtype))
         return bodies[number].feeds[self._given[node, tensor]].out()
 
 
-def _add_feeds(bodies: Sequence[Graph], tensor: Output) -> None:
-    kind = tensor.type
-    for body in bodies:
-        name = body.unique_name(f"tfswap/{tensor.node.name}/decided")
-        body.feeds.append(body.add(FEED, name, attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,)))
-
-
-def _add_output(node: Node, tensor: Output, types: str) -> None:
-    node.outputs = (*node.outputs, tensor.type)
-    _add_items(node, {types: Dtype(tensor.type.dtype)})
-    if node.attrs.get("output_shapes"):
-        _add_items(node, {"output_shapes": Dims(())})
-
-
-def _add_items(node: Node, more: dict[str, object]) -> None:
-    def items(key: str) -> tuple[object, ...]:
-        value = node.attrs.get(key, ())
-        assert isinstance(value, tuple)
-        return value  # pyright: ignore[reportUnknownVariableType] an attribute's type is known by its name alone
-
-    node.attrs = {**node.attrs, **{key: (*items(key), value) for key, value in more.items()}}
+def _stem(tensor: Output) -> str:
+    return f"tfswap/{tensor.node.name}/decided"

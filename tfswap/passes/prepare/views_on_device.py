@@ -12,6 +12,8 @@ Not handled: views that the host reads too, or that are returned.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tfswap.analysis.output_bytes import is_on_host
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
@@ -60,7 +62,7 @@ def _keep(graph: Graph, device: DeviceModel) -> int:
             before = _same_bits(graph, source, OTHER, f"{node.name}/before")
             followers.setdefault(source.node, []).append(before)
             results[source] = before.out()
-        after = _retyped(graph, node, results[source])
+        after = _retyped(graph, node, results[source], readers.get(node, ()))
         followers.setdefault(node, []).append(after)
         results[after.out()] = node.out()
     graph.move_behind(followers)
@@ -71,16 +73,14 @@ def _is_int32(node: Node) -> bool:
     return node.inputs[0].type.dtype == node.outputs[0].dtype == "int32"
 
 
-def _retyped(graph: Graph, node: Node, source: Output) -> Node:
+def _retyped(graph: Graph, node: Node, source: Output, readers: Iterable[tuple[Node, int]]) -> Node:
     """Have the view `node` read `source` and return its type; its readers read the view of int32 that is returned."""
-    result = node.out()
-    readers = [reader for reader in graph if result in reader.inputs]
     graph.replace_input(node, 0, source)
     node.attrs = {**node.attrs, "T": Dtype(OTHER)}
     node.outputs = (TensorType(OTHER, node.outputs[0].shape, node.outputs[0].bound),)
-    after = _same_bits(graph, result, "int32", f"{node.name}/after")
-    for reader in readers:
-        reader.inputs = tuple(after.out() if each == result else each for each in reader.inputs)
+    after = _same_bits(graph, node.out(), "int32", f"{node.name}/after")
+    for reader, position in readers:
+        graph.replace_input(reader, position, after.out())
     return after
 
 

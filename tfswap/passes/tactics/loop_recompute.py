@@ -15,15 +15,14 @@ from collections.abc import Collection
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.loop_recompute import Passage, find_passages
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_const
 from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
 from tfswap.kernels.target import Target
+from tfswap.passes.body_values import add_argument, add_result
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_copy
-
-FEED = "Placeholder"
 
 
 @graph_pass(
@@ -128,22 +127,10 @@ class _Rewrite:
         for value, own, result in zip(back.inputs, body.feeds, body.fetches, strict=True):
             if passed_on(value) == given and passed_on(result) == own.out():
                 return own.out()
-        kind = given.type
-        for part in self._passage.graph.bodies[back]:
-            name = part.unique_name(f"tfswap/{given.node.name}/same")
-            part.feeds.append(part.add(FEED, name, attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,)))
+        add_argument(self._passage.graph, back, f"tfswap/{given.node.name}/same", given)
         body.fetches.append(body.feeds[-1].out())
-        back.inputs = (*back.inputs, given)
-        back.outputs = (*back.outputs, kind)
-        dims = None if kind.shape is None else Dims(kind.shape)
-        more = {"T": Dtype(kind.dtype), "output_shapes": dims}
-        back.attrs = {**back.attrs, **{k: (*_items(back.attrs[k]), v) for k, v in more.items() if back.attrs.get(k)}}
+        add_result(back, given.type, "T")
         return body.feeds[-1].out()
-
-
-def _items(value: object) -> tuple[object, ...]:
-    assert isinstance(value, tuple)
-    return value  # pyright: ignore[reportUnknownVariableType] an attribute's type is known by its name alone
 
 
 def _bypass(graph: Graph, old: Output, new: Output) -> None:

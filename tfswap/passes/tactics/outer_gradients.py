@@ -17,8 +17,8 @@ from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.custom_ops import CARRY, DELIVER, OUTSIDE
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_pure, is_view, passes_on
-from tfswap.ir.types import TensorType
 from tfswap.kernels.target import Target
+from tfswap.passes.body_values import add_feed
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT, add_gate
 
@@ -106,10 +106,6 @@ def _carry(graph: Graph, tensor: Output) -> Output:
     ).out()
 
 
-def _add_feed(graph: Graph, stem: str, kind: TensorType) -> Node:
-    return graph.add("Placeholder", graph.unique_name(stem), attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,))
-
-
 class _SecondHalf:
     """The half after the caller's part, made in place from a copy of the whole graph."""
 
@@ -124,7 +120,7 @@ class _SecondHalf:
         self.carriers: dict[str, Node] = {}
         self.delivered: dict[Output, Output] = {}
         self.renewed: set[Node] = set()
-        self.gradients = [_add_feed(graph, f"tfswap/gradient_{i}", kind) for i, kind in enumerate(self.outside.outputs)]
+        self.gradients = [add_feed(graph, f"tfswap/gradient_{i}", kind) for i, kind in enumerate(self.outside.outputs)]
         for node in self.constants:
             node.controls = ()
 
@@ -172,7 +168,7 @@ class _SecondHalf:
 
     def _deliver(self, tensor: Output) -> Output:
         stem = f"tfswap/{tensor.node.name}_{tensor.index}"
-        carrier = _add_feed(self.graph, f"{stem}/carrier", VARIANT)
+        carrier = add_feed(self.graph, f"{stem}/carrier", VARIANT)
         self.carriers[tensor.name] = carrier
         return self.graph.add(
             DELIVER,

@@ -49,16 +49,20 @@ def in_a_loop(x):
 
 x = normal(1, 64, 300)
 arguments = [tf.concat([x[:, :2] * [a, b], x[:, 2:]], 1) for a in (1.0, -1.0) for b in (1.0, -1.0)]
-bits = lambda f: [[t.numpy().tobytes() for t in f(x)] for x in arguments]
+bits = lambda f: {i: [t.numpy().tobytes() for t in f(x)] for i, x in enumerate(arguments)}
 entries = {}
 for step in outside, in_a_branch, of_a_branch, of_two, of_cases, in_a_loop:
     planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
     found = bits(planned)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    traces = zip(*(bits(tf.function(step, autograph=False)) for _ in range(2)), strict=True)
+    wrong = found
+    for _ in range(20):  # traces of TensorFlow's loops differ: one in three gives in_a_loop other bits
+        trace = bits(tf.function(step, autograph=False))
+        wrong = {i: each for i, each in wrong.items() if each != trace[i]}
+        if not wrong:
+            break
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-    wrong = sum(each not in several for each, several in zip(found, traces, strict=True))
-    entries[step.__name__] = [wrong, planned.plan().changes_nothing]
+    entries[step.__name__] = [len(wrong), planned.plan().changes_nothing]
 print(json.dumps(entries))
 """
 

@@ -821,7 +821,7 @@ int main() {
   DevicesDoNotWaitForEachOther();
   ClientsFromManyThreads();
   TheFasterWayIsFound();
-  if (tfswap::planes::There()) {
+  if (tfswap::planes::IsAvailable()) {
     FileCompressesWhatGains();
     PlanesNoticeWhatTheyDidNotMake();
     std::puts("with zstd");

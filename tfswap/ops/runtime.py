@@ -229,7 +229,7 @@ def reserve(host_bytes: int) -> None:
     cause, remedy = f"host_memory_limit={now.pool_limit_bytes}", "Raise host_memory_limit="
     if failure != 1:
         cause = "the system has no more"
-        remedy = "Free memory on this machine, let some of it go to disk (host_memory_limit= and spill_dir=)"
+        remedy = "Free memory on this machine, store a part on disk (host_memory_limit= and spill_dir=)"
     raise MemoryError(
         f"tfswap can't reserve {host_bytes} bytes of host memory: {cause} "
         f"({now.pool_reserved_bytes} bytes are reserved already). {remedy}, or swap less (a higher memory_limit=)."

@@ -1,4 +1,4 @@
-// What codec_elements.h says, in AVX2 and F16C by hand, for processors that have no AVX-512; see simd_loops.h.
+// Pieces of codec_elements.h in AVX2 and F16C intrinsics, for processors without AVX-512; see simd_loops.h.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_AVX2_H_
 #define TFSWAP_OPS_CSRC_CODECS_AVX2_H_
@@ -49,7 +49,7 @@ TFSWAP_VECTOR_INLINE Floats OneWhere(Bits bits) {
   return _mm256_and_ps(_mm256_castsi256_ps(there), _mm256_set1_ps(1));
 }
 
-// As numbers with a sign they are as large.
+// Magnitudes have no sign bit, so comparing them as signed integers is correct.
 TFSWAP_VECTOR_INLINE Ints Min(Ints a, Ints b) { return (Ints)_mm256_min_epi32((__m256i)a, (__m256i)b); }
 TFSWAP_VECTOR_INLINE Ints Max(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 TFSWAP_VECTOR_INLINE bool Any(__m256i chosen) { return _mm256_movemask_epi8(chosen) != 0; }
@@ -77,18 +77,18 @@ TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
   return _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)halves, 1));
 }
 
-// Packing takes the halves of vectors by themselves, four bytes of each at a time.
+// Restores the order: packing works on the two halves of vectors separately, four bytes at a time.
 TFSWAP_VECTOR_INLINE __m256i InOrder(__m256i packed) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
-// codes >> kShift, of seven bits, next to the signs of `signed_bits`.
+// Stores bytes of codes >> kShift, which have seven bits, and the signs of `signed_bits`.
 template <int kShift>
 TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const Ints (&signed_bits)[4]) {
   __m256i magnitudes[2], signs[2];
   for (int k = 0; k < 2; ++k) {
     magnitudes[k] =
         _mm256_srli_epi16(_mm256_packs_epi32((__m256i)codes[2 * k], (__m256i)codes[2 * k + 1]), kShift);
-    // What is saturated keeps its sign.
+    // Saturation keeps the sign.
     signs[k] = _mm256_packs_epi32((__m256i)signed_bits[2 * k], (__m256i)signed_bits[2 * k + 1]);
   }
   const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(signs[0], signs[1]), _mm256_set1_epi8(-128));
@@ -98,7 +98,7 @@ TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const 
 TFSWAP_VECTOR_INLINE Shorts LoadBytes(const uint8_t* from) {
   return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-// Of 32.
+// Reads 32 codes.
 TFSWAP_VECTOR_INLINE bool AnyIsLarger(const uint8_t* codes, int8_t magnitude) {
   const __m256i magnitudes = _mm256_and_si256(Load<__m256i>(codes), _mm256_set1_epi8(0x7F));
   return Any(_mm256_cmpgt_epi8(magnitudes, _mm256_set1_epi8(magnitude)));
@@ -123,7 +123,7 @@ TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
 
 #include "simd_loops.h"
 
-// Bools are 0 or 1: shifted to the top of their byte, or to that of one below it where there is nothing.
+// Bools are 0 or 1. A shift moves them to the highest bit of their byte; bits that leave a byte are 0.
 template <int kBytes>
 struct ByHand<codec::EncodeMask<codec::IsTrue, bool, kBytes>> : std::true_type {
   using Piece = codec::EncodeMask<codec::IsTrue, bool, kBytes>;
@@ -142,7 +142,7 @@ struct ByHand<codec::EncodeMask<codec::IsTrue, bool, kBytes>> : std::true_type {
   }
 };
 
-// Each byte four times eight times in a row, of which each copy keeps its bit.
+// Repeats each byte eight times. Copy k keeps bit k.
 template <int kBytes>
 struct ByHand<codec::DecodeMask<kBytes, false>> : std::true_type {
   using Piece = codec::DecodeMask<kBytes, false>;
@@ -161,15 +161,15 @@ struct ByHand<codec::DecodeMask<kBytes, false>> : std::true_type {
       int bits;
       std::memcpy(&bits, piece.mask + byte, sizeof(bits));
       const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), source);
-      // 1 where the bit is there, of which min makes no more than 1.
+      // The bit's value where it is set, which min reduces to 1.
       Store(piece.values + 8 * byte, _mm256_min_epu8(_mm256_and_si256(spread, bit), _mm256_set1_epi8(1)));
     }
   }
 };
 
-// How many of the words are not zero. The number of words is a multiple of 32, here and below.
+// The number of words that are not zero. `count` is a multiple of 32, here and below.
 TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count) {
-  Ints zeros = {};  // how many in each of eight columns, below zero
+  Ints zeros = {};  // minus the number of zeros in each lane
   for (int64_t i = 0; i < count; i += 4 * kLanes) {
     Ints four[4];
     for (int k = 0; k < 4; ++k) four[k] = Load<Ints>(words + i + k * kLanes) == 0;
@@ -180,7 +180,7 @@ TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count)
   return static_cast<uint32_t>(present);
 }
 
-// For each choice of eight, the places of those that are not chosen, each in a byte, from the lowest on.
+// For each set of eight lanes, the lanes that are not in it, one per byte in ascending order.
 struct Places {
   uint64_t of[256] = {};
   constexpr Places() {
@@ -194,10 +194,10 @@ struct Places {
 };
 inline constexpr Places kPlaces;
 
-// The words that are not zero, and where they stand. What lies behind these, up to `count`, is written over.
+// The words that are not zero, and their columns. Overwrites the outputs beyond these too, up to `count`.
 TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_t* values, uint8_t* columns) {
-  // Several vectors together: all are read before anything is written, since compilers can't know that the two do not
-  // overlap, and stores to neighbours follow one another.
+  // Several vectors together: all are read before one is written, since to compilers inputs and outputs may overlap,
+  // and adjacent stores follow one another.
   constexpr int kVectors = 4;
   for (int64_t i = 0; i < count; i += kVectors * kLanes) {
     __m256i vectors[kVectors];
@@ -215,7 +215,7 @@ TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_
       Store(values + before[k], _mm256_permutevar8x32_epi32(vectors[k], order));
     }
     for (int k = 0; k < kVectors; ++k) {
-      const uint64_t at = *places[k] + (i + k * kLanes) * 0x0101010101010101u;  // no byte carries: i < 256
+      const uint64_t at = *places[k] + (i + k * kLanes) * 0x0101010101010101u;  // no carry between bytes: i < 256
       std::memcpy(columns + before[k], &at, sizeof(at));
     }
     values += before[kVectors];

@@ -1,4 +1,4 @@
-// What codec_elements.h says, in AVX-512 by hand where compilers make less of it; see simd_loops.h.
+// Pieces of codec_elements.h in AVX-512 intrinsics, where compilers emit slower code; see simd_loops.h.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_AVX512_H_
 #define TFSWAP_OPS_CSRC_CODECS_AVX512_H_
@@ -11,7 +11,7 @@
 
 #include "codec_elements.h"
 
-// GCC 12's intrinsics pass variables that are undefined on purpose, and it warns of them (GCC bug 105593).
+// GCC 12 warns of variables that its intrinsics leave undefined on purpose (GCC bug 105593).
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -77,7 +77,7 @@ TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
   return _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)halves, 1));
 }
 
-// codes >> kShift, of seven bits, next to the signs of `signed_bits`.
+// Stores bytes of codes >> kShift, which have seven bits, and the signs of `signed_bits`.
 template <int kShift>
 TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const Ints (&signed_bits)[4]) {
   for (int k = 0; k < 4; ++k) {
@@ -90,7 +90,7 @@ TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const 
 TFSWAP_VECTOR_INLINE Shorts LoadBytes(const uint8_t* from) {
   return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
-// Of 64.
+// Reads 64 codes.
 TFSWAP_VECTOR_INLINE bool AnyIsLarger(const uint8_t* codes, int8_t magnitude) {
   const __m512i magnitudes = _mm512_and_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(0x7F));
   return _mm512_cmpgt_epu8_mask(magnitudes, _mm512_set1_epi8(magnitude)) != 0;
@@ -117,7 +117,7 @@ TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
 
 #include "simd_loops.h"
 
-// How many of the words are not zero. The number of words is a multiple of 16, here and below.
+// The number of words that are not zero. `count` is a multiple of 16, here and below.
 TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count) {
   uint32_t present = 0;
   for (int64_t i = 0; i < count; i += 16) {
@@ -127,7 +127,7 @@ TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count)
   return present;
 }
 
-// The words that are not zero, and where they stand; nothing is written behind them.
+// The words that are not zero, and their columns. Writes nothing beyond these.
 TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_t* values,
                                    uint8_t* columns) {
   __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -136,7 +136,7 @@ TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_
     const __mmask16 there = _mm512_test_epi32_mask(vector, vector);
     const int found = __builtin_popcount(there);
     const auto first = static_cast<__mmask16>((1u << found) - 1);
-    // In registers: on some processors compressing into memory takes a hundred cycles.
+    // Compresses in registers: on some processors to compress into memory takes a hundred cycles.
     _mm512_mask_storeu_epi32(values, first, _mm512_maskz_compress_epi32(there, vector));
     _mm_mask_storeu_epi8(columns, first,
                          _mm512_cvtepi32_epi8(_mm512_maskz_compress_epi32(there, at)));

@@ -1,13 +1,12 @@
-// What the codecs do to elements, written once for CPUs and GPUs.
+// The codecs' work on elements, written once for CPUs and GPUs.
 //
-// Each codec is a struct that can be copied as bytes, with `operator()(int64_t i)`
-// that does the i-th piece of the work; pieces share nothing, so they run in any
-// order. codec_kernel.h runs them over a CPU's threads. Nothing here includes TensorFlow
-// or the standard library, so that a CUDA compiler, NVRTC too, takes the file as it is.
+// Each codec is a struct that can be copied bytewise. Its `operator()(int64_t i)` does the i-th piece of the work.
+// Pieces are independent, so they may run in any order. codec_kernel.h runs them on a CPU's threads. This file includes
+// neither TensorFlow nor the standard library, so that CUDA compilers, NVRTC included, accept it unchanged.
 //
-// Arithmetic is done by the processor's own instructions on float or double, as in
-// TensorFlow's kernels, never by bit tricks where they could differ: TensorFlow's threads
-// flush denormals to zero, and a codec must see them as the kernel that it stands in for.
+// Arithmetic on float and double uses the processor's instructions, as TensorFlow's kernels do, and no bit operations
+// whose results could differ: TensorFlow's threads flush denormals to zero, and a codec must treat them as the kernel
+// does that it replaces.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_CODEC_ELEMENTS_H_
 #define TFSWAP_OPS_CSRC_CODECS_CODEC_ELEMENTS_H_
@@ -60,12 +59,12 @@ template <>
 struct WordOf<8> {
   using Type = uint64_t;
 };
-// The unsigned integer as large as T.
+// The unsigned integer of T's size.
 template <typename T>
 using Word = typename WordOf<sizeof(T)>::Type;
 
-// chosen ? a : b by bits, without a branch: compilers make one of ?: in a loop, which costs twenty
-// times as much where data is random, and then vectorize nothing.
+// chosen ? a : b by bit operations. For ?: in a loop compilers may emit a branch, which is twenty times as slow for
+// random data and prevents vector code.
 template <typename T>
 TFSWAP_HD T Choose(bool chosen, T a, T b) {
   const Word<T> mask = static_cast<Word<T>>(Word<T>(0) - static_cast<Word<T>>(chosen));
@@ -78,11 +77,10 @@ TFSWAP_HD int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 TFSWAP_HD int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---------------------------------------------------------------------------
-// Numbers of few bits
+// Small floating-point formats
 
-// A binary floating-point format of 1 + kExponent + kMantissa bits with IEEE's bias,
-// subnormals included. Without infinities (OCP's e4m3) only the code of all ones is
-// special: NaN.
+// A binary floating-point format of 1 + kExponent + kMantissa bits with IEEE's bias and subnormals. In a format without
+// infinities (OCP's e4m3) only the code of all ones is special: NaN.
 template <int kExponent, int kMantissa, bool kInfinities>
 struct Minifloat {
   static constexpr int kBits = 1 + kExponent + kMantissa;
@@ -92,17 +90,17 @@ struct Minifloat {
   static constexpr uint32_t kNan = kInfinities ? kInfinity | 1u << (kMantissa - 1) : kSign - 1;
   static constexpr uint32_t kLargest = (kInfinities ? kInfinity : kNan) - 1;
 
-  // The largest finite number as a float's bits, and what stands for those beyond it: the next
-  // power of two, which is as far from it as its own neighbours, and encodes to infinity.
+  // The largest finite number as a float's bits, and the float that replaces larger numbers: the next power of two,
+  // which is one step of the format above it and encodes to infinity.
   static constexpr int kDropped = 23 - kMantissa;
   static constexpr uint32_t kBiasGap = static_cast<uint32_t>(127 - kBias) << 23;
   static constexpr uint32_t kLargestBits = (kLargest << kDropped) + kBiasGap;
   static constexpr uint32_t kBeyondBits = (kInfinity << kDropped) + kBiasGap;
-  // The exponent of the smallest normal number, which subnormal ones share.
+  // The exponent of the smallest normal number and of the subnormal numbers.
   static constexpr uint32_t kSmallestExponent = kBiasGap + (1u << 23);
 
-  // Rounds to nearest even. Finite values beyond the largest become it where kSaturate, else
-  // infinity; NaNs lose their payload. Without branches, so that compilers make vector code of it.
+  // Rounds to nearest even. Finite values above the largest become the largest if kSaturate, otherwise infinity. NaNs
+  // lose their payload. There are no branches, so that compilers emit vector code.
   template <bool kSaturate>
   TFSWAP_HD static uint32_t Encode(float value) {
     static_assert(kSaturate || kInfinities, "there is nothing to overflow to");
@@ -114,13 +112,13 @@ struct Minifloat {
       const uint32_t kept = bits < most ? bits : most;
       const uint32_t own = kept & 0x7F800000u;
       const uint32_t exponent = own > kSmallestExponent ? own : kSmallestExponent;
-      // The sum with a power of two whose last place is the code's: it is rounded as all sums are.
+      // Adds a power of two whose last place is the code's last place, so the addition rounds.
       constexpr uint32_t kRaise = static_cast<uint32_t>(kDropped) << 23;
       const float sum = BitCast<float>(kept) + BitCast<float>(exponent + kRaise);
       const uint32_t significand = BitCast<uint32_t>(sum) - (exponent + kRaise);
       code = significand + ((exponent - kSmallestExponent) >> kDropped);
     } else {
-      // A float's exponents: there is no such power for the largest, nor need of one.
+      // The format has a float's exponents. For the largest there is no such power, and no subnormals need one.
       const uint32_t odd = (bits >> kDropped) & 1;
       code = (bits + odd + ((1u << (kDropped - 1)) - 1)) >> kDropped;
       code = Choose(code > kLargest, kSaturate ? +kLargest : +kInfinity, code);
@@ -151,7 +149,7 @@ struct Minifloat {
 using Float16 = Minifloat<5, 10, true>;
 using BrainFloat16 = Minifloat<8, 7, true>;
 
-// TensorFlow's half and bfloat16 as they lie in memory.
+// The memory layout of TensorFlow's half and bfloat16.
 struct Half {
   uint16_t bits;
 };
@@ -159,7 +157,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// The type that arithmetic on T is done in, as Eigen does it.
+// The type in which arithmetic on T is done, as in Eigen.
 template <typename T>
 struct ArithmeticOf {
   using Type = T;
@@ -207,7 +205,7 @@ TFSWAP_HD BFloat16 Rounded<BFloat16>(float value) {
       static_cast<uint16_t>(BrainFloat16::EncodeOverflowing(value))};
 }
 
-// `value` as T would hold it.
+// `value` rounded to T, as an arithmetic value.
 template <typename T>
 TFSWAP_HD Arithmetic<T> RoundedValue(Arithmetic<T> value) {
   return value;
@@ -221,8 +219,8 @@ TFSWAP_HD float RoundedValue<BFloat16>(float value) {
   return BrainFloat16::Decode(BrainFloat16::EncodeOverflowing(value));
 }
 
-// The first n <= kBlock values, rounded. In two loops where the widths differ: compilers
-// make vector code of each, and not of both in one.
+// Stores the first n <= kBlock values, rounded to T. Two loops if the widths differ: compilers emit vector code for
+// each of them, but not for one loop that does both.
 template <int kBlock, typename T>
 TFSWAP_HD void Store(const Arithmetic<T>* values, int n, T* to) {
   if constexpr (sizeof(T) == sizeof(*values)) {
@@ -236,8 +234,8 @@ TFSWAP_HD void Store(const Arithmetic<T>* values, int n, T* to) {
 }
 
 // ---------------------------------------------------------------------------
-// Masks of one bit a value: value i is bit i % 8 of byte i / 8. The bits after the last
-// value are zero. One piece of work is one byte, or kBytes.
+// Masks of one bit per value: value i is bit i % 8 of byte i / 8. The bits after the last value are zero. One piece of
+// work is one byte, or kBytes.
 
 struct IsPositive {
   template <typename T>
@@ -245,7 +243,7 @@ struct IsPositive {
     return Value(value) > 0;
   }
 };
-// Where ReLU6 is neither flat at 0 nor at 6.
+// Where the gradient of ReLU6 is not 0.
 struct IsInRelu6Range {
   template <typename T>
   TFSWAP_HD static bool Holds(T value) {
@@ -256,15 +254,15 @@ struct IsTrue {
   TFSWAP_HD static bool Holds(bool value) { return value; }
 };
 
-// Eight bools as one byte: the product has byte k as bit 56 + k, and no two terms meet.
+// Eight bools as one byte: byte k becomes bit 56 + k of the product, and no two terms overlap.
 TFSWAP_HD uint8_t PackedBools(const bool* bools) {
   uint64_t word;
   memcpy(&word, bools, 8);
   return static_cast<uint8_t>(word * 0x0102040810204080u >> 56);
 }
 
-// One byte as eight bools: byte k of the product keeps bit k alone, and the sum, which carries
-// nothing on, takes it to the top.
+// One byte as eight bools: byte k of `kept` has bit k only, and the addition, which does not carry into the next byte,
+// moves it to the byte's highest bit.
 TFSWAP_HD uint64_t SpreadBits(uint8_t bits) {
   const uint64_t kept = bits * uint64_t{0x0101010101010101} & 0x8040201008040201u;
   return (kept + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
@@ -279,8 +277,7 @@ struct EncodeMask {
   TFSWAP_HD void operator()(int64_t piece) const {
     constexpr int kValues = 8 * kBytes;
     const int64_t left = count - kValues * piece;
-    // Of known length where it can be.
-    if (left >= kValues) {
+    if (left >= kValues) {  // a loop of constant length
       Encode(values + kValues * piece, kValues, mask + kBytes * piece);
     } else {
       Encode(values + kValues * piece, static_cast<int>(left), mask + kBytes * piece);
@@ -295,8 +292,8 @@ struct EncodeMask {
   }
 };
 
-// Calls write(k, bit) for the values of one byte, the bit as 0 or 1, in a loop of known
-// length where it can.
+// Calls write(k, bit), with a bit of 0 or 1, for the values of one byte. The loop has constant length except for the
+// last byte.
 template <typename Write>
 TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
   if (left >= 8) {
@@ -306,8 +303,8 @@ TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
   }
 }
 
-// kWide: bytes are spread next to each other, of which compilers make vector code. It is seven times as
-// fast with AVX-512, which multiplies 64-bit words, and four times as slow with AVX2, which does not.
+// kWide: all bytes are expanded in one loop, for which compilers emit vector code. It is seven times as fast with
+// AVX-512, which multiplies 64-bit words, and four times as slow with AVX2, which does not.
 template <int kBytes, bool kWide>
 struct DecodeMask {
   const uint8_t* mask;
@@ -336,7 +333,7 @@ struct DecodeMask {
   }
 };
 
-// One where the mask has a bit, else zero: a cast of bools.
+// One where the mask's bit is set, otherwise zero: a cast of bools.
 template <typename T>
 struct MaskAsNumbers {
   const uint8_t* mask;
@@ -352,10 +349,9 @@ struct MaskAsNumbers {
   }
 };
 
-// gradients * cast(mask): what ReluGrad and Relu6Grad compute (relu_op_functor.h). A product, not
-// a choice: NaN * 0 is NaN, -1 * 0 is -0 and a denormal times 1 may be 0 there, and so here.
-// Which is why the bit is converted: of `bit ? 1 : 0` compilers make a choice. The output may
-// be the gradients' own buffer.
+// gradients * cast(mask), which ReluGrad and Relu6Grad compute (relu_op_functor.h). It is a product and not a
+// selection, for the same bits: NaN * 0 is NaN, -1 * 0 is -0, and a denormal times 1 may be 0. So the bit is converted
+// to a number: for `bit ? 1 : 0` compilers emit a selection. The output may be the gradients' own buffer.
 template <typename T, int kBytes>
 struct MultiplyByMask {
   const T* gradients;
@@ -368,8 +364,7 @@ struct MultiplyByMask {
     const T* const from = gradients + kValues * piece;
     const uint8_t* const bits = mask + kBytes * piece;
     T* const to = products + kValues * piece;
-    // Of known length where it can be.
-    if (left >= kValues) {
+    if (left >= kValues) {  // a loop of constant length
       Multiply(from, bits, kValues, to);
     } else {
       Multiply(from, bits, static_cast<int>(left), to);
@@ -381,7 +376,7 @@ struct MultiplyByMask {
 
   TFSWAP_HD static void Multiply(const T* from, const uint8_t* bits, int n, T* to) {
     using A = Arithmetic<T>;
-    // Each value's byte as wide as the value: then compilers make one loop of vectors of the rest.
+    // Each value's byte in a word as wide as the value, so that compilers emit one vector loop for the rest.
     Word<A> bytes[kValues];
     for (int byte = 0; 8 * byte < n; ++byte) {
       for (int k = 0; k < 8; ++k) bytes[8 * byte + k] = bits[byte];
@@ -395,7 +390,7 @@ struct MultiplyByMask {
   }
 };
 
-// mask ? gradients : gradients * alpha: what LeakyReluGrad computes.
+// mask ? gradients : gradients * alpha, which LeakyReluGrad computes.
 template <typename T>
 struct LeakyReluGradient {
   const T* gradients;
@@ -425,7 +420,7 @@ struct LeakyReluGradient {
   }
 };
 
-// mask ? chosen : other, where a stride of 0 repeats a scalar and 1 walks along.
+// mask ? chosen : other. A stride is 1, or 0 for a scalar, which is repeated.
 template <typename T>
 struct SelectByMask {
   const uint8_t* mask;
@@ -448,13 +443,12 @@ struct SelectByMask {
 };
 
 // ---------------------------------------------------------------------------
-// Max pooling: for each pooled value, where in its window it came from.
+// Max pooling: for each pooled value, the position of the maximum in its window.
 //
-// As in SpatialMaxPoolWithArgMaxHelper (maxpooling_op.cc): the first element of the
-// window inside the image, row by row, then each later one that the best so far is less
-// than. So the first of equal values wins, and a NaN only where it comes first. Position
-// p is row p / window_cols, column p % window_cols of the window, counted from its
-// corner, which may lie in the padding.
+// The order of comparisons is that of SpatialMaxPoolWithArgMaxHelper (maxpooling_op.cc). The first element of the
+// window inside the image is the first maximum. Each later one, row by row, replaces the maximum if it is larger. So of
+// equal values the first is chosen, and a NaN only if it is the first element. Position p is row p / window_cols,
+// column p % window_cols of the window, counted from its corner, which may be in the padding.
 
 // Images are [images, rows, cols, depth], row-major.
 struct Pooling {
@@ -471,8 +465,8 @@ struct Pooling {
   int64_t pad_left;
 };
 
-// Positions of one output pixel, of kBits each. Pixels begin at whole bytes, so that
-// they can be written side by side.
+// The bytes of one output pixel's positions, of kBits each. Pixels begin at whole bytes, so that several threads can
+// write them.
 template <int kBits>
 TFSWAP_HD int64_t PositionBytesPerPixel(int64_t depth) {
   return kBits == 8 ? depth : CeilDiv(depth, 2);
@@ -480,14 +474,14 @@ TFSWAP_HD int64_t PositionBytesPerPixel(int64_t depth) {
 
 template <typename T>
 struct IndexOf {
-  using Type = uint32_t;  // as wide as the arithmetic type, so that vectors line up
+  using Type = uint32_t;  // as wide as the arithmetic type, so that vectors have the same number of lanes
 };
 template <>
 struct IndexOf<double> {
   using Type = uint64_t;
 };
 
-// One piece of work is kBlock (even) neighbours in depth of one output pixel.
+// One piece of work is kBlock (even) consecutive channels of one output pixel.
 template <typename T, int kBits, int kBlock>
 struct EncodePositions {
   Pooling pooling;
@@ -544,9 +538,9 @@ struct EncodePositions {
   }
 };
 
-// What MaxPoolGrad computes: each input pixel gathers from the windows that chose it, in
-// the order of the outputs, as that kernel adds them up. One piece of work is kBlock
-// (even) neighbours in depth of one input pixel.
+// The result of MaxPoolGrad. Each input pixel sums the gradients of the windows whose maximum it is, in the order of
+// the outputs, which is that kernel's order. One piece of work is kBlock (even) consecutive channels of one input
+// pixel.
 template <typename T, int kBits, int kBlock>
 struct MaxPoolGradient {
   Pooling pooling;
@@ -589,7 +583,7 @@ struct MaxPoolGradient {
         }
         A value[kBlock];
         for (int d = 0; d < n; ++d) value[d] = Value(from[d]);
-        // Adding 0 changes nothing: a sum that starts at +0 is never -0.
+        // To add 0 changes no bits, since a sum that starts at +0 is never -0.
         for (int d = 0; d < n; ++d) {
           const A term = Choose(at[d] == here, value[d], A(0));
           sum[d] = RoundedValue<T>(sum[d] + term);
@@ -600,23 +594,22 @@ struct MaxPoolGradient {
   }
 
  private:
-  // The first window that reaches `at`, which counts from the padding's edge.
+  // The first window that contains `at`, a row or column counted from the edge of the padding.
   TFSWAP_HD static int64_t FirstWindow(int64_t at, int64_t window, int64_t stride) {
     return at < window ? 0 : (at - window) / stride + 1;
   }
 };
 
 // ---------------------------------------------------------------------------
-// Fewer bits a value: lossy
+// Fewer bits per value: lossy
 
 using Float8E4M3Fn = Minifloat<4, 3, false>;  // OCP
 using Float8E5M2 = Minifloat<5, 2, true>;     // OCP
 using GistFloat8 = Minifloat<4, 3, true>;     // Jain et al. 2018
 using GistFloat10 = Minifloat<5, 4, true>;    // Jain et al. 2018
 
-// Floats in words of one or more. Too large ones become the largest; infinities stay where
-// the format has them, and are NaN where it has not. One piece of work is kBlock values, a
-// multiple of those in a word.
+// Floats in words of one or more codes. Finite values above the format's largest become the largest. Infinities become
+// NaN if the format has none. One piece of work is kBlock values, a multiple of the codes in a word.
 template <typename Format, typename Packed, typename T, int kBlock>
 struct EncodeFloats {
   static constexpr int kPerWord = 8 * sizeof(Packed) / Format::kBits;
@@ -676,8 +669,8 @@ struct DecodeFloats {
   }
 };
 
-// Philox 4x32 with 10 rounds (Salmon et al., SC 2011): random words that follow from a key and a
-// counter alone, so that any piece of work can make its own.
+// Philox 4x32 with 10 rounds (Salmon et al., SC 2011): random words computed from a key and a counter alone, so that
+// the pieces of work are independent.
 struct Philox {
   uint32_t word[4];
 
@@ -701,12 +694,11 @@ struct Philox {
   }
 };
 
-// A group's levels, from its smallest finite value to its largest. In doubles, which hold the range of any two floats
-// and what is left of a float's last place when it is cut into 255: floats hold neither.
+// A group's levels, from its smallest finite value to its largest. In doubles, since a float holds neither the
+// difference of any two floats nor 1/255 of a float's last place.
 //
-// A group in which all is finite keeps the smallest first and has all codes for levels. One that holds infinities or
-// NaNs keeps the largest first, which marks it, and has three codes less for levels: those stand for what is not
-// finite.
+// A group of finite values stores its smallest value first, and all codes are levels. A group with infinities or NaNs
+// stores its largest value first, which marks it. Its last three codes are not levels but -infinity, infinity and NaN.
 template <int kBits>
 struct Levels {
   static constexpr int kCodes = 1 << kBits;
@@ -728,7 +720,7 @@ struct Levels {
     return not_finite > 0 ? kPlusInfinity : not_finite < 0 ? kMinusInfinity : kNan;
   }
 
-  TFSWAP_HD static float Meant(int special) {
+  TFSWAP_HD static float SpecialValue(int special) {
     const uint32_t infinity = 0x7F800000u;
     if (special == kNan) return BitCast<float>(infinity | 0x400000u);
     return BitCast<float>(special == kPlusInfinity ? infinity : infinity | 0x80000000u);
@@ -739,11 +731,10 @@ TFSWAP_HD bool IsFinite(float value) {
   return value >= -3.40282347e38f && value <= 3.40282347e38f;
 }
 
-// Groups of neighbours, each with its own smallest and largest value, as unsigned integers
-// (ActNN, Chen et al., ICML 2021). Rounding is stochastic: up with a probability that makes the
-// expected value right. What is random follows from the seed, the place and the group's range,
-// which is another one in the next step: a value is not rounded the same way for ever, and the
-// same tensor always is. One piece of work is one group.
+// Groups of consecutive values as unsigned integers between the group's smallest and largest value (ActNN, Chen et al.,
+// ICML 2021). Rounding is stochastic: the expected result equals the value. The random numbers are computed from the
+// seed, the place and the group's range. So equal tensors have equal codes, and values are rounded differently in the
+// next step, where the range differs. One piece of work is one group.
 template <typename T, int kBits>
 struct EncodeGroups {
   static constexpr int kPerByte = 8 / kBits;
@@ -755,7 +746,7 @@ struct EncodeGroups {
   float* ranges;  // each group's smallest and largest value
   uint8_t* codes;
 
-  // What the codes of one group follow from, in addition to its values.
+  // What the codes of one group depend on, in addition to its values.
   struct Rounding {
     Levels<kBits> levels;
     double per_step;
@@ -772,7 +763,7 @@ struct EncodeGroups {
       high = value > high ? value : high;
     }
     bool all_finite = IsFinite(low) && IsFinite(high);
-    // A NaN inside loses every comparison above.
+    // NaNs after the first value are false in each comparison above.
     for (int64_t i = begin; i < end; ++i) all_finite &= Value(values[i]) <= high;
     if (all_finite) {
       Encode<true>(begin, end, low, high);
@@ -782,7 +773,7 @@ struct EncodeGroups {
     }
   }
 
-  // Notes the range of a group. Zeros have no sign there: which of two comes first would be another one in vectors.
+  // Stores the range of a group. Its zeros have no sign, since vector code finds the two zeros in another order.
   template <bool kAllFinite>
   TFSWAP_HD Rounding Begin(int64_t group, float low, float high) const {
     low += 0.0f;
@@ -796,8 +787,7 @@ struct EncodeGroups {
   }
 
  private:
-  // Of what is finite, and wide enough for the largest to be distinguished from the smallest where numbers below 2^-126
-  // are 0.
+  // The range of the finite values, widened to at least 2^-126, since smaller differences are flushed to 0.
   TFSWAP_HD void FiniteRange(int64_t begin, int64_t end, float* low, float* high) const {
     bool none = true;
     *low = *high = 0;
@@ -809,7 +799,8 @@ struct EncodeGroups {
       none = false;
     }
     if (*high - *low >= 1.17549435e-38f) return;
-    // All are the smallest, or what equals it so far; or, where floats are further apart than that, the largest.
+    // The range becomes [low, 1], or [0, high] where high is at least 1, since floats near it differ by more than
+    // 2^-126.
     *(*high < 1 ? high : low) = *high < 1 ? 1.0f : 0.0f;
   }
 
@@ -825,8 +816,8 @@ struct EncodeGroups {
         for (int j = 0; j < kPerByte; ++j) {
           const int64_t at = begin + i + k + j;
           const float value = at < end ? Value(values[at]) : low;
-          // Of 2^24 places between 0 and 1 the middle: so far from both that a level which is off by a double's last
-          // place goes to no other code than its neighbours'.
+          // The middle of one of 2^24 intervals between 0 and 1. It is far enough from both that an error of one
+          // double's last place in the level moves the code by at most 1.
           const double chance = (static_cast<int32_t>(random.word[k + j] >> 8) + 0.5) / (1 << 24);
           const bool finite = kAllFinite || IsFinite(value);
           const double level = ((finite ? value : low) - levels.low) * rounding.per_step + chance;
@@ -858,7 +849,7 @@ struct DecodeGroups {
     for (int64_t i = begin; i < end; ++i) values[i] = Rounded<T>(levels.At(Code(i)));
     if (levels.all_finite) return;
     for (int64_t i = begin; i < end; ++i) {
-      if (Code(i) > levels.top) values[i] = Rounded<T>(Levels<kBits>::Meant(Code(i)));
+      if (Code(i) > levels.top) values[i] = Rounded<T>(Levels<kBits>::SpecialValue(Code(i)));
     }
   }
 

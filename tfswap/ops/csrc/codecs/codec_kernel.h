@@ -1,5 +1,5 @@
-// What the codecs' kernels share: element types, shapes given as tensors, and running
-// the pieces of codec_elements.h over the device's threads.
+// Shared by the codecs' kernels: element types, shapes given as tensors, and running the pieces of codec_elements.h on
+// the device.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_CODEC_KERNEL_H_
 #define TFSWAP_OPS_CSRC_CODECS_CODEC_KERNEL_H_
@@ -21,7 +21,7 @@
 
 namespace tfswap {
 
-// TensorFlow's element types as codec_elements.h sees them.
+// The type in codec_elements.h for each of TensorFlow's element types.
 template <typename T>
 struct ElementOf {
   using Type = T;
@@ -46,8 +46,8 @@ Element<T>* MutableElements(tensorflow::Tensor* tensor) {
   return static_cast<Element<T>*>(tensor->data());
 }
 
-// Runs piece(0) ... piece(count - 1), on TensorFlow's worker threads where that pays, and
-// returns when all have run. `cycles` is what one piece takes.
+// Runs piece(0) ... piece(count - 1), on TensorFlow's worker threads if that is faster, and returns when all have run.
+// `cycles` is the cost of one piece.
 template <typename Piece>
 void RunOnThreads(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
                   const Piece& piece) {
@@ -57,9 +57,9 @@ void RunOnThreads(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycle
                     [&piece](int64_t begin, int64_t end) { range(piece, begin, end); });
 }
 
-// Kernels are templates of the device that they run on: how it runs pieces, and how much of
-// the work one piece should be. On a CPU enough for vector code and little enough for the
-// stack, on a GPU as little as can be written by itself.
+// Devices. Kernels are templates of one of these structs, which gives how pieces run, and their size. On a CPU a piece
+// is large enough for vector code, and small enough for the stack. On a GPU it is the smallest part that can be written
+// independently.
 struct Cpu {
   static constexpr int kDepthBlock = 64;
   static constexpr int kFloatsBlock = 192;
@@ -84,19 +84,19 @@ struct Gpu {
   }
 };
 
-// These are inline because reading TensorFlow's headers is most of what a .cc file takes to compile.
+// These functions are inline, since TensorFlow's headers are most of the compile time of a further .cc file.
 
-// More values than any device holds, and few enough to count bytes of what encodes them.
+// More values than any device holds, and so few that the bytes of their encodings do not overflow an int64.
 constexpr int64_t kMostValues = int64_t{1} << 48;
 
-// The shape that a vector of int32 or int64 (in host memory) spells out.
+// The shape given by a vector of int32 or int64 in host memory.
 inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
                                    tensorflow::TensorShape* shape) {
   const tensorflow::Tensor& dims = ctx->input(index);
   if (!tensorflow::TensorShapeUtils::IsVector(dims.shape())) {
     return absl::InvalidArgumentError(
         absl::StrCat("Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
-                     ctx->op_kernel().name(), "' must be a vector that spells out a shape, "
+                     ctx->op_kernel().name(), "' must be a vector, the dimensions of a shape, "
                      "got shape ", dims.shape().DebugString(), "."));
   }
   TF_RETURN_IF_ERROR(
@@ -106,28 +106,29 @@ inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
   if (shape->num_elements() <= kMostValues) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
-                   ctx->op_kernel().name(), "' spells out ", shape->DebugString(),
-                   ", which is the shape of no tensor."));
+                   ctx->op_kernel().name(), "' is the shape ", shape->DebugString(),
+                   ", which is larger than any tensor."));
 }
 
-// Where an input comes from, for a message: its node is named after the tensor that it encodes.
+// The source of an input, for a message: its node is named after the tensor that it encodes.
 inline std::string Source(tensorflow::OpKernelContext* ctx, int index) {
   const tensorflow::NodeDef& node = ctx->op_kernel().def();
   return index < node.input_size() ? absl::StrCat(" (", node.input(index), ")") : "";
 }
 
-// Whether an encoded tensor has exactly `bytes`, and if not, what that means.
+// Fails unless an encoded tensor has exactly `bytes`.
 inline absl::Status CheckEncodedBytes(tensorflow::OpKernelContext* ctx, int index, int64_t bytes) {
   const int64_t given = ctx->input(index).TotalBytes();
   if (given == bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
       ctx->op_kernel().name(), "'", Source(ctx, index), " has ", given,
-      " bytes where a tensor of its shape is encoded in ", bytes, ". It must come from the op that encoded that very tensor."));
+      " bytes; a tensor of its shape is encoded in ", bytes,
+      ". Pass the output of the op that encoded this very tensor."));
 }
 
-// The tensor that input 0 encodes: output 0, of the shape that the last input spells out. A tensor
-// of that many values is encoded in `bytes(count)`.
+// Allocates output 0, the tensor that input 0 encodes, of the shape given by the last input. Fails unless input 0 has
+// `bytes(number of values)` bytes.
 template <typename Bytes>
 absl::Status AllocateDecoded(tensorflow::OpKernelContext* ctx, const Bytes& bytes,
                              tensorflow::Tensor** tensor) {
@@ -139,8 +140,7 @@ absl::Status AllocateDecoded(tensorflow::OpKernelContext* ctx, const Bytes& byte
 
 // Shape functions.
 
-// One dimension, of the input's number of values divided by `values_per_byte`, rounded
-// up.
+// Output 0 is a vector of the number of input 0's values divided by `values_per_byte`, rounded up.
 inline absl::Status PackedShape(tensorflow::shape_inference::InferenceContext* c,
                                 int64_t values_per_byte) {
   tensorflow::shape_inference::DimensionHandle size = c->NumElements(c->input(0));
@@ -151,7 +151,7 @@ inline absl::Status PackedShape(tensorflow::shape_inference::InferenceContext* c
   return absl::OkStatus();
 }
 
-// Output 0 has the shape that input `index` spells out.
+// Output 0 has the shape given by input `index`.
 inline absl::Status ShapeFromTensor(tensorflow::shape_inference::InferenceContext* c, int index) {
   tensorflow::shape_inference::ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(index, &shape));

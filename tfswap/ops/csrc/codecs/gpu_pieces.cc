@@ -17,7 +17,7 @@
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
 
-// The text of codec_elements.h, as a string. The path is relative to the folder that the compiler runs in.
+// The text of codec_elements.h, as a string. The path is relative to the compiler's working directory.
 __asm__(
     ".pushsection .rodata\n"
     ".hidden tfswap_codec_elements\n"
@@ -49,7 +49,7 @@ constexpr int64_t kMaxBlocks = int64_t{1} << 30;
 // A shared library, opened at first use and never closed.
 class Library {
  public:
-  // The first of `names` that there is.
+  // Opens the first of `names` that exists.
   explicit Library(const std::vector<std::string>& names) {
     for (const std::string& name : names) {
       handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -58,7 +58,7 @@ class Library {
   }
   bool found() const { return handle_ != nullptr; }
 
-  // Calls a C function that returns an int, by the types of the arguments given.
+  // Calls a C function that returns an int. Its signature is taken from the arguments.
   template <typename... Arguments>
   int Call(const char* name, Arguments... arguments) const {
     auto* const function =
@@ -72,7 +72,7 @@ class Library {
   void* handle_ = nullptr;
 };
 
-// Next to TensorFlow, where pip puts it; there TensorFlow's own libraries look, too.
+// By the loader's path, then next to TensorFlow, where pip installs it.
 std::vector<std::string> NvrtcNames() {
   std::vector<std::string> names = {"libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"};
   Dl_info info;
@@ -98,7 +98,7 @@ const Library& Driver() {
 absl::Status Failed(const char* what, int code) {
   return absl::InternalError(absl::StrCat(
       "tfswap: ", what, " failed with ", code,
-      ". Please report this; tactics= without \"encode\" does without it."));
+      ". Please report this. To avoid it, leave \"encode\" out of tactics=."));
 }
 
 #define RETURN_IF_NONZERO(library, function, ...)                     \
@@ -119,7 +119,7 @@ absl::Status CompileProgram(void* program, const std::string& architecture,
     RETURN_IF_NONZERO(nvrtc, nvrtcAddNameExpression, program, expression.c_str());
   }
   const std::string target = absl::StrCat("--gpu-architecture=", architecture);
-  // Products and sums rounded one by one, as on a CPU.
+  // Products and sums are rounded separately, as on a CPU.
   const char* const options[] = {target.c_str(), "--std=c++17", "--fmad=false"};
   if (nvrtc.Call("nvrtcCompileProgram", program, 3, &options[0]) != 0) {
     size_t size = 0;
@@ -142,7 +142,7 @@ absl::Status CompileProgram(void* program, const std::string& architecture,
   return absl::OkStatus();
 }
 
-// The kernels of these types, in one program: NVRTC reads its text once for all of them.
+// Compiles the kernels of these types in one program, so that NVRTC parses its text once.
 absl::Status Compile(const std::set<std::string>& types, const std::string& architecture,
                      Compiled* compiled) {
   if (!Nvrtc().found()) {
@@ -165,7 +165,7 @@ absl::Status Compile(const std::set<std::string>& types, const std::string& arch
   return status;
 }
 
-// The kernel for a type in the current CUDA context, compiled at the first call.
+// The kernel for a type in the current CUDA context. The first call compiles it.
 absl::Status FindKernel(const std::string& type, void** kernel) {
   static std::mutex* const mu = new std::mutex;
   static auto* const kernels = new std::map<std::pair<void*, std::string>, void*>;
@@ -236,12 +236,12 @@ absl::Status CompileAllPieces(const std::string& architecture) {
 
 // The library's C interface, which load.py mirrors.
 
-// The TensorFlow that the library was compiled against, as build.py passed it. Every library has
-// one of this name: dlsym looks into a library itself before those that it is linked with.
+// The TensorFlow that the library was compiled against, as build.py passed it. Each of tfswap's libraries has a
+// function of this name; dlsym on a library finds its own first.
 TFSWAP_C_API const char* tfswap_built_for() { return TFSWAP_BUILT_FOR; }
 
-// How many kinds of piece NVRTC compiled for `architecture`; a negative number, and why in
-// `message`, where it could not. For tests.
+// Returns the number of types that NVRTC compiled for `architecture`, or a negative number and the error in `message`.
+// For tests.
 TFSWAP_C_API int tfswap_compile_gpu_pieces(const char* architecture, char* message, size_t size) {
   const absl::Status status = tfswap::CompileAllPieces(architecture);
   if (status.ok()) return static_cast<int>(tfswap::GpuPieceTypes().size());

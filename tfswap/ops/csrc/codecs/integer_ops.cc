@@ -1,8 +1,6 @@
-// Integers in the narrowest type that holds their range: an embedding's indices, labels,
-// argmax positions.
+// Integers in the narrowest type that holds their range: indices of an embedding, labels, positions of an argmax.
 //
-// The range is a promise about values that a graph may or may not keep, so encoding checks
-// every value and fails the step rather than wrap one around.
+// A graph may violate the range, so encoding checks each value. A value out of range makes the step fail.
 
 #include <atomic>
 #include <cstdint>
@@ -24,7 +22,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Values that one piece of work handles.
+// The values of one piece of work.
 constexpr int64_t kBlock = 1024;
 
 REGISTER_OP("Tfswap>EncodeIntegers")
@@ -38,8 +36,7 @@ REGISTER_OP("Tfswap>EncodeIntegers")
     .Doc(R"doc(
 `tensor - minimum` in the type U.
 
-Fails with InvalidArgument when a value is below `minimum`, or by more above it than U
-holds.
+Fails with InvalidArgument if a value minus `minimum` is negative or too large for U.
 )doc");
 
 REGISTER_OP("Tfswap>DecodeIntegers")
@@ -54,7 +51,7 @@ REGISTER_OP("Tfswap>DecodeIntegers")
 Undoes EncodeIntegers with the same `minimum`.
 )doc");
 
-// What both kernels read at construction.
+// The attributes of both kernels.
 class IntegersOp : public OpKernel {
  public:
   explicit IntegersOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -78,7 +75,7 @@ class EncodeIntegersOp : public IntegersOp {
     const T* const from = Elements<T>(tensor);
     U* const to = MutableElements<U>(encoded);
     const int64_t minimum = minimum_;
-    std::atomic<int64_t> refused{-1};  // the first value of a block with one out of range
+    std::atomic<int64_t> refused{-1};  // the start of a block that has a value out of range
     RunOnThreads(ctx, codec::CeilDiv(count, kBlock), kBlock,
               [from, to, count, minimum, &refused](int64_t block) {
                 const int64_t begin = block * kBlock;
@@ -103,7 +100,7 @@ class EncodeIntegersOp : public IntegersOp {
     }
     return absl::InvalidArgumentError(absl::StrCat(
         "EncodeIntegers node '", name(), "': value ", values[i], " (the ", i,
-        "-th) is outside of the range that it was planned for, ", minimum_, " and up to ",
+        "-th) is outside of the planned range, ", minimum_, " and up to ",
         std::numeric_limits<U>::max(), " more. Mark the tensor with tfswap.keep."));
   }
 };

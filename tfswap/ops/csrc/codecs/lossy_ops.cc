@@ -1,6 +1,6 @@
-// Floats in fewer bits: smaller formats (Gist's "Delayed Precision Reduction", Jain et al., ISCA
-// 2018) and integers with a scale per group (ActNN, Chen et al., ICML 2021). These change
-// what a step computes; tfswap writes them only where the user has asked for it.
+// Floats in fewer bits: smaller formats (Gist's "Delayed Precision Reduction", Jain et al., ISCA 2018) and integers
+// with a scale per group (ActNN, Chen et al., ICML 2021). These change the values of a step, so tfswap uses them only
+// where the user opts in.
 
 #include <cstdint>
 #include <string>
@@ -30,8 +30,8 @@ constexpr int64_t kCyclesPerQuantized = 16;
 // ---------------------------------------------------------------------------
 // Smaller floats
 
-// Calls use(format, word): a value of each type, which only gives the type. The one table of
-// formats; the op's attribute lists the same names.
+// Calls use(format, word) with values that only carry the types. This is the one table of formats; the op's attribute
+// lists the same names.
 template <typename Use>
 void WithFormat(const std::string& name, Use use) {
   if (name == "float16") use(codec::Float16(), uint16_t());
@@ -80,8 +80,8 @@ REGISTER_OP("Tfswap>EncodeFloats")
     .Doc(R"doc(
 `tensor` in a smaller float format, rounded to nearest even. Lossy.
 
-Values beyond the format's largest become the largest. Infinities and NaNs stay, where
-the format has no infinity (float8_e4m3fn) as NaN.
+Values beyond the format's largest become the largest. Infinities and NaNs stay, except that
+infinities become NaN in a format that has none (float8_e4m3fn).
 format: gist_float8 has 1 + 4 + 3 bits, gist_float10 1 + 5 + 4, of which three go into
   four bytes.
 )doc");
@@ -97,10 +97,10 @@ REGISTER_OP("Tfswap>DecodeFloats")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 1); })
     .Doc(R"doc(
-The values that EncodeFloats kept.
+The values of EncodeFloats' output.
 )doc");
 
-// What both kernels read at construction.
+// The attributes of both kernels.
 class FloatsOp : public OpKernel {
  public:
   explicit FloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -157,8 +157,8 @@ class DecodeFloatsOp : public FloatsOp {
 // ---------------------------------------------------------------------------
 // Integers with a scale per group
 
-// Attributes of both ops, checked, and where things lie: for each group its smallest and
-// its largest value, then the codes of all groups, the last one padded.
+// The checked attributes of both ops, and the layout: first the smallest and the largest value of each group, then the
+// codes of all groups. The last group is padded.
 struct Grouping {
   static constexpr int64_t kLargest = 1 << 20;
 
@@ -226,10 +226,10 @@ REGISTER_OP("Tfswap>DecodeGroups")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 1); })
     .Doc(R"doc(
-The values that EncodeGroups kept, of the same bits and group_size.
+The values of EncodeGroups' output. bits and group_size must be the same.
 )doc");
 
-// What both kernels read at construction.
+// The attributes of both kernels.
 class GroupsOp : public OpKernel {
  public:
   explicit GroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

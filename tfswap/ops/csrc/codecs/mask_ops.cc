@@ -1,9 +1,8 @@
-// Masks of one bit a value, and the kernels that take one in place of the tensor that
-// TensorFlow's own would keep (Gist's "Binarize", Jain et al., ISCA 2018).
+// Masks of one bit per value, and gradient kernels that read a mask in place of the feature map (Gist's "Binarize",
+// Jain et al., ISCA 2018).
 //
-// Encoding and decoding are stateful, as the swap ops are, so that two of them at
-// different places in a step's order are not merged into one. The gradients are not:
-// they stand one for one in the place of TensorFlow's.
+// Encoding and decoding are stateful, like the swap ops, so that TensorFlow does not merge two of them at different
+// places of a step's order. The gradients are stateless: each replaces one of TensorFlow's.
 
 #include <string>
 
@@ -26,7 +25,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 
-// What eight values take, roughly: the memory they come from is the limit.
+// The approximate cost of eight values, which is limited by the memory's bandwidth.
 constexpr int64_t kCyclesPerByte = 16;
 
 // Runs pieces of kMaskBytes bytes of a mask.
@@ -70,10 +69,10 @@ REGISTER_OP("Tfswap>MultiplyByMask")
     .Attr("T: {half, bfloat16, float, double}")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-`gradients` times 1 where the mask has a bit, times 0 elsewhere.
+`gradients` times 1 where the mask's bit is set, times 0 elsewhere.
 
-To the bit ReluGrad for a mask of "positive", and Relu6Grad for one of "relu6". May
-write over `gradients`.
+Bit-identical to ReluGrad for a mask of "positive", and to Relu6Grad for one of "relu6". The
+output may have the buffer of `gradients`.
 )doc");
 
 REGISTER_OP("Tfswap>LeakyReluGradFromMask")
@@ -84,8 +83,8 @@ REGISTER_OP("Tfswap>LeakyReluGradFromMask")
     .Attr("T: {half, bfloat16, float, double}")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-To the bit LeakyReluGrad of features whose mask of "positive" is given. May write over
-`gradients`.
+Bit-identical to LeakyReluGrad of the features whose mask of "positive" is given. The output
+may have the buffer of `gradients`.
 )doc");
 
 REGISTER_OP("Tfswap>SelectByMask")
@@ -100,7 +99,8 @@ REGISTER_OP("Tfswap>SelectByMask")
     .Doc(R"doc(
 SelectV2 of a condition given as a mask.
 
-then, else: Of the given shape, or of one value, which is repeated. May be written over.
+then, else: Of the given shape, or of one value, which is repeated. The output may have the
+  buffer of one of them.
 )doc");
 
 template <typename Device, typename T>
@@ -113,7 +113,7 @@ class EncodeMaskOp : public OpKernel {
                     "EncodeMask node '", name(), "' has predicate='", predicate_,
                     "' for a tensor of type ",
                     tensorflow::DataTypeString(ctx->input_type(0)),
-                    ": 'true' is for bool, and only that is.")));
+                    ": bool needs 'true', other types another predicate.")));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -177,7 +177,7 @@ class DecodeMaskOp : public OpKernel {
   }
 };
 
-// The kernels of one gradient and its mask.
+// A kernel whose inputs are gradients and a mask.
 template <typename Device, typename T>
 class MaskedGradientOp : public OpKernel {
  public:

@@ -1,10 +1,9 @@
-// MaxPoolGrad from where in its window each maximum lies, instead of from the pooled
-// tensor and its input (Gist's "Pool-to-index map", Jain et al., ISCA 2018). Besides what
-// it needs not keep, TensorFlow's kernel takes room for an int64 and a copy per
-// pooled value (maxpooling_op.cc), which this one does not.
+// MaxPoolGrad from the position of each maximum in its window, instead of from the pooled tensor and its input (Gist's
+// "Pool-to-index map", Jain et al., ISCA 2018). It also saves the temporaries of TensorFlow's kernel, an int64 and a
+// copy per pooled value (maxpooling_op.cc).
 //
-// To the bit what TensorFlow's CPU kernel computes, ties and NaNs included. oneDNN's
-// and cuDNN's kernels settle ties in their own ways.
+// Bit-identical to TensorFlow's CPU kernel, for equal values and NaNs too. Of equal values oneDNN's and cuDNN's kernels
+// may choose another one.
 //
 // Not handled: NCHW (TensorFlow's CPU kernel refuses it too), windows of more than 256
 // elements, windows over batch or depth, MaxPool3D.
@@ -87,7 +86,7 @@ absl::Status ReadWindow(Source* source, Window* window) {
   window->bottom = paddings[3];
   window->left = paddings[4];
   window->right = paddings[5];
-  // Else a window could lie in the padding alone and have no maximum.
+  // Otherwise a window could be in the padding alone and have no maximum.
   if (std::max(window->top, window->bottom) >= window->rows ||
       std::max(window->left, window->right) >= window->cols) {
     return absl::InvalidArgumentError("explicit_paddings must be less than the window.");
@@ -154,9 +153,9 @@ REGISTER_OP("Tfswap>EncodeMaxPool")
     .SetIsStateful()
     .SetShapeFn(PositionsShape)
     .Doc(R"doc(
-Where in its window the maximum of each pooled value lies. Attributes as MaxPool's.
+The position of each pooled value's maximum in its window. Attributes as MaxPool's.
 
-image: What MaxPool pools, [number, rows, cols, depth].
+image: The input of MaxPool, [number, rows, cols, depth].
 positions: Four bits each for windows of up to 16 elements, else eight. The positions of
   one output pixel begin at a whole byte.
 )doc");
@@ -174,12 +173,12 @@ REGISTER_OP("Tfswap>MaxPoolGradFromPositions")
     .Attr("explicit_paddings: list(int) = []")
     .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 2); })
     .Doc(R"doc(
-To the bit MaxPoolGrad, from EncodeMaxPool's positions.
+Bit-identical to MaxPoolGrad, from EncodeMaxPool's positions.
 
-shape: Of the image that was pooled.
+shape: The shape of the image that was pooled.
 )doc");
 
-// What both kernels read at construction.
+// The attributes of both kernels.
 class PoolingOp : public OpKernel {
  public:
   explicit PoolingOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -189,7 +188,7 @@ class PoolingOp : public OpKernel {
  protected:
   bool four_bits() const { return window_.size() <= kSmallWindow; }
 
-  // One piece of work is a block of the depth of one of `pixels`.
+  // One piece of work is a block of the channels of one pixel.
   template <typename Device, typename Piece>
   static void RunBlocks(OpKernelContext* ctx, int64_t pixels, int64_t steps, const Piece& piece) {
     constexpr int64_t kBlock = Device::kDepthBlock;
@@ -228,7 +227,7 @@ class EncodeMaxPoolOp : public PoolingOp {
   }
 };
 
-// Whether each of the positions of output pixel `pixel` is in the part of its window that lies in the image.
+// Whether all positions of output pixel `pixel` are inside the image.
 template <int kBits>
 bool InWindow(const codec::Pooling& p, const uint8_t* positions, int64_t pixel) {
   const int64_t top = pixel / p.out_cols % p.out_rows * p.row_stride - p.pad_top;
@@ -278,13 +277,13 @@ class MaxPoolGradFromPositionsOp : public PoolingOp {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &backprop));
     if (backprop->NumElements() == 0) return;
     const int64_t pixels = images * pooling.rows * pooling.cols;
-    // Windows that an image pixel lies in.
+    // The number of windows that contain an image pixel.
     const int64_t steps = codec::CeilDiv(pooling.window_rows, pooling.row_stride) *
                           codec::CeilDiv(pooling.window_cols, pooling.col_stride);
     const auto* const from = Elements<T>(gradients);
     const auto* const positions = Elements<uint8_t>(ctx->input(1));
     auto* const to = MutableElements<T>(backprop);
-    if constexpr (std::is_same_v<Device, Cpu>) {  // a GPU would have to be waited for
+    if constexpr (std::is_same_v<Device, Cpu>) {  // on a GPU the check would have to wait for the stream
       std::atomic<bool> damaged{false};
       RunOnThreads(ctx, images * pooling.out_rows * pooling.out_cols, 1 + pooling.depth / 8,
                    [this, pooling, positions, &damaged](int64_t pixel) {
@@ -292,7 +291,7 @@ class MaxPoolGradFromPositionsOp : public PoolingOp {
                    });
       OP_REQUIRES(ctx, !damaged, absl::InvalidArgumentError(absl::StrCat(
           "Input 1 of MaxPoolGradFromPositions node '", name(), "'", Source(ctx, 1), " has positions outside of "
-          "their windows: it is not what EncodeMaxPool has made of images of shape ", shape.DebugString(),
+          "their windows: it is not the output of EncodeMaxPool for images of shape ", shape.DebugString(),
           ", or its bytes have changed since.")));
     }
     if (four_bits()) {

@@ -1,32 +1,33 @@
-// The loops that avx2.h and avx512.h have in common. Each includes this once, in its own namespace, behind what they
-// do not: a function is compiled for the vectors that its attribute names, which no argument of a template can choose.
+// The loops that avx2.h and avx512.h share. Each of them includes this file once, in its own namespace, after the
+// definitions below. An include, since an attribute of each function names the instruction set, and a template argument
+// cannot choose an attribute.
 //
-// Values are taken in vectors; the last few, and vectors that hold an infinity or a NaN, by the elements' own code.
-// So what is written here need only be right for finite numbers.
+// Full vectors of finite values are processed here. codec_elements.h processes the last few values, and vectors with an
+// infinity or a NaN. So this code need only be correct for finite numbers.
 //
-// What is defined before:
+// Definitions needed before the include:
 //   TFSWAP_VECTOR, TFSWAP_VECTOR_INLINE  the attributes of functions
-//   kLanes                               how many floats are in a vector
-//   Floats, Ints, Shorts                 vectors as GCC has them: operators are for each lane
-//   Bits                                 the unsigned integer that has a bit for each lane
-//   Load<Vector>, Store                  from and to anywhere
-//   Where(predicate, floats)             the bits of the lanes that it holds for
+//   kLanes                               the number of floats in a vector
+//   Floats, Ints, Shorts                 GCC's vector types, whose operators work on each lane
+//   Bits                                 the unsigned integer with one bit per lane
+//   Load<Vector>, Store                  for unaligned memory
+//   Where(predicate, floats)             the bits of the lanes for which the predicate holds
 //   OneWhere(bits)                       1 in these lanes, 0 in the others
 //   Min, Max, AnyIsNotFinite             of magnitudes: bits of floats without their signs
 //   AnyIsNan, StoreAsHalves, LoadHalves, LowerHalves, UpperHalves
 //   SumOfHalves(ints, upper, lower)      the upper 16 bits times `upper` plus the lower times `lower`, with their signs
 //   StoreCodes, LoadBytes, AnyIsLarger   of codes of a byte each
-//   Lower, Higher                        of two floats, neither a NaN
+//   Lower, Higher                        the lower and the higher of two floats, neither of them a NaN
 //   Longs, Doubles, HalfInts             vectors of kLanes / 2, 64 bits wide and 32
 //   Product(longs, factor)               of the lower 32 bits of each
 //   EveryFourth(from, k)                 from[k], from[4 + k], from[8 + k] ... as doubles
 //   Truncated(doubles), Least(half ints), StoreAsShorts(to, half ints)
 
-// A piece that has code by hand: Run(piece, begin, end) is piece(begin) ... piece(end - 1).
+// Whether a piece has vector code, by intrinsics. If so, Run(piece, begin, end) does piece(begin) ... piece(end - 1).
 template <typename Piece>
 struct ByHand : std::false_type {};
 
-// Hand::Whole for the first `whole` pieces, and the elements' own code for the others.
+// Runs Hand::Whole for the first `whole` pieces, and the code of codec_elements.h for the others.
 template <typename Hand, typename Piece>
 TFSWAP_VECTOR_INLINE void RunWhole(const Piece& piece, int64_t begin, int64_t end, int64_t whole) {
   const Piece own = piece;  // see RunRange
@@ -72,12 +73,13 @@ struct ByHand<codec::MultiplyByMask<float, kBytes>> : std::true_type {
   }
 };
 
-// Values from `begin` on by Codec::Vectors, kAtOnce at a time; returns where it could not, or where fewer are left. A
-// function of its own: next to the elements' code, constants do not stay in registers.
+// Converts values from `begin` on by Codec::Vectors, kPerStep at a time. Returns the first value that it could not
+// convert, or that fewer than kPerStep are left from. A separate function: together with the code of codec_elements.h,
+// constants do not stay in registers.
 template <typename Codec, typename From, typename To>
 TFSWAP_VECTOR __attribute__((noinline)) int64_t ByVectors(const From* from, int64_t begin, int64_t stop, To* to) {
   int64_t i = begin;
-  while (i + Codec::kAtOnce <= stop && __builtin_expect(Codec::Vectors(from + i, to + i), 1)) i += Codec::kAtOnce;
+  while (i + Codec::kPerStep <= stop && __builtin_expect(Codec::Vectors(from + i, to + i), 1)) i += Codec::kPerStep;
   return i;
 }
 
@@ -85,7 +87,7 @@ template <typename Codec, typename From, typename To>
 TFSWAP_VECTOR_INLINE void Convert(const From* from, int64_t begin, int64_t stop, To* to) {
   while (begin < stop) {
     begin = ByVectors<Codec>(from, begin, stop, to);
-    const int64_t behind = codec::Min(begin + Codec::kAtOnce, stop);
+    const int64_t behind = codec::Min(begin + Codec::kPerStep, stop);
     for (; begin < behind; ++begin) to[begin] = Codec::Element(from[begin]);
   }
 }
@@ -95,7 +97,7 @@ struct Encoder;
 template <typename Format>
 struct Decoder;
 
-// Of words of several values and of bfloat16, which is half a float, compilers make good code.
+// For words of several values, and for bfloat16, the upper half of a float, compilers emit good code.
 template <typename Format, typename Word>
 constexpr bool kConverts = 8 * sizeof(Word) == Format::kBits && !std::is_same_v<Format, codec::BrainFloat16>;
 
@@ -121,14 +123,14 @@ struct ByHand<codec::DecodeFloats<Format, Word, float, kBlock>>
 
 constexpr int32_t kMagnitude = 0x7FFFFFFF;
 
-// float16 as the processor converts it, which overflows where we saturate.
+// float16 by the processor's conversion. It overflows to infinity, so values are saturated before.
 template <>
 struct Encoder<codec::Float16> {
-  static constexpr int kAtOnce = 4 * kLanes;
+  static constexpr int kPerStep = 4 * kLanes;
 
   TFSWAP_VECTOR_INLINE static bool Vectors(const float* from, uint16_t* to) {
     Ints largest = {};
-    for (int k = 0; k < kAtOnce; k += kLanes) {
+    for (int k = 0; k < kPerStep; k += kLanes) {
       const Ints bits = Load<Ints>(from + k);
       const Ints magnitudes = bits & kMagnitude;
       largest = Max(largest, magnitudes);
@@ -145,7 +147,7 @@ struct Encoder<codec::Float16> {
 
 template <>
 struct Decoder<codec::Float16> {
-  static constexpr int kAtOnce = kLanes;
+  static constexpr int kPerStep = kLanes;
 
   TFSWAP_VECTOR_INLINE static bool Vectors(const uint16_t* from, float* to) {
     const Floats values = LoadHalves(from);
@@ -156,16 +158,17 @@ struct Decoder<codec::Float16> {
   static float Element(uint16_t code) { return codec::Float16::Decode(code); }
 };
 
-// Eight bits: Minifloat::Encode.
+// Formats of eight bits, as in Minifloat::Encode.
 template <int kExponent, int kMantissa, bool kInfinities>
 struct Encoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   using Format = codec::Minifloat<kExponent, kMantissa, kInfinities>;
-  static constexpr int kAtOnce = 4 * kLanes;
+  static constexpr int kPerStep = 4 * kLanes;
 
   TFSWAP_VECTOR_INLINE static bool Vectors(const float* from, uint8_t* to) {
-    // A sum's upper half is its exponent, 1 << 7 a step, and its lower half the significand, of which 1 << kMantissa
-    // are one step of the code's exponent. That is 0 where the power's is kFirst: so much less is in the power's lower
-    // half, as a number with a sign, and an even one, so that sums are rounded as they would be without.
+    // The upper 16 bits of a sum count its exponent in steps of 1 << 7. The lower 16 bits are the significand, and 1 <<
+    // kMantissa of it are one step of the code's exponent. The code's exponent is 0 where the power's exponent is
+    // kFirst. So kFirst << kMantissa is subtracted in the lower 16 bits of the power, as a signed number. It is even,
+    // so that the rounding of the sums does not change.
     constexpr int kScale = 7 - kMantissa;
     constexpr int kFirst = static_cast<int>(Format::kSmallestExponent >> 23) + Format::kDropped;
     constexpr int kLess = (1 << 16) - (kFirst << kMantissa);
@@ -189,19 +192,19 @@ struct Encoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   static uint8_t Element(float value) { return static_cast<uint8_t>(Format::EncodeSaturating(value)); }
 };
 
-// Eight bits become a float16 of another bias, exponents up to the largest included, which the
-// processor converts, and a product with a power of two sets that right.
+// Eight bits become a float16 with the same exponent bits, which the processor converts. A product with a power of two
+// corrects the bias.
 template <int kExponent, int kMantissa, bool kInfinities>
 struct Decoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   using Format = codec::Minifloat<kExponent, kMantissa, kInfinities>;
-  static constexpr int kAtOnce = 4 * kLanes;
+  static constexpr int kPerStep = 4 * kLanes;
 
   TFSWAP_VECTOR_INLINE static bool Vectors(const uint8_t* from, float* to) {
     constexpr int kRaise = 10 - kMantissa;
     constexpr float kScale = static_cast<float>(1 << (codec::Float16::kBias - Format::kBias));
     if (AnyIsLarger(from, Format::kLargest)) return false;
-    for (int k = 0; k < kAtOnce; k += 2 * kLanes) {
-      // With the sign in all bits from the seventh on; it belongs to the highest alone.
+    for (int k = 0; k < kPerStep; k += 2 * kLanes) {
+      // LoadBytes extends the sign to all bits from the seventh on; the mask keeps the highest.
       const Shorts halves = (LoadBytes(from + k) << kRaise) & static_cast<int16_t>(0x8000 | 0x7F << kRaise);
       Store(to + k, LowerHalves(halves) * kScale);
       Store(to + k + kLanes, UpperHalves(halves) * kScale);
@@ -212,16 +215,16 @@ struct Decoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   static float Element(uint8_t code) { return Format::Decode(code); }
 };
 
-// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters together, each in 64 bits of its own,
-// of which a product has the lower half. What counter j gives its k-th number for is the value 4 * j + k, and codes of
-// four neighbours are one integer's bytes.
+// Full groups of finite values. Ten rounds of Philox run for kLanes / 2 counters together, each word in the lower half
+// of 64 bits. The k-th number of counter j belongs to value 4 * j + k. The codes of four consecutive values are the
+// bytes of one integer.
 template <int kBits>
 struct ByHand<codec::EncodeGroups<float, kBits>> : std::true_type {
   using Piece = codec::EncodeGroups<float, kBits>;
-  static constexpr int kAtOnce = 2 * kLanes;
+  static constexpr int kPerStep = 2 * kLanes;
 
   TFSWAP_VECTOR static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const bool divides = piece.group_size % kAtOnce == 0;
+    const bool divides = piece.group_size % kPerStep == 0;
     RunWhole<ByHand>(piece, begin, end, divides ? piece.count / piece.group_size : 0);
   }
 
@@ -243,7 +246,7 @@ struct ByHand<codec::EncodeGroups<float, kBits>> : std::true_type {
     }
     const auto rounding = piece.template Begin<true>(group, lowest, highest);
     uint8_t* const to = piece.codes + begin / Piece::kPerByte;
-    for (int64_t i = 0; i < piece.group_size; i += kAtOnce) {
+    for (int64_t i = 0; i < piece.group_size; i += kPerStep) {
       Encode(rounding, static_cast<uint64_t>((begin + i) / 4), piece.values + begin + i, to + i / Piece::kPerByte);
     }
   }
@@ -266,7 +269,7 @@ struct ByHand<codec::EncodeGroups<float, kBits>> : std::true_type {
     }
     HalfInts codes = {};
     for (int k = 0; k < 4; ++k) {
-      // Integers below 2^52 stand behind the bits of 2^52, as a double.
+      // An integer below 2^52, put into the significand of the double 2^52, gives 2^52 plus the integer.
       const Doubles places = (Doubles)(words[k] >> 8 | 0x4330000000000000) - 0x1p52;
       const Doubles chances = (places + 0.5) * 0x1p-24;
       const Doubles levels = (EveryFourth(from, k) - rounding.levels.low) * rounding.per_step + chances;

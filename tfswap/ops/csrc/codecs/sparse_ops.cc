@@ -1,18 +1,15 @@
-// Tensors with many zeros as their other values and where these stand (Gist's "Sparse
-// Storage and Dense Compute", Jain et al., ISCA 2018): after ReLU and dropout.
+// Tensors with many zeros, as after ReLU and dropout, stored as their nonzero values and the places of these (Gist's
+// "Sparse Storage and Dense Compute", Jain et al., ISCA 2018).
 //
-// A zero is a value whose bits are all zero, so that -0 and NaN come back as they were: the
-// codec is lossless. As in Gist, a tensor is cut into rows of 256 values, so that a column
-// takes one byte.
+// A zero is a value whose bits are all zero. So -0 and NaN are stored, and the codec is lossless. As in Gist, a tensor
+// is divided into rows of 256 values, so that a column takes one byte.
 //
-// How many values are not zero is known only when the step runs; how much memory the
-// encoding takes must be known before. So the encoded tensor always has the size of the
-// planned number of values, and those beyond it go to host memory, which the second output
-// holds, as a swapped tensor would. Denser data than planned makes the step slower, never
-// larger.
+// The number of nonzero values is known only when the step runs, but the plan needs the size of the encoding. So the
+// encoded tensor has the size for the planned number of values. Further values are stored in host memory, which the
+// second output owns, like a swapped tensor. Denser data than planned makes the step slower, and never increases its
+// peak.
 //
-// Not handled: GPUs (their count would have to be waited for), tensors of 2^32 values or
-// more.
+// Not handled: GPUs, where the count would have to wait for the stream; tensors of 2^32 values or more.
 
 #include <atomic>
 #include <cstdint>
@@ -47,11 +44,11 @@ using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kRow = 256;
 constexpr int64_t kCyclesPerRow = 4 * kRow;
-// Rows that one thread compresses next to each other, as many as its stack and its cache have room for.
-constexpr int64_t kRowsAtOnce = 8;
+// The rows of one piece of work, for which a thread's stack and cache have room.
+constexpr int64_t kRowsPerPiece = 8;
 
-// Where things lie in an encoded tensor: for each row the number of values before it (and
-// their total behind the last row), then the values, then their columns.
+// The layout of an encoded tensor: for each row the number of values before it, and after the last row their total;
+// then the values; then their columns.
 struct Layout {
   Layout(int64_t count, int64_t planned, int64_t value_bytes)
       : rows(codec::CeilDiv(count, kRow)),
@@ -99,12 +96,12 @@ REGISTER_OP("Tfswap>EncodeSparse")
     .SetIsStateful()
     .SetShapeFn(EncodeShape)
     .Doc(R"doc(
-The values of `tensor` that are not zero, and where they stand.
+The nonzero values of `tensor` and their places.
 
 encoded: Its size depends on the number of values and on `capacity` alone.
-spill: Holds, in host memory, what did not fit. Fails with ResourceExhausted when
-  that is at its limit.
-capacity: How many values that are not zero `encoded` has room for.
+spill: Owns the values beyond `capacity`, in host memory. The op fails with
+  ResourceExhausted if host memory is at its limit.
+capacity: The number of nonzero values that `encoded` has room for.
 )doc");
 
 REGISTER_OP("Tfswap>DecodeSparse")
@@ -125,18 +122,17 @@ REGISTER_OP("Tfswap>DecodeSparse")
 Undoes EncodeSparse with the same `capacity`. May run any number of times.
 )doc");
 
-// What did not fit: the values, then their columns.
+// The values beyond the capacity, then their columns.
 struct Spill : ProcessLocal {
   static constexpr char kMaker[] = "EncodeSparse";
   std::shared_ptr<const HostBuffer> host;
-  int64_t total = 0;  // values that are not zero, with those that did fit
-  int64_t count = 0;
+  int64_t total = 0;  // the nonzero values of the tensor
+  int64_t count = 0;  // those of them in `host`
   size_t value_bytes = 0;
   std::string TypeName() const { return "tfswap::Spill"; }
 };
 
-// A list of values and columns whose first part lies in the encoded tensor and whose
-// rest lies in host memory.
+// A list of values and columns, of which the first part is in the encoded tensor and the rest in host memory.
 template <typename Word>
 class Entries {
  public:
@@ -151,8 +147,8 @@ class Entries {
     return end <= capacity_ || begin >= capacity_;
   }
 
-  // Calls part(values, columns, offset, count) for each run of entries [begin, end) that lies
-  // in one piece, `offset` from `begin`.
+  // Calls part(values, columns, offset, count) for each contiguous run of the entries [begin, end), `offset` entries
+  // after `begin`.
   template <typename Part>
   void ForEachPart(int64_t begin, int64_t end, Part part) const {
     const int64_t split = codec::Min(codec::Max(begin, capacity_), end);
@@ -174,7 +170,7 @@ class Entries {
   int64_t capacity_;
 };
 
-// What both kernels read at construction.
+// The attributes of both kernels.
 class SparseOp : public OpKernel {
  public:
   explicit SparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -198,7 +194,7 @@ uint32_t CountPresent(const Word* row, int64_t length) {
   return present;
 }
 
-// The values of a row that are not zero, and their columns; both have room for all of a row.
+// Writes the nonzero values of a row and their columns. Both outputs have room for a full row.
 template <typename Word>
 void CompressRow(const Word* row, int64_t length, Word* values, uint8_t* columns) {
 #ifdef __x86_64__
@@ -214,7 +210,7 @@ void CompressRow(const Word* row, int64_t length, Word* values, uint8_t* columns
   }
 }
 
-// The values of rows [row, end) that are not zero, and their columns, in `entries` from where each row begins.
+// Writes the nonzero values of the rows [row, end) and their columns to `entries`, at the begin of each row.
 template <typename Word>
 void CompressRows(const Word* from, int64_t count, int64_t row, int64_t end, const uint32_t* begins,
                   const Entries<Word>& entries) {
@@ -231,10 +227,10 @@ void CompressRows(const Word* from, int64_t count, int64_t row, int64_t end, con
     }
   }
 #endif
-  // First next to each other, without a branch per value: rows are neighbours in the output, and
-  // another thread may be writing the next ones.
-  Word values[kRowsAtOnce * kRow];
-  uint8_t columns[kRowsAtOnce * kRow];
+  // First into buffers, without a branch per value: the code writes beyond a row's values, where another thread may be
+  // writing the next row.
+  Word values[kRowsPerPiece * kRow];
+  uint8_t columns[kRowsPerPiece * kRow];
   const int64_t begin = begins[row];
   for (; row < end; ++row) {
     CompressRow(from + row * kRow, codec::Min(kRow, count - row * kRow), values + (begins[row] - begin),
@@ -247,7 +243,7 @@ void CompressRows(const Word* from, int64_t count, int64_t row, int64_t end, con
                       });
 }
 
-// A word stands for a value's bits: values are moved, never computed with.
+// A word has the bits of a value: values are only moved.
 template <typename Word>
 class EncodeSparseOp : public SparseOp {
  public:
@@ -289,10 +285,10 @@ class EncodeSparseOp : public SparseOp {
     }
     const Entries<Word> entries(encoded, layout, spill.host ? spill.host->data() : nullptr,
                                 spill.count);
-    RunOnThreads(ctx, codec::CeilDiv(layout.rows, kRowsAtOnce), kRowsAtOnce * kCyclesPerRow,
+    RunOnThreads(ctx, codec::CeilDiv(layout.rows, kRowsPerPiece), kRowsPerPiece * kCyclesPerRow,
                  [from, count, begins, entries, rows = layout.rows](int64_t piece) {
-                   CompressRows(from, count, piece * kRowsAtOnce,
-                                codec::Min((piece + 1) * kRowsAtOnce, rows), begins, entries);
+                   CompressRows(from, count, piece * kRowsPerPiece,
+                                codec::Min((piece + 1) * kRowsPerPiece, rows), begins, entries);
                  });
     SetVariantOutput(ctx, 1, std::move(spill));
   }
@@ -321,8 +317,8 @@ class DecodeSparseOp : public SparseOp {
     const Entries<Word> entries(encoded, layout, spill->host ? spill->host->data() : nullptr,
                                 spill->count);
     auto* const to = static_cast<Word*>(tensor->data());
-    // Only what one EncodeSparse has made is that: rows that follow each other and end with what there is, and in each
-    // row values that are not zero, from left to right.
+    // The outputs of one EncodeSparse have rows in order that end with the total, and in each row nonzero values in
+    // ascending columns. All else is refused.
     std::atomic<bool> damaged{begins[0] != 0 || begins[layout.rows] != spill->total};
     RunOnThreads(ctx, layout.rows, kCyclesPerRow, [=, &damaged](int64_t row) {
       Word* const out = to + row * kRow;

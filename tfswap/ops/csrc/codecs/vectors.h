@@ -1,10 +1,10 @@
-// Runs the pieces of codec_elements.h with the vectors that this processor has.
+// Runs the pieces of codec_elements.h with this processor's vector instructions.
 //
-// Most of what they do compilers make good vector code of, which is compiled here for several widths
-// of vectors and chosen when it runs, since the library may have been built on another machine. Of masks, conversions
-// and rows' gaps they do not: avx2.h and avx512.h have those by hand. Bits are the same either way
-// (tests/unit/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
-// native/build.py). Nothing here includes TensorFlow.
+// For most pieces compilers emit good vector code. They are compiled here for several widths of vectors, of which one
+// is chosen at run time, since the library may have been built on another machine. For masks, conversions and the
+// compression of sparse rows, avx2.h and avx512.h have intrinsics. All variants give the same bits
+// (tests/unit/codec_vectors_test.cc). Products and sums are not fused, see COMPILE_FLAGS in native/build.py. This file
+// does not include TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_VECTORS_H_
 #define TFSWAP_OPS_CSRC_CODECS_VECTORS_H_
@@ -22,8 +22,7 @@ namespace tfswap {
 template <typename Piece>
 __attribute__((always_inline)) inline void RunRange(const Piece& piece, int64_t begin,
                                                     int64_t end) {
-  // A copy that nothing points at: its fields stay in registers, though stores of bytes
-  // might reach `piece` itself.
+  // A copy whose address is not taken: its fields stay in registers. A store of bytes might alias `piece`.
   const Piece own = piece;
   for (int64_t i = begin; i < end; ++i) own(i);
 }

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Zstd's header is not among TensorFlow's. These have been in its interface since 1.4, and are null where no library of
-// the process has them.
+// TensorFlow has no header of zstd. These functions are in zstd's interface since 1.4, and null if no library of the
+// process has them.
 extern "C" {
 #define TFSWAP_IF_THERE __attribute__((weak))
 typedef struct ZSTD_CCtx_s ZSTD_CCtx;
@@ -22,17 +22,17 @@ TFSWAP_IF_THERE unsigned ZSTD_isError(size_t result);
 namespace tfswap::planes {
 namespace {
 
-// Zstd's memory grows with what it compresses at a time. Each frame has its length before it.
+// Zstd's memory grows with the size of a frame. Each frame follows its length.
 constexpr size_t kFrameBytes = size_t{64} << 10;
 using Length = uint32_t;
 
 constexpr int kLevel = 100;         // ZSTD_c_compressionLevel
 constexpr int kLiteralsMode = 1002;  // ZSTD_c_literalCompressionMode
-// Next to no search for matches; what is left is coded all the same.
+// A level with almost no search for matches. Literals are Huffman-coded even at this level.
 constexpr int kHardlyAny = -1000;
 constexpr int kAlwaysHuffman = 1;
 
-// Of known width, so that compilers make vector code.
+// A constant width, so that compilers emit vector code.
 template <size_t kWidth>
 void CutBy(const char* values, size_t count, char* planes) {
   for (size_t plane = 0; plane < kWidth; ++plane) {
@@ -49,7 +49,7 @@ void JoinBy(const char* planes, size_t count, char* values) {
 
 }  // namespace
 
-bool There() {
+bool IsAvailable() {
   return ZSTD_initStaticCCtx != nullptr && ZSTD_initStaticDCtx != nullptr && ZSTD_CCtx_setParameter != nullptr &&
          ZSTD_compress2 != nullptr && ZSTD_decompressDCtx != nullptr && ZSTD_isError != nullptr;
 }

@@ -143,9 +143,9 @@ TFSWAP_C_API double tfswap_disk_bandwidth() { return SpillFile::throttle().bandw
 
 TFSWAP_C_API double tfswap_disk_latency_us() { return SpillFile::throttle().latency_us; }
 
-// Whether what goes to disk is compressed; false where that was asked for and can't be.
+// Sets whether tensors on disk are compressed. Returns false if that is requested and zstd is not available.
 TFSWAP_C_API bool tfswap_set_disk_compression(bool wanted) {
-  if (wanted && !tfswap::planes::There()) return false;
+  if (wanted && !tfswap::planes::IsAvailable()) return false;
   SpillFile::SetCompression(wanted);
   return true;
 }
@@ -157,7 +157,7 @@ TFSWAP_C_API uint64_t tfswap_staging_bytes() { return tfswap::Staging::kBytes; }
 
 // Of the owner's latest step. What pools hold is what this owner has in them, and what they may take is not filled in.
 TFSWAP_C_API void tfswap_step_stats(int64_t owner, TfswapStats* stats) {
-  *stats = Filled(Runtime::Get().client(owner)->traffic.figures());
+  *stats = Filled(Runtime::Get().client(owner)->copy_stats.figures());
 }
 
 // Drops what is kept for an owner that will run no more.
@@ -165,7 +165,7 @@ TFSWAP_C_API void tfswap_forget_owner(int64_t owner) { Runtime::Get().Forget(own
 
 TFSWAP_C_API void tfswap_stats(TfswapStats* stats) {
   Runtime& runtime = Runtime::Get();
-  *stats = Filled(runtime.traffic().figures());
+  *stats = Filled(runtime.copy_stats().figures());
   const HostBudget::Usage usage = runtime.budget().usage();
   stats->pool_in_use_bytes = usage.in_use_bytes;
   stats->pool_reserved_bytes = usage.reserved_bytes;
@@ -180,7 +180,7 @@ TFSWAP_C_API void tfswap_stats(TfswapStats* stats) {
 
 TFSWAP_C_API void tfswap_reset_stats() {
   Runtime& runtime = Runtime::Get();
-  runtime.traffic().Begin();
+  runtime.copy_stats().Begin();
   runtime.budget().ResetPeak();
   SpillFile::ResetPeaks();
   runtime.spilled_bytes() = 0;

@@ -1,16 +1,15 @@
-// Giving a request a chunk of its own size.
+// Chunks of exactly the requested size.
 //
-// The arena gives a free chunk of less than twice the bytes asked for whole (bfc_allocator.cc,
-// FindChunkPtr), and what is too much of it counts as used for as long as it is held. So before
-// a kernel with large requests SplitChunk parts each chunk that it would get in two, of which
-// one fits, by a little that it keeps between them, and FreeRest gives that back once the kernel
-// has run:
+// The arena does not split a free chunk of less than twice the requested bytes (bfc_allocator.cc, FindChunkPtr). The
+// excess bytes count as in use until the chunk is freed. So before a kernel with large requests SplitChunk splits each
+// chunk that the kernel would get in two, of which one has the requested size. A separator, a small chunk in use, keeps
+// the two parts from merging. FreeRest frees the separators once the kernel has run:
 //
 //   SplitChunk -> kernel -> FreeRest
 //
-// Where the step decides what is asked for, which chunks these are is not known before. ExactChunks has the arena split
-// every chunk that is larger than the request, from there until FreeRest: what it does for GPUs by the session option
-// internal_fragmentation_fraction. Then no more is in use than what is live.
+// If values decide the requests of a step, the chunks are not known in advance. ExactChunks sets the arena to split
+// each chunk that is larger than the request, until FreeRest. For GPUs the session option
+// internal_fragmentation_fraction does the same.
 
 #include <algorithm>
 #include <atomic>
@@ -48,12 +47,11 @@ REGISTER_OP("Tfswap>SplitChunk")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Where the next requests would be given chunks whole that are larger than they need, parts the
-rest of these chunks from what they need.
+Splits the chunks that the next requests would get, if they are larger than requested.
 
-nbytes: What is requested, and held together, in order. Negative, and alone, the bytes of a
-  request that is to lie at the end of the largest free chunk.
-rest: Holds what is between the two until FreeRest.
+nbytes: The bytes of the requests, in order, which are held at the same time. One negative
+  number: the request of this many bytes gets the end of the largest free chunk.
+rest: Owns the separators until FreeRest.
 )doc");
 
 REGISTER_OP("Tfswap>ExactChunks")
@@ -61,9 +59,9 @@ REGISTER_OP("Tfswap>ExactChunks")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-From now on each request gets a chunk of its own size.
+Sets the arena to give each request a chunk of exactly its size.
 
-rest: Ends that, by FreeRest or when it is gone.
+rest: FreeRest, or the end of this tensor's life, undoes the setting.
 )doc");
 
 REGISTER_OP("Tfswap>FreeRest")
@@ -71,11 +69,11 @@ REGISTER_OP("Tfswap>FreeRest")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Gives back what SplitChunk holds, or ends what ExactChunks has begun.
+Frees the separators of a SplitChunk, or undoes the setting of an ExactChunks.
 )doc");
 
-// The allocator lists its chunks in a protobuf of all of them, which takes a tenth of a millisecond for the
-// thousands that a large step has. Its members are private; an explicit instantiation may name them.
+// The allocator's public list of chunks is a protobuf, which takes 0.1 ms for the thousands of chunks of a large step.
+// So private members are read: an explicit instantiation may name them.
 struct MutexMember {
   friend constexpr auto MemberOf(MutexMember);
 };
@@ -97,16 +95,16 @@ template struct Named<ChunksMember, &BFCAllocator::chunks_>;
 template struct Named<OptionsMember, &BFCAllocator::opts_>;
 template struct Named<MemoryLimitMember, &BFCAllocator::memory_limit_>;
 
-// TensorFlow's allocator, as ChunkSplitter takes it.
+// TensorFlow's allocator with the interface that ChunkSplitter requires.
 class RealArena {
  public:
   explicit RealArena(BFCAllocator* allocator) : allocator_(allocator) {}
 
   uint64_t Allocate(size_t nbytes) {
-    tensorflow::AllocationAttributes at_once;
-    at_once.retry_on_failure = false;
+    tensorflow::AllocationAttributes no_retry;
+    no_retry.retry_on_failure = false;
     return reinterpret_cast<uint64_t>(
-        allocator_->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, nbytes, at_once));
+        allocator_->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, nbytes, no_retry));
   }
 
   void Free(uint64_t address) { allocator_->DeallocateRaw(reinterpret_cast<void*>(address)); }
@@ -115,7 +113,7 @@ class RealArena {
     std::vector<size_t> found;
     absl::MutexLock lock(&(allocator_->*MemberOf(MutexMember())));
     for (const auto& chunk : allocator_->*MemberOf(ChunksMember())) {
-      // One that is in no bin is no chunk: its place waits for another.
+      // A free entry without a bin is an unused place of the vector.
       if (!chunk.in_use() && chunk.bin_num >= 0) found.push_back(chunk.size);
     }
     std::sort(found.begin(), found.end());
@@ -126,43 +124,43 @@ class RealArena {
   BFCAllocator* const allocator_;
 };
 
-// What lasts from one of these ops until FreeRest, or until the step has failed.
-class Parting {
+// The effect of SplitChunk or ExactChunks. It ends at FreeRest, or when the step has failed.
+class Effect {
  public:
-  Parting() = default;
-  Parting(const Parting&) = delete;
-  Parting& operator=(const Parting&) = delete;
-  virtual ~Parting() = default;
-  virtual void GiveBack() = 0;
+  Effect() = default;
+  Effect(const Effect&) = delete;
+  Effect& operator=(const Effect&) = delete;
+  virtual ~Effect() = default;
+  virtual void End() = 0;
 };
 
-// What parts chunks in two, in use so that they stay apart.
-class Between : public Parting {
+// Chunks in use that keep the parts of split chunks from merging.
+class Separators : public Effect {
  public:
-  explicit Between(BFCAllocator* arena) : arena_(arena) {}
-  ~Between() override { GiveBack(); }
+  explicit Separators(BFCAllocator* arena) : arena_(arena) {}
+  ~Separators() override { End(); }
 
-  void Part(const std::vector<int64_t>& sizes) { between_ = ChunkSplitter<RealArena>(&arena_).Split(sizes); }
+  void Split(const std::vector<int64_t>& sizes) { chunks_ = ChunkSplitter<RealArena>(&arena_).Split(sizes); }
 
-  void GiveBack() final {
-    for (const uint64_t chunk : between_) {
+  void End() final {
+    for (const uint64_t chunk : chunks_) {
       if (chunk != 0) arena_.Free(chunk);
     }
-    between_.clear();
+    chunks_.clear();
   }
 
  private:
   RealArena arena_;
-  std::vector<uint64_t> between_;
+  std::vector<uint64_t> chunks_;
 };
 
-// Has an arena split every chunk that is larger than the request, while there is one of these.
-class ExactChunks : public Parting {
+// An arena splits each chunk that is larger than the request while one of these objects exists for it.
+class ExactChunks : public Effect {
  public:
   explicit ExactChunks(BFCAllocator* arena) : arena_(arena) { Count(1); }
-  ~ExactChunks() override { GiveBack(); }
+  ~ExactChunks() override { End(); }
 
-  void GiveBack() final {
+  void End() final {
     if (!ended_.exchange(true)) Count(-1);
   }
 
@@ -191,8 +189,8 @@ class ExactChunks : public Parting {
     }
   }
 
-  // Writing to a const member is undefined, but a new one may take its place, which its name then refers to: the
-  // allocator itself is not const ([basic.life] in C++20).
+  // To write to a const member is undefined behaviour. To create a new object in its place is not, since the allocator
+  // itself is not const ([basic.life] in C++20).
   static void Replace(const double& member, double value) {
     ::new (const_cast<double*>(&member)) const double(value);
   }
@@ -205,7 +203,7 @@ class ExactChunks : public Parting {
 
 struct Rest : ProcessLocal {
   static constexpr char kMaker[] = "SplitChunk or ExactChunks";
-  std::shared_ptr<Parting> parting;  // none where there is no arena
+  std::shared_ptr<Effect> effect;  // null if there is no arena
   std::string TypeName() const { return "tfswap::Rest"; }
 };
 
@@ -217,17 +215,17 @@ class SplitChunkOp : public OpKernel {
       const bool at_end = nbytes_.size() == 1 && nbytes < 0;
       OP_REQUIRES(ctx, nbytes >= 1 || (at_end && nbytes > std::numeric_limits<int64_t>::min()),
                   absl::InvalidArgumentError(
-                      "SplitChunk's requests ask for a byte at least; one alone may be negative, for "
-                      "that many bytes at the end of the largest chunk."));
+                      "SplitChunk's nbytes must be positive; a single one may be negative, for this "
+                      "number of bytes at the end of the largest chunk."));
     }
   }
 
   void Compute(OpKernelContext* ctx) override {
     Rest rest;
     if (auto* const arena = FindArena(ctx); arena != nullptr) {
-      auto between = std::make_shared<Between>(arena);
-      between->Part(nbytes_);
-      rest.parting = std::move(between);
+      auto separators = std::make_shared<Separators>(arena);
+      separators->Split(nbytes_);
+      rest.effect = std::move(separators);
     }
     SetVariantOutput(ctx, 0, std::move(rest));
   }
@@ -244,7 +242,7 @@ class ExactChunksOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     Rest rest;
-    if (auto* const arena = FindArena(ctx); arena != nullptr) rest.parting = std::make_shared<ExactChunks>(arena);
+    if (auto* const arena = FindArena(ctx); arena != nullptr) rest.effect = std::make_shared<ExactChunks>(arena);
     SetVariantOutput(ctx, 0, std::move(rest));
   }
 
@@ -258,7 +256,7 @@ class FreeRestOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Rest* rest;
     OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 0, &rest));
-    if (rest->parting != nullptr) rest->parting->GiveBack();
+    if (rest->effect != nullptr) rest->effect->End();
   }
 
   bool IsExpensive() override { return false; }
@@ -267,7 +265,7 @@ class FreeRestOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_CPU), SplitChunkOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_CPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_CPU), FreeRestOp);
-// As with the handles of copies (swap_kernels.cc), the variant is not registered as in host memory.
+// The variants are not registered as HostMemory, for the reason given in swap_kernels.cc.
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_GPU), SplitChunkOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_GPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_GPU), FreeRestOp);

@@ -50,9 +50,10 @@ class ChunkSplitter {
   // Splits the chunk that a request of `nbytes` would get, if it is too large, so that one part fits. The bytes in use
   // meanwhile never exceed those with the whole chunk in use.
   //
-  // later_bytes: the sizes of the requests after this one. free: the free chunks' sizes, in ascending order, which are
-  // updated for this request: to list the arena's chunks for
-  //   each request would take too long.
+  // Args:
+  //   later_bytes: the sizes of the requests after this one.
+  //   free: the free chunks' sizes, in ascending order. Updated for this request, since to list the arena's chunks for
+  //     each request would take too long.
   void Part(size_t nbytes, size_t later_bytes, std::vector<size_t>* free) {
     const size_t needed = Rounded(nbytes);
     auto whole = std::lower_bound(free->begin(), free->end(), needed);

@@ -1,7 +1,7 @@
-// If and Case, by a kernel whose results lie where they would with any other branch (relocation.h).
+// If and Case whose results have the same addresses for each branch (relocation.h).
 //
-// What TensorFlow's own do (functional_ops.cc), and no more: the branch runs on a lane, as a loop's body does
-// (loop_ops.cc), and its results are relocated before they are handed over.
+// They follow TensorFlow's kernels (functional_ops.cc). The branch runs on a lane, as a loop's body does (loop_ops.cc),
+// and its results are relocated before they become the outputs.
 
 #include <functional>
 #include <memory>
@@ -34,7 +34,7 @@ using tensorflow::Tensor;
 // One run of a branch.
 class Branch {
  public:
-  // On a lane of its own; calls `done` when the branch has ended and is gone.
+  // Runs a branch on a new lane. Calls `done` when the branch has ended and its object is destroyed.
   static void Start(OpKernelContext* ctx, FunctionLibraryRuntime::Handle branch, const std::vector<int32_t>& relocated,
                     AsyncOpKernel::DoneCallback done) {
     auto lane = std::make_shared<Lane>(*ctx->runner());
@@ -72,12 +72,12 @@ class Branch {
       if (status.ok()) status = frame_->ConsumeRetvals(&results_, false);
       frame_.reset();
       if (status.ok()) status = relocation_.Run(&results_);
-      if (status.ok()) status = HandOver();
+      if (status.ok()) status = SetOutputs();
       End(status);
     });
   }
 
-  absl::Status HandOver() {
+  absl::Status SetOutputs() {
     if (static_cast<int>(results_.size()) != ctx_->num_outputs()) {
       return absl::InvalidArgumentError(
           absl::StrCat("A branch must return ", ctx_->num_outputs(), " tensors, not ", results_.size(), "."));
@@ -145,7 +145,7 @@ class ConditionalOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  // As a loop's functions: made behind the gate, once for each library.
+  // The branches are instantiated at the first run, which is after the gate, once for each library.
   absl::Status GetBranch(OpKernelContext* ctx, size_t chosen, FunctionLibraryRuntime::Handle* branch) {
     auto* const library = ctx->function_library();
     if (library == nullptr) return absl::InternalError("A conditional has no library of functions.");

@@ -1,11 +1,11 @@
-// Slices and the like that never share their input's buffer.
+// Slices and similar ops whose outputs never share the input's buffer.
 //
-// TensorFlow's kernels hand on a part of the input's buffer where values allow it (alignment, strides, nothing to
-// repeat), and copy otherwise. Where these values are not known before the step runs, its plan can't know how long the
-// input stays. Here TensorFlow's own kernel runs, and an output that shares an input's buffer is then copied.
-// Planned steps ask for these kernels by their label (KERNEL in ir/custom_ops.py; passes/prepare/copied_views.py).
+// The outputs of TensorFlow's kernels are views of the input where values allow it (alignment, strides, no repetition),
+// and copies otherwise. If these values are not known in advance, the live interval of the input is not known either.
+// The kernel in this file runs TensorFlow's kernel, and copies an output that shares an input's buffer. Planned steps
+// use it by its label (KERNEL in ir/custom_ops.py; passes/prepare/copied_views.py).
 //
-// Left as it is: what can't be copied byte by byte, which is not in the arena.
+// Outputs of types that cannot be copied bytewise stay as they are; these are not in the arena.
 
 #include <cstring>
 #include <memory>
@@ -50,7 +50,7 @@ class CopiedViewOp : public OpKernel {
   std::unique_ptr<OpKernel> other_;
 };
 
-// One for each op that may_share_by_value of ir/op_traits.py knows.
+// The ops of may_share_by_value in ir/op_traits.py.
 REGISTER_KERNEL_BUILDER(Name("BroadcastTo").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);
 REGISTER_KERNEL_BUILDER(Name("Slice").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);
 REGISTER_KERNEL_BUILDER(Name("SparseFillEmptyRows").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);

@@ -14,19 +14,18 @@
 namespace tfswap {
 namespace {
 
-// Below this a copy fits in a core's second-level cache, and its reader profits.
+// Smaller copies fit in a core's second-level cache, from which the next kernel reads them.
 //
-// Measured on two cores of an AMD EPYC (32 MiB of third-level cache, shared), for
-// copies of 1 to 256 MiB through a lane of one thread: 20 GB/s with streaming
-// stores, 13 GB/s with memcpy, 13 to 14 GB/s for a bare memcpy; 24 GB/s with two
-// threads. See benchmarks/copy_rate.py.
+// Measured by benchmarks/copy_rate.py on two cores of an AMD EPYC (32 MiB of shared third-level cache), for copies of 1
+// to 256 MiB: 20 GB/s with streaming stores and 13 GB/s with memcpy through a lane of one thread, 13 to 14 GB/s for
+// memcpy without a lane, and 24 GB/s with streaming stores and two threads.
 constexpr size_t kStreamFromBytes = size_t{1} << 20;
 
-// Below this the caller makes a copy itself, if nothing is before it: as long as two
-// threads take to wake one another (25 to 50 us), at 10 GB/s.
+// Smaller copies are made by the caller if the lane is idle: at 10 GB/s they take less than the 25 to 50 us in which
+// two threads wake one another.
 constexpr size_t kAtOnceBytes = size_t{256} << 10;
 
-// The lane whose copy's `done` this thread runs.
+// The lane whose `done` this thread runs; null outside of `done`.
 thread_local const CopyLane* moving_for = nullptr;
 
 }  // namespace
@@ -54,8 +53,8 @@ void StreamCopy(void* to, const void* from, size_t bytes) {
       _mm_stream_si128(target + 2, c);
       _mm_stream_si128(target + 3, d);
     }
-    // Streaming stores are weakly ordered: without the fence another thread could
-    // see the copy ended and read old bytes.
+    // Streaming stores are weakly ordered: without the fence another thread could see the end of the copy and then read
+    // the bytes from before it.
     _mm_sfence();
     std::memcpy(out, in, bytes % 64);
     return;
@@ -63,10 +62,6 @@ void StreamCopy(void* to, const void* from, size_t bytes) {
 #endif
   std::memcpy(to, from, bytes);
 }
-
-// Small enough that two threads share a typical feature map evenly and that a throttled lane
-// notices new settings, large enough that a chunk's bookkeeping (one lock) costs under 0.1% of it.
-constexpr size_t CopyLane::kChunkBytes;
 
 void CopyLane::Submit(void* to, const void* from, size_t bytes, Done done) {
   if (!MayCopyAtOnce(bytes)) {
@@ -92,19 +87,19 @@ void CopyLane::Submit(size_t bytes, Move move, Done done) {
   copy->move = std::move(move);
   copy->done = std::move(done);
   std::unique_lock<std::mutex> lock(mu_);
-  if (moving_for == this) {  // from a copy's `done`: its thread moves this next
+  if (moving_for == this) {  // called by `done` of this lane: the same thread makes this copy next
     queue_.push_back(std::move(copy));
     ++under_way_;
     work_or_settings_.notify_all();
     return;
   }
-  // Threads that are to leave end first what was queued before.
+  // After SetThreads(0), the threads first make the copies that were queued before.
   work_or_settings_.wait(lock, [this] { return wanted_threads_ > 0 || running_threads_ == 0; });
   queue_.push_back(std::move(copy));
   ++under_way_;
   if (!caller_moves_) StartThreadsLocked();
   if (running_threads_ == 0) {
-    // One caller at a time, in the place of the lane's first thread.
+    // One caller at a time acts as the lane's thread 0.
     work_or_settings_.wait(lock, [this] { return !caller_moves_; });
     caller_moves_ = true;
     while (!queue_.empty()) MovePiece(lock, /*thread=*/0);
@@ -147,23 +142,22 @@ CopyLane::Throttle CopyLane::throttle() const {
 void CopyLane::StartThreadsLocked() {
   for (; running_threads_ < wanted_threads_; ++running_threads_) {
     try {
-      // Detached: a copy may still run when the process exits, and a lane is never
-      // destroyed, so there is no thread to join.
+      // Detached: a copy may still run when the process exits, and a lane is never destroyed.
       std::thread([this, index = running_threads_] { Work(index); }).detach();
       started_ = true;
     } catch (const std::system_error&) {
-      return;  // those that there are do the work
+      return;  // the running threads, or the caller, make the copies
     }
   }
 }
 
-// When the link will have carried `bytes` more, of a piece that was begun then.
+// The time at which the simulated link has carried `bytes` more, of a piece that started at `begun`.
 CopyLane::Clock::time_point CopyLane::LinkEndLocked(Clock::time_point begun, size_t bytes, bool first_chunk) {
   double seconds = first_chunk ? throttle_.latency_us * 1e-6 : 0;
   if (throttle_.bandwidth_bytes_per_s > 0) {
     seconds += static_cast<double>(bytes) / throttle_.bandwidth_bytes_per_s;
   }
-  // A year: a longer wait would overflow the clock, and is as good as for ever.
+  // At most a year: a longer wait would overflow the clock.
   seconds = std::min(seconds, 3e7);
   const auto start = std::max(link_free_, begun);
   link_free_ = start + std::chrono::duration_cast<Clock::duration>(
@@ -171,9 +165,8 @@ CopyLane::Clock::time_point CopyLane::LinkEndLocked(Clock::time_point begun, siz
   return link_free_;
 }
 
-// `end` is LinkEndLocked's, under the settings of `throttle_version`. New settings end
-// the wait, also those that came while the bytes were copied: what the old link would
-// still have taken no longer means anything.
+// Waits until `end`, which LinkEndLocked returned under the settings of `throttle_version`. New settings end the wait,
+// those set while the bytes were copied included.
 void CopyLane::WaitForLinkLocked(std::unique_lock<std::mutex>& lock,
                                  Clock::time_point end, uint64_t throttle_version) {
   work_or_settings_.wait_until(
@@ -185,7 +178,7 @@ void CopyLane::Work(int index) {
   while (true) {
     work_or_settings_.wait(
         lock, [&] { return !queue_.empty() || index >= wanted_threads_; });
-    // Threads leave from the last to the first, so that the indices stay dense. The first stays for what is queued.
+    // Threads end from the last to the first, so that the indices stay dense. Thread 0 first empties the queue.
     if (index >= std::max(wanted_threads_, queue_.empty() ? 0 : 1)) {
       if (index == running_threads_ - 1) {
         --running_threads_;
@@ -200,7 +193,7 @@ void CopyLane::Work(int index) {
   }
 }
 
-// Moves the next piece of the first copy in the queue, and ends the copy with its last piece.
+// Moves the next piece of the first copy in the queue. The last piece ends the copy.
 void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   std::shared_ptr<Copy> copy = queue_.front();
   const size_t begin = copy->handed_bytes;
@@ -212,7 +205,7 @@ void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   const auto begun = Clock::now();
   const uint64_t throttle_version = throttle_version_;
 
-  if (copy->error.empty()) {  // else it is lost already
+  if (copy->error.empty()) {  // after an error the other pieces are skipped
     lock.unlock();
     Moved moved;
     try {
@@ -233,12 +226,11 @@ void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   const Ended ended{std::chrono::duration<double>(Clock::now() - copy->start).count(),
                     /*at_once=*/caller_moves_, copy->carried_bytes, std::move(copy->error)};
   Done done = std::move(copy->done);
-  copy.reset();  // and what `move` owns
+  copy.reset();  // frees what `move` owns
   lock.unlock();
   const CopyLane* const outer = std::exchange(moving_for, this);
   done(ended);
-  // What the callback owns must be gone before the thread sleeps again.
-  done = nullptr;
+  done = nullptr;  // frees what the callback owns before the thread sleeps again
   moving_for = outer;
   lock.lock();
   --under_way_;

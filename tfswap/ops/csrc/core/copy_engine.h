@@ -1,26 +1,23 @@
-// Asynchronous memory copies on threads of their own, one lane per direction.
+// Asynchronous memory copies on their own threads, one lane per direction.
 //
-// A lane is a first-in first-out queue, as a direction of a PCIe link is: copies
-// start in the order in which they were submitted, and with one thread (the
-// default) they also end in it. Large copies go in chunks, so that several
-// threads may share one copy and a throttle may pace it.
+// A lane is a first-in first-out queue, like one direction of a PCIe link. Copies start in the order of their
+// submission. With one thread (the default) they also end in this order. Large copies are made in pieces, so that
+// several threads may share one copy and a throttle may pace it.
 //
-// The throttle makes each lane a serial link of a given bandwidth and latency, so
-// that a plan made for a slow link can be tried, and tested, on a fast one.
+// The throttle makes a lane a serial link of a given bandwidth and latency, so that a plan for a slow link can be
+// tested on a fast one.
 //
-// A small copy that has nothing before it is made immediately, by who submits it: handing it
-// to a thread and hearing of its end would take longer. Where the system has no thread for
-// a lane, who submits a copy makes it, whatever its size.
+// A small copy on an idle lane is made by the submitting thread, since to pass it to another thread would take longer.
+// If the system has no thread for a lane, the submitting thread makes each copy.
 //
-// Invariant: every submitted copy calls its `done` exactly once, on a copy thread or in
-// Submit, after its last byte was written or the copy failed. What a copy throws is its
-// failure.
+// Invariant: `done` of each submitted copy is called exactly once, by a copy thread or in Submit, after the last byte
+// was written or the copy failed. An exception thrown by a copy makes it fail.
 //
-// Not handled: dropping a copy that no kernel waits for any more, and fork() after
-// the first copy (threads start at the first copy, so forking before it is fine; `started`
-// reports, and Runtime refuses to go on in a child that has no threads).
+// Not handled: cancelling a copy that no kernel waits for any more; fork() after the first copy. Threads start at the
+// first copy, so an earlier fork() is allowed. After a later one the child has no threads, and Runtime reports an error
+// there (see `started`).
 //
-// This file and copy_engine.cc know nothing of TensorFlow.
+// This file and copy_engine.cc do not depend on TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_COPY_ENGINE_H_
 #define TFSWAP_OPS_CSRC_CORE_COPY_ENGINE_H_
@@ -38,8 +35,7 @@
 
 namespace tfswap {
 
-// memcpy, but a large copy's stores bypass the caches: no kernel reads what went out
-// before it comes back, and what comes in is read a good while later.
+// memcpy whose stores bypass the caches where the copy is large: no kernel reads the bytes soon.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
 class CopyLane {
@@ -50,46 +46,48 @@ class CopyLane {
     double latency_us = 0;             // per copy
   };
 
-  // How a copy went.
+  // The result of a copy.
   struct Ended {
     double busy_s = 0;     // from its start to its end
-    bool at_once = false;  // made by who submitted it
+    bool at_once = false;  // made by the submitting thread
     size_t carried_bytes = 0;
     std::string error;     // "" for none
   };
   using Done = std::function<void(const Ended&)>;
 
-  // How a piece went: how many bytes the link had to carry, which may be others than those that were moved, and what
-  // went wrong, or "".
+  // The result of moving a piece. The bytes on the link are fewer than the piece's if it was compressed.
   struct Moved {
     size_t carried_bytes = 0;
-    std::string error;
+    std::string error;  // "" for none
   };
-  // Moves `bytes` of a copy, from its byte `begin` on; `thread` identifies the lane's threads.
-  // Several pieces of one copy may move at the same time.
+  // Moves `bytes` of a copy, from its byte `begin` on, on the lane's thread of number `thread`. Several pieces of one
+  // copy may be moved at the same time.
   using Move = std::function<Moved(size_t begin, size_t bytes, int thread)>;
 
+  // Small enough that two threads share a typical feature map evenly and that a throttled lane reads new settings in
+  // time. Large enough that one lock per piece costs under 0.1% of its time.
   static constexpr size_t kChunkBytes = size_t{2} << 20;
 
-  // Copies go in pieces of `chunk_bytes`.
+  // Copies are made in pieces of `chunk_bytes`.
   explicit CopyLane(size_t chunk_bytes = kChunkBytes, int threads = 1)
       : chunk_bytes_(chunk_bytes), wanted_threads_(threads) {}
   // Lanes live as long as the process: their threads are detached.
   ~CopyLane() = delete;
 
-  // In memory. `from` and `to` must stay valid until `done` runs, which should be short.
+  // Copies memory. `from` and `to` must stay valid until `done` runs, which should be short.
   void Submit(void* to, const void* from, size_t bytes, Done done);
 
-  // Of any kind. `move` is gone when `done` runs. `bytes` > 0.
+  // Makes a copy of any kind by `move`, which is destroyed before `done` runs. `bytes` > 0.
   void Submit(size_t bytes, Move move, Done done);
 
-  // Both take effect immediately, on copies under way too. With no threads, who submits a copy makes it, one at a time.
+  // Both take effect immediately, for running copies too. With 0 threads the submitting threads make the copies, one at
+  // a time.
   void SetThreads(int threads);
   void SetThrottle(const Throttle& throttle);
 
   int threads() const;
   Throttle throttle() const;
-  // Whether it has ever had a thread.
+  // Whether the lane has ever had a thread.
   bool started() const { return started_; }
 
  private:
@@ -116,10 +114,10 @@ class CopyLane {
   std::atomic<bool> started_{false};
   mutable std::mutex mu_;
   std::condition_variable work_or_settings_;
-  std::deque<std::shared_ptr<Copy>> queue_;  // copies with chunks that no thread has
+  std::deque<std::shared_ptr<Copy>> queue_;  // copies with pieces that no thread has taken
   int under_way_ = 0;                        // copies whose `done` has not been called
   int wanted_threads_;
-  bool caller_moves_ = false;  // there is no thread, and who submitted copies does the work
+  bool caller_moves_ = false;  // there is no thread, and a submitting thread makes the copies
   int running_threads_ = 0;    // threads 0 .. running_threads_ - 1 exist
   Throttle throttle_;
   uint64_t throttle_version_ = 0;

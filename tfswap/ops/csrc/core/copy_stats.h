@@ -1,7 +1,7 @@
-// What copies did: for the process since it started, and for each client in its latest step.
+// Bytes and times of copies: for the process since it started, and for each client in its latest step.
 
-#ifndef TFSWAP_OPS_CSRC_CORE_TRAFFIC_H_
-#define TFSWAP_OPS_CSRC_CORE_TRAFFIC_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_COPY_STATS_H_
+#define TFSWAP_OPS_CSRC_CORE_COPY_STATS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace tfswap {
 
 enum class Direction { kOut, kIn };
 
-// Where a swapped tensor is.
+// The place of a swapped tensor.
 enum class Tier { kHost, kDisk };
 
-// What held a step up: a wait in one of two ops, or a small copy that the step itself made.
+// Time that a step lost: a wait in Release or Await, or a small copy made by the step's own thread.
 enum class Stall { kRelease, kAwait, kAtOnce };
 
 struct Figures {
@@ -37,7 +37,8 @@ struct Figures {
   double& of(Stall s) { return stalled_s[static_cast<int>(s)]; }
   double of(Stall s) const { return stalled_s[static_cast<int>(s)]; }
 
-  // Bytes that were written to files, and read from them: other ones than the tensors', where these are compressed.
+  // Bytes written to files (kOut) and read from them (kIn). They differ from the tensors' bytes, since files may be
+  // compressed.
   uint64_t& in_files(Direction d) { return in_files_[static_cast<int>(d)]; }
   uint64_t in_files(Direction d) const { return in_files_[static_cast<int>(d)]; }
 
@@ -47,12 +48,12 @@ struct Figures {
   double stalled_s[3] = {0, 0, 0};
 };
 
-// Counts; one lock, for a moment, per copy and wait.
+// Sums the figures. Takes one short lock per copy and wait.
 //
-// Invariant: figures are of one step. What a lost step's copies do after the next one has begun counts for neither.
-class Traffic {
+// Invariant: figures are of one step. Copies of a failed step that end after the next step has begun count for neither.
+class CopyStats {
  public:
-  // A step begins: everything but what is held starts from nothing. Returns its number.
+  // Begins a step and returns its number. All figures except the held bytes become 0.
   uint64_t Begin() {
     std::lock_guard<std::mutex> lock(mu_);
     Figures fresh;
@@ -68,7 +69,7 @@ class Traffic {
     return step_;
   }
 
-  // `carried` is what of a tensor on disk a file has.
+  // `carried` is the number of bytes in the file, for tensors on disk.
   void Copied(uint64_t step, Direction direction, Tier tier, uint64_t bytes, uint64_t carried, double busy_s) {
     std::lock_guard<std::mutex> lock(mu_);
     if (step != step_) return;
@@ -84,7 +85,7 @@ class Traffic {
     if (step == step_) figures_.of(stall) += seconds;
   }
 
-  // Bytes that are taken of a tier, or, negative, given back.
+  // Adds to the bytes held in a tier; negative where they are released.
   void Hold(Tier tier, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mu_);
     Figures::Held& held = figures_.of(tier);
@@ -105,4 +106,4 @@ class Traffic {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_CORE_TRAFFIC_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_COPY_STATS_H_

@@ -19,9 +19,9 @@
 
 namespace tfswap {
 
-// One async kernel's wait for a copy: ends when the copy ends or the step is
-// cancelled, whichever comes first. `finish` runs only in the first case and holds
-// what the kernel still needs; it is destroyed before the step goes on.
+// The wait of one async kernel for a copy. It ends when the copy ends or the step is cancelled, whichever is first.
+// `finish` runs only if the copy ended first. It owns what the kernel still needs, and is destroyed before the step
+// continues.
 class CopyWait : public std::enable_shared_from_this<CopyWait> {
  public:
   using Finish = std::function<absl::Status(const absl::Status& copy_status)>;
@@ -39,8 +39,7 @@ class CopyWait : public std::enable_shared_from_this<CopyWait> {
     auto wait = std::make_shared<CopyWait>(ctx, std::move(done), stall, std::move(account),
                                        std::move(finish));
     if (!wait->WatchCancellation()) return;
-    // From here on the step may end at any moment: no use of ctx, nor of anything that
-    // its inputs own.
+    // From here on the step may end at any time: ctx, and objects that its inputs own, must not be used.
     transfer->OnEnd([wait](const absl::Status& status) { wait->CopyEnded(status); });
   }
 
@@ -57,7 +56,7 @@ class CopyWait : public std::enable_shared_from_this<CopyWait> {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // False: the step is cancelled already, and the wait is over.
+  // Returns false if the step is cancelled already, which has ended the wait.
   bool WatchCancellation() {
     cancellation_ = ctx_->cancellation_manager();
     if (cancellation_ == nullptr) return true;
@@ -73,8 +72,8 @@ class CopyWait : public std::enable_shared_from_this<CopyWait> {
   void CopyEnded(const absl::Status& copy_status) {
     if (taken_.exchange(true)) return;
     account_.Add(stall_, std::chrono::duration<double>(Clock::now() - start_).count());
-    // Not DeregisterCallback: it would wait for every callback of a cancellation
-    // under way. When this returns false, ours will find the wait taken.
+    // Not DeregisterCallback, which would wait for all callbacks of a running cancellation. If this call returns false,
+    // our callback runs later and finds `taken_` set.
     if (cancellation_ != nullptr) cancellation_->TryDeregisterCallback(token_);
     const absl::Status status = finish_(copy_status);
     End(status);
@@ -90,8 +89,8 @@ class CopyWait : public std::enable_shared_from_this<CopyWait> {
   void End(const absl::Status& status) {
     finish_ = nullptr;
     if (!status.ok()) ctx_->SetStatus(status);
-    // Never on this thread: it is a copy thread, and TensorFlow may run the rest of
-    // the step inside done(). By copies, since done() may destroy what holds them.
+    // Not on this thread: it is a copy thread, and TensorFlow may run the rest of the step inside done(). Both are
+    // moved out first, since done() may destroy this object.
     auto runner = std::move(runner_);
     auto done = std::move(done_);
     if (runner) {

@@ -1,7 +1,7 @@
-// What decides whether a loop goes on, and which branch of a conditional runs.
+// The truth of a loop's condition and of a conditional's predicate.
 
-#ifndef TFSWAP_DECISION_H_
-#define TFSWAP_DECISION_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_DECISION_H_
+#define TFSWAP_OPS_CSRC_CORE_DECISION_H_
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -10,7 +10,7 @@
 
 namespace tfswap {
 
-// As TensorFlow's conditionals take it: a number that is not zero, a text or tensor that is not empty.
+// As in TensorFlow's conditionals, a number is true if it is not zero, and a string or a tensor if it is not empty.
 inline absl::Status IsTrue(const tensorflow::Tensor& value, bool* is_true) {
   if (value.dims() > 0) {
     *is_true = value.NumElements() > 0;
@@ -35,4 +35,4 @@ inline absl::Status IsTrue(const tensorflow::Tensor& value, bool* is_true) {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_DECISION_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_DECISION_H_

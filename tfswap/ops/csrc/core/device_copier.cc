@@ -55,23 +55,20 @@ class CpuCopier : public DeviceCopier {
 };
 
 // ---------------------------------------------------------------------------
-// GPU. Compiles and loads everywhere, since it only uses TensorFlow's device
-// interface.
+// GPU. Compiles and loads without CUDA, since it only uses TensorFlow's device interface.
 //
-// CopyDeviceTensorToCPU makes TensorFlow's device-to-host stream wait for the
-// compute stream, so the tensor's values are there; its callback comes once the
-// copy has ended, so that the arena may hand the memory out again.
-// CopyCPUTensorToDevice makes the host-to-device stream wait for the compute
-// stream at the point of the call, since the arena may have handed out memory
-// that kernels enqueued earlier still read; its callback, too, comes at the end.
+// CopyDeviceTensorToCPU makes TensorFlow's device-to-host stream wait for the compute stream, which computes the
+// tensor. CopyCPUTensorToDevice makes the host-to-device stream wait for the compute stream, since kernels enqueued
+// before the call may still read the memory that the arena gave. Both run the callback when the copy has ended, so the
+// arena may then reuse the memory.
 
-// Blocks of pinned memory, from the allocator TensorFlow keeps for it.
+// Blocks of pinned memory from TensorFlow's allocator.
 class PinnedBlockSource : public BlockSource {
  public:
   explicit PinnedBlockSource(Allocator* allocator) : allocator_(allocator) {}
 
   void* Allocate(size_t bytes) override {
-    // Without "don't retry" a full allocator would wait for memory to come back.
+    // With a retry, a full allocator would wait until memory is freed.
     tensorflow::AllocationAttributes attributes(
         /*retry_on_failure=*/false, /*allocation_will_be_logged=*/false,
         /*freed_by_func=*/nullptr);
@@ -80,7 +77,7 @@ class PinnedBlockSource : public BlockSource {
 
   void Free(void* block, size_t) override { allocator_->DeallocateRaw(block); }
 
-  // Pinned memory is backed from the start.
+  // Pinned memory is always backed.
   bool Populate(void*, size_t) override { return true; }
 
  private:
@@ -102,7 +99,7 @@ HostPool* PinnedPool(tensorflow::DeviceBase* device) {
   return pool;
 }
 
-// Shows TensorFlow a piece of a pool as a tensor, without owning it.
+// A tensor buffer over a piece of a pool, which it does not own.
 class BorrowedBuffer : public TensorBuffer {
  public:
   BorrowedBuffer(void* data, size_t bytes) : TensorBuffer(data), bytes_(bytes) {}
@@ -167,7 +164,7 @@ class GpuCopier : public DeviceCopier {
   }
 
  private:
-  // A part of a tensor's buffer. It holds the buffer, and is gone before the copy's `done` runs.
+  // A part of a tensor's buffer. It references the buffer, and is destroyed before the copy's `done` runs.
   static Tensor Piece(const Tensor& whole, size_t begin, size_t bytes) {
     Tensor flat;
     TF_CHECK_OK(flat.BitcastFrom(whole, tensorflow::DT_UINT8,
@@ -186,9 +183,9 @@ class GpuCopier : public DeviceCopier {
     return std::string(status.message());
   }
 
-  // TensorFlow takes its arguments by pointer: `pinned` lives until the callback. It may copy the
-  // callback and keep the copy for longer, so that all copies share what they own, and the first
-  // call gives it up. The time counted includes the wait for the compute stream.
+  // A callback that owns `pinned`, which TensorFlow takes by pointer. TensorFlow may copy the callback and keep the
+  // copy after the call. So all copies share one owner, and the call frees what it owns. The time includes the wait for
+  // the compute stream.
   static tensorflow::StatusCallback Timed(std::shared_ptr<Tensor> pinned, Done done) {
     struct Owned {
       std::shared_ptr<Tensor> pinned;

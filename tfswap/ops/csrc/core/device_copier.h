@@ -1,5 +1,5 @@
-// How bytes move between a device's arena and host memory, one class per device
-// type. The kernels in swap_kernels.cc are the same for all of them.
+// Copies between a device's arena and host memory, by one class per device type. The kernels in swap_kernels.cc are the
+// same for all device types.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_DEVICE_COPIER_H_
 #define TFSWAP_OPS_CSRC_CORE_DEVICE_COPIER_H_
@@ -16,12 +16,12 @@
 
 namespace tfswap {
 
-// How a copy went.
+// The result of a copy.
 struct Copied {
   absl::Status status;
   double busy_s = 0;     // from its start to its end
   bool at_once = false;  // made by the caller's own thread
-  size_t carried_bytes = 0;  // by a lane
+  size_t carried_bytes = 0;  // on the link; fewer than the tensor's if compressed
 };
 
 Copied AsCopied(const CopyLane::Ended& ended);
@@ -32,18 +32,16 @@ class DeviceCopier {
 
   virtual ~DeviceCopier() = default;
 
-  // Where host memory for this device comes from. Lives as long as the process.
+  // The pool of host memory for this device. It is never destroyed.
   virtual HostPool* pool() = 0;
 
-  // Both start a copy of the whole tensor and return. `done` runs once, on any
-  // thread, and may not block. `done` owns the tensor object and `host`; the copier
-  // takes no reference of its own, since one that outlived `done` by a moment would
-  // now and then keep a later op from working in place, and so change the peak.
-  // Never called for empty tensors.
+  // Both start a copy of the whole tensor and return. `done` runs once, on any thread, and may not block. It owns the
+  // tensor object and `host`. The copier takes no reference of its own: one that outlives `done` would sometimes
+  // prevent buffer forwarding in a later kernel, and so change the peak. Never called for empty tensors.
   virtual void CopyOut(const tensorflow::Tensor* from, void* host, Done done) = 0;
   virtual void CopyIn(const void* host, tensorflow::Tensor* to, Done done) = 0;
 
-  // Both copy a part of the tensor, on the calling thread, which may be one of a file's. Say what went wrong, or "".
+  // Both copy a part of the tensor on the calling thread. Return an error message, "" for none.
   virtual std::string ReadPiece(const tensorflow::Tensor& from, size_t begin, size_t bytes,
                                 void* to) = 0;
   virtual std::string WritePiece(const void* from, size_t begin, size_t bytes,

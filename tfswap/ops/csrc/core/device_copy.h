@@ -12,8 +12,7 @@
 
 namespace tfswap {
 
-// Copies `from` into `to`, an allocated tensor of the same type and shape, in the order of
-// the device's own kernels.
+// Copies `from` into `to`, an allocated tensor of the same type and shape, in order with the device's kernels.
 inline void CopyOnDevice(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
   auto* const device = ctx->op_device_context();
   if (device == nullptr) {

@@ -182,7 +182,7 @@ class GateOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, limit_.Check(ctx, /*fails=*/!Gates::Get().IsWatched(gate_)));
-    if (client_ != nullptr) client_->traffic.Begin();
+    if (client_ != nullptr) client_->copy_stats.Begin();
   }
 
  private:

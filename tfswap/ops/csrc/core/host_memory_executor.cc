@@ -1,9 +1,9 @@
-// The executor of functions that compute sizes before a step: TensorFlow's own, whose kernels take a CPU's memory from
-// the host's allocator. How much they take is not known before they have run, so none of it may count in the arena.
+// The executor of functions that compute sizes before a step: TensorFlow's executor, with kernels that allocate a CPU's
+// memory outside of the arena. Their requests are not known before they run, so they must not count in the arena.
 //
-// Not handled: kernels of other devices; constants, which TensorFlow makes with the kernels.
+// Not handled: kernels of other devices; constants, which TensorFlow allocates when it creates the kernels.
 //
-// Calls ask for it by name: ir/custom_ops.py, HOST_MEMORY_EXECUTOR.
+// Calls name the executor by HOST_MEMORY_EXECUTOR in ir/custom_ops.py.
 
 #include <memory>
 #include <utility>

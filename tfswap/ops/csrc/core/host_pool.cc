@@ -14,8 +14,8 @@ namespace tfswap {
 
 void* MmapBlockSource::Allocate(size_t bytes) {
   if (bytes > AvailableMemory()) return nullptr;
-  // One huge page more than asked for, then the ends cut off: mmap aligns to
-  // 4 KiB, and a huge page must start at a multiple of its own size.
+  // mmap aligns to 4 KiB, and a huge page must start at a multiple of its own size. So one huge page more is mapped,
+  // and both ends are unmapped.
   const size_t align = HostPool::kBlockMultiple;
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   bytes = (bytes + page - 1) / page * page;
@@ -29,7 +29,7 @@ void* MmapBlockSource::Allocate(size_t bytes) {
   const uintptr_t raw_end = start + bytes + align;
   if (raw_end > end) munmap(reinterpret_cast<void*>(end), raw_end - end);
 #ifdef MADV_HUGEPAGE
-  // Advice only: without it the pool works, with more page faults the first time.
+  // If this fails, the first use has more page faults.
   (void)madvise(reinterpret_cast<void*>(block), bytes, MADV_HUGEPAGE);
 #endif
   return reinterpret_cast<void*>(block);
@@ -41,8 +41,7 @@ bool MmapBlockSource::Populate(void* block, size_t bytes) {
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // missing from the C library's headers before 2.35
 #endif
-  // 0.1 s per GiB in huge pages. Kernels before 5.14 do not know it (EINVAL), and
-  // then the pages come at first touch.
+  // Takes 0.1 s per GiB in huge pages. Linux before 5.14 returns EINVAL; there, pages are backed at first touch.
   return madvise(block, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
 }
 
@@ -172,8 +171,7 @@ void* HostPool::TryAllocate(size_t bytes, Failure* failure) {
   if (piece != nullptr) return piece;
   *failure = AddBlockLocked(std::max(rounded, kDefaultBlockBytes), /*populate=*/false);
   if (*failure != Failure::kNone) {
-    // No room for a comfortable block: give back what lies unused in blocks that
-    // are too small, and take just what is needed.
+    // The limit has no room for a block of default size: release unused blocks, and add one of the exact size.
     ReleaseUnusedBlocksLocked();
     *failure = AddBlockLocked(rounded, /*populate=*/false);
   }
@@ -218,12 +216,12 @@ HostPool::Failure HostPool::TryReserve(size_t bytes) {
   bytes = RoundUp(bytes);
   const auto holds = [bytes](const auto& block) { return block.second >= bytes; };
   if (std::any_of(blocks_.begin(), blocks_.end(), holds)) return Failure::kNone;
-  // Empty blocks would take the room of one large block.
+  // Unused blocks may leave no room under the limit for one large block.
   ReleaseUnusedBlocksLocked();
   Failure failure = AddBlockLocked(bytes, /*populate=*/true);
-  const uint64_t there = ReservedBytesLocked();
-  if (failure == Failure::kNone || there == 0) return failure;
-  return there >= bytes ? Failure::kNone : AddBlockLocked(bytes - there, /*populate=*/true);
+  const uint64_t reserved = ReservedBytesLocked();
+  if (failure == Failure::kNone || reserved == 0) return failure;
+  return reserved >= bytes ? Failure::kNone : AddBlockLocked(bytes - reserved, /*populate=*/true);
 }
 
 void HostPool::ReleaseUnusedBlocks() {
@@ -246,7 +244,7 @@ HostPool::Failure HostPool::AddBlockLocked(size_t bytes, bool populate) {
   if (bytes > SIZE_MAX / 2) return Failure::kSystem;
   size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
   if (!budget_->TryReserve(rounded)) {
-    rounded = RoundUp(bytes);  // the limit, too, is whatever number the user gave
+    rounded = RoundUp(bytes);  // the limit need not be a multiple of huge pages
     if (!budget_->TryReserve(rounded)) return Failure::kLimit;
   }
   void* block = source_->Allocate(rounded);

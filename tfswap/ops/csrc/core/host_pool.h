@@ -1,19 +1,17 @@
 // Host memory for swapped tensors, outside TensorFlow's arena.
 //
-// A pool takes large blocks from a block source (mmap for the CPU, the device's
-// pinned allocator for a GPU), hands out 256-byte-aligned pieces by best fit, and
-// merges neighbours when they come back. Blocks are kept from step to step, so a
-// step in its steady state maps nothing. All pools of a process draw on one
-// budget, which bounds the bytes of *blocks*: that is what the process really takes
-// from the machine. It is what the steps of this process may take together, each as
-// much as its `host_memory_limit`, and no more than the process has been given.
+// A pool takes large blocks from a block source: mmap for the CPU, the device's pinned allocator for a GPU. It serves
+// requests with 256-byte-aligned pieces of these blocks, by best fit, and merges free neighbours. Blocks are kept from
+// step to step, so a step in its steady state maps no memory. All pools of a process share one budget. It bounds the
+// bytes of blocks, since these are what the process takes from the machine. The budget is the sum of the steps'
+// `host_memory_limit`, and at most the limit set for the process.
 //
-// Invariant: every byte of every block is in exactly one piece, free or in use,
-// and no two neighbouring pieces of a block are both free.
+// Invariant: every byte of every block is in exactly one piece, free or in use, and no two neighbouring pieces of a
+// block are both free.
 //
-// Not handled: moving live pieces to undo fragmentation (a copy may be running).
+// Not handled: moving pieces in use to undo fragmentation (a copy may be running).
 //
-// This file and host_pool.cc know nothing of TensorFlow.
+// This file and host_pool.cc do not depend on TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_HOST_POOL_H_
 #define TFSWAP_OPS_CSRC_CORE_HOST_POOL_H_
@@ -32,20 +30,19 @@
 
 namespace tfswap {
 
-// Where a pool's blocks come from. Must outlive the pool. Called with the pool
-// locked, so it may not call back into the pool.
+// The source of a pool's blocks. Must outlive the pool. Called with the pool locked, so it may not call the pool.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Returns null when the system has no more. `bytes` is a multiple of 256.
+  // Returns null if the system has too little memory. `bytes` is a multiple of 256.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* block, size_t bytes) = 0;
-  // Makes the system back the whole block now instead of at first touch, where
-  // that can be done. False: it has too little memory.
+  // Backs the whole block with memory now instead of at first touch, where the system can. Returns false if the system
+  // has too little memory.
   virtual bool Populate(void* block, size_t bytes) = 0;
 };
 
-// Anonymous memory in huge pages where the system grants them; none where the system has too little left.
+// Anonymous memory, in huge pages where the system grants them.
 class MmapBlockSource : public BlockSource {
  public:
   void* Allocate(size_t bytes) override;
@@ -55,11 +52,10 @@ class MmapBlockSource : public BlockSource {
 
 class HostPool;
 
-// What all pools of the process may take together.
+// The bytes that all pools of the process may take together.
 //
-// Invariant: never more is reserved than the limit was at that moment. Where the limit has
-// come down since, or the last registration has ended, blocks with nothing in use have been given
-// back.
+// Invariant: a reservation never exceeds the limit at its time. If the limit is lowered later, or the last registration
+// ends, unused blocks are released.
 class HostBudget {
  public:
   static constexpr uint64_t kUnlimited = UINT64_MAX;
@@ -67,16 +63,16 @@ class HostBudget {
   struct Usage {
     uint64_t limit_bytes = kUnlimited;
     uint64_t reserved_bytes = 0;  // in blocks
-    uint64_t in_use_bytes = 0;    // in pieces that are handed out
+    uint64_t in_use_bytes = 0;    // in pieces that are in use
     uint64_t peak_bytes = 0;      // of in_use_bytes, since the last ResetPeak
   };
 
-  // For the process as a whole.
+  // Sets the limit of the whole process.
   void SetLimit(uint64_t bytes);
   uint64_t set_limit() const;
 
-  // One who uses the pools, and what that may take: the limit is the sum over all of them. A registration may be made
-  // several times, by its owner's number, and counts once, the largest; it ends when as many were ended.
+  // Adds a user of the pools with its limit; the limit in force is the sum over all owners. An owner may register
+  // several times. The largest of its limits counts, until Unregister was called as often.
   TFSWAP_EXPORT void Register(int64_t owner, uint64_t bytes);
   TFSWAP_EXPORT void Unregister(int64_t owner);
 
@@ -94,14 +90,13 @@ class HostBudget {
     int registrations = 0;
   };
 
-  // Returns unused blocks of other pools to their sources: a pool has none left of the limit and needs them. Without
-  // that pool's lock.
+  // Releases unused blocks of the other pools, for a pool that has reached the limit. Called without that pool's lock.
   void TrimOthers(const HostPool* pool);
   void Join(HostPool* pool);
   void Leave(HostPool* pool);
   uint64_t LimitLocked() const;
-  // Gives back what the limit, which may have come down, does not cover, or all that is not in use. Without mu_: pools
-  // call in here.
+  // Releases unused blocks if more is reserved than the limit, which may have been lowered, or always if `all`. Called
+  // without mu_, since pools call this object.
   void Trim(bool all = false);
 
   mutable std::mutex mu_;
@@ -121,39 +116,38 @@ class HostPool {
   enum class Failure { kNone, kLimit, kSystem };
 
   HostPool(BlockSource* source, HostBudget* budget);
-  // Every piece must have come back.
+  // All pieces must be free.
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  // Returns null and says why in `failure` when there is no room. `bytes` > 0.
+  // Returns null, and the cause in `failure`, if there is no room. `bytes` > 0.
   TFSWAP_EXPORT void* Allocate(size_t bytes, Failure* failure);
   TFSWAP_EXPORT void Free(void* piece);
 
-  // Makes sure that the pool has a block of at least `bytes`, so that a plan's pieces
-  // pack into it; where blocks in use leave no room for one, the missing part as one
-  // block. It is populated: page faults would slow the first step's copies.
+  // Makes sure that the pool has a block of at least `bytes`, so that a plan's pieces pack into it. If blocks in use
+  // leave no room for it, adds the missing bytes as one block. The block is populated: page faults would slow the first
+  // step's copies.
   TFSWAP_EXPORT Failure Reserve(size_t bytes);
 
-  // Gives blocks with nothing in use back to the source.
+  // Returns blocks without pieces in use to the source.
   void ReleaseUnusedBlocks();
 
   uint64_t reserved_bytes() const;
 
-  // Bytes that a request of `bytes` really takes.
+  // The bytes of the piece that a request of `bytes` gets.
   static size_t RoundUp(size_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // Empty when the invariant above holds, else what is wrong. For tests.
+  // Empty if the invariant above holds, otherwise a description of the fault. For tests.
   std::string CheckInvariant() const;
 
  private:
   struct Piece {
     size_t bytes;
     bool free;
-    // Start of the block; a piece merges only within its block.
-    uintptr_t block;
+    uintptr_t block;  // the address of the block; pieces merge only within a block
   };
   using Pieces = std::map<uintptr_t, Piece>;
 

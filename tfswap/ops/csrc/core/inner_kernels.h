@@ -1,4 +1,4 @@
-// TensorFlow's kernels inside of a kernel of tfswap's: how they are made, and the device that they see.
+// Kernels of TensorFlow's inside of a kernel of tfswap's: their construction, their context and their device.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_INNER_KERNELS_H_
 #define TFSWAP_OPS_CSRC_CORE_INNER_KERNELS_H_
@@ -39,7 +39,7 @@ inline absl::Status ParseKernel(const std::string& serialized,
   return tensorflow::NodeProperties::CreateFromNodeDef(std::move(node), tensorflow::OpRegistry::Global(), kernel);
 }
 
-// The node's kernel, which must run on the thread that it is called on.
+// Creates the node's kernel. Fails for an asynchronous one.
 inline absl::Status MakeKernel(tensorflow::OpKernelConstruction* ctx,
                                const std::shared_ptr<const tensorflow::NodeProperties>& node,
                                std::unique_ptr<tensorflow::OpKernel>* kernel) {
@@ -49,18 +49,19 @@ inline absl::Status MakeKernel(tensorflow::OpKernelConstruction* ctx,
   kernel->reset(made);
   if (made->AsAsync() == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(made->type_string(), " '", made->name(),
-                                                 "' does not run on the thread that it is called on."));
+                                                 "' is an asynchronous kernel, which can't run in a pair or a group."));
 }
 
-// What one run of an inner kernel is given, of which OpKernelContext keeps pointers only.
+// The arguments of one run of an inner kernel, to which OpKernelContext keeps pointers.
 struct InnerRun {
-  std::vector<tensorflow::Tensor> held;  // what it reads
+  std::vector<tensorflow::Tensor> held;  // its inputs
   std::vector<tensorflow::TensorValue> inputs;
   std::vector<tensorflow::AllocatorAttributes> input_attributes, output_attributes;
   tensorflow::OpKernelContext::Params params;
   std::unique_ptr<tensorflow::OpKernelContext> ctx;
 
-  // Once all others are set. What is not the kernel's own is that of `outer`, the op that runs it.
+  // Creates `ctx`; all other members must be set. What is not of this kernel is taken from `outer`, the op that runs
+  // it.
   void MakeContext(tensorflow::OpKernelContext* outer, tensorflow::OpKernel* kernel, tensorflow::DeviceBase* device) {
     params.step_id = outer->step_id();
     params.op_kernel = kernel;
@@ -111,7 +112,7 @@ class InnerDevice : public tensorflow::DeviceBase {
       : DeviceBase(device->env()), device_(device), shared_(device), allocator_(allocator), threads_(threads) {}
 
   void set_threads(const OneCore* threads) { threads_ = threads; }
-  // The device whose threads a kernel shares that has none of its own.
+  // The device whose threads are used if `threads` is null.
   void set_shared(tensorflow::DeviceBase* device) { shared_ = device; }
 
   tensorflow::Allocator* GetAllocator(tensorflow::AllocatorAttributes) override { return allocator_; }

@@ -1,8 +1,8 @@
-// Which iterations of loops a kernel runs in.
+// The iterations of the loops around a kernel.
 //
-// A loop's body and its condition are called with a frame of their own (loop_ops.cc), and so is a branch
-// (conditional_ops.cc), which passes on what it runs in. Kernels find the frame in their context (CallFrameInterface),
-// those of pairs and groups too (inner_kernels.h).
+// The body and the condition of a loop are called with a frame that has the iterations (loop_ops.cc). So is a branch
+// (conditional_ops.cc), which passes the enclosing iterations on. Kernels read the frame in their context
+// (CallFrameInterface), kernels of pairs and groups too (inner_kernels.h).
 
 #ifndef TFSWAP_OPS_CSRC_CORE_ITERATION_H_
 #define TFSWAP_OPS_CSRC_CORE_ITERATION_H_
@@ -16,22 +16,22 @@
 
 namespace tfswap {
 
-// A frame that knows them.
+// A frame with the iterations of the enclosing loops.
 class InIterations {
  public:
   virtual ~InIterations() = default;
-  // Counted from 0, of the outermost loop first.
+  // Counted from 0, the outermost loop first.
   virtual const std::vector<int64_t>& iterations() const = 0;
 };
 
-// Empty outside of loops.
+// The iterations of the loops around a kernel; empty outside of loops.
 inline const std::vector<int64_t>& IterationsOf(tensorflow::OpKernelContext* ctx) {
   static const std::vector<int64_t>* const kOutside = new std::vector<int64_t>();
   const auto* const frame = dynamic_cast<const InIterations*>(ctx->call_frame());
   return frame == nullptr ? *kOutside : frame->iterations();
 }
 
-// Of a function that runs in these.
+// The frame of a function that runs in these iterations.
 class FrameInIterations : public tensorflow::FunctionCallFrame, public InIterations {
  public:
   FrameInIterations(const tensorflow::FunctionBody& function, const std::vector<int64_t>& iterations)

@@ -1,19 +1,20 @@
-// While, by a kernel that holds nothing any more once it is done.
+// A kernel of While that releases the loop's values before it ends.
 //
-// TensorFlow's own says that it is done before it releases the loop's values (functional_ops.cc,
-// WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
-// cores busy, its thread can be set aside between the two, and then holds all lists of the loop
-// while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
-// label (OWN_KERNEL in ir/custom_ops.py). The node's inputs stay until it ends. A body gets the
-// values of the iteration before as the only owner, so that their buffers can be forwarded, and those that
-// it does not read are freed before it runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case release them first.
+// TensorFlow's kernel calls `done` before it releases the loop's values (functional_ops.cc, WhileOp::State::Finish:
+// `done_(); delete this`; TensorFlow 2.21). If the cores are busy, its thread can be suspended between the two, and
+// then holds all lists of the loop while the rest of the step allocates. So the loops of a planned step use this
+// kernel, by its label (OWN_KERNEL in ir/custom_ops.py). TensorFlow's If and Case release their values first.
 //
-// Bodies have an order, so nothing in them runs side by side but what is one node
-// (paired_kernels.cc), and to hand a kernel to another thread takes longer than most kernels: all
-// of a loop runs on one at a time. Nor do kernels of a loop gain much by being shared among threads, as Eigen does from
-// some 100,000 cycles on: those threads sleep meanwhile, and to wake them can take longer than the kernel does (of a
-// decoder's steps, twice as long as without on a virtual machine of two cores). Which is faster is found out as the
-// loop runs. The parts are the same, so that sums have the same bits.
+// The node's inputs are held until it ends. A body is the only owner of the values of the iteration before, so that
+// their buffers can be forwarded. Values that it does not read are freed before it runs, whereas TensorFlow's kernel
+// keeps them until the iteration ends.
+//
+// Bodies have an order, so only kernels within one node run concurrently (paired_kernels.cc). To pass a kernel to
+// another thread takes longer than most kernels run. So all kernels of a loop run on one thread at a time. A kernel of
+// more than some 100,000 cycles is divided among Eigen's threads. In a loop these threads sleep between two kernels,
+// and to wake them can take longer than the kernel runs: in a decoder's loop on a virtual machine of two cores it
+// doubled the time. So the loop measures which is faster while it runs, with these threads or without. The parts are
+// the same, so sums have the same bits.
 
 #include <algorithm>
 #include <chrono>
@@ -96,7 +97,7 @@ class Frame : public tensorflow::CallFrameInterface, public InIterations {
   const std::vector<int64_t>& iterations_;
 };
 
-// What a loop runs.
+// The functions of a loop.
 struct Functions {
   FunctionLibraryRuntime* library = nullptr;
   FunctionLibraryRuntime::Handle condition = 0;
@@ -106,7 +107,7 @@ struct Functions {
   std::vector<int32_t> relocated;
 };
 
-// The arguments of a function that none of its nodes reads: they do not run, and consume nothing.
+// The arguments of a function that none of its nodes reads. Their nodes do not run, so they free nothing.
 std::vector<int> UnreadArguments(const FunctionBody* function) {
   std::vector<int> unread;
   if (function == nullptr) return unread;
@@ -118,7 +119,7 @@ std::vector<int> UnreadArguments(const FunctionBody* function) {
   return unread;
 }
 
-// Whether the kernels of a loop's body are shared among threads, iteration by iteration.
+// Chooses whether the kernels of a loop's body are divided among threads, by measured time.
 class Sharing {
  public:
   explicit Sharing(const DeviceBase& device)
@@ -127,12 +128,12 @@ class Sharing {
                    : 1),
         one_thread_(parts_) {}
 
-  // What the next iterations use in place of the device's own threads; null for these.
+  // The thread pool of the next iterations; null for the device's own.
   tensorflow::thread::ThreadPoolInterface* Next() {
     return parts_ > 1 && faster_.Next() == kAlone ? &one_thread_ : nullptr;
   }
 
-  // Iterations with that took so long.
+  // Records the seconds of some iterations with these threads.
   void Took(const tensorflow::thread::ThreadPoolInterface* threads, double seconds) {
     faster_.Took(threads == nullptr ? kShared : kAlone, seconds);
   }
@@ -148,12 +149,12 @@ class Sharing {
 // One run of a loop.
 class Loop {
  public:
-  // On a lane of its own; calls `done` when the loop has ended and is gone.
+  // Runs a loop on a new lane. Calls `done` when the loop has ended and its object is destroyed.
   static void Start(OpKernelContext* ctx, const Functions& functions, Sharing* sharing,
                     AsyncOpKernel::DoneCallback done) {
     auto lane = std::make_shared<Lane>(*ctx->runner());
     auto* const loop = new Loop(ctx, functions, sharing, lane, std::move(done));
-    lane->Push([loop] { loop->Ask(); });
+    lane->Push([loop] { loop->RunCondition(); });
   }
 
  private:
@@ -179,31 +180,33 @@ class Loop {
     for (int i = 0; i < ctx->num_inputs(); ++i) values_.push_back(ctx->input(i));
   }
 
-  void Ask() {
+  void RunCondition() {
     auto* const cancellation = options_.cancellation_manager;
     if (cancellation != nullptr && cancellation->IsCancelled()) {
-      return Go(absl::CancelledError("The step was cancelled while a loop of it ran."), false);
+      return Continue(absl::CancelledError("The step was cancelled while a loop of it ran."), false);
     }
     const std::optional<bool> goes_on =
         functions_.simple_condition ? functions_.simple_condition->GoesOn(values_) : std::nullopt;
-    if (goes_on) return Go(absl::OkStatus(), *goes_on);
-    asks_ = std::make_unique<FrameInIterations>(*library_->GetFunctionBody(functions_.condition), iterations_);
-    const absl::Status given = asks_->SetArgs(values_);
+    if (goes_on) return Continue(absl::OkStatus(), *goes_on);
+    const auto& condition = *library_->GetFunctionBody(functions_.condition);
+    condition_frame_ = std::make_unique<FrameInIterations>(condition, iterations_);
+    const absl::Status given = condition_frame_->SetArgs(values_);
     if (!given.ok()) return End(given);
-    library_->Run(options_, functions_.condition, asks_.get(), [this](const absl::Status& asked) {
+    library_->Run(options_, functions_.condition, condition_frame_.get(), [this](const absl::Status& ended) {
       bool goes_on = false;
-      absl::Status status = asked;
-      if (status.ok()) status = asks_->ConsumeRetvals(&decision_, false);
-      asks_.reset();
+      absl::Status status = ended;
+      if (status.ok()) status = condition_frame_->ConsumeRetvals(&decision_, false);
+      condition_frame_.reset();
       if (status.ok()) status = Decide(&goes_on);
-      Go(status, goes_on);
+      Continue(status, goes_on);
     });
   }
 
-  void Go(absl::Status status, bool on) {
-    if (on) return Iterate();
+  // Runs the next iteration if `goes_on`, and ends the loop otherwise.
+  void Continue(absl::Status status, bool goes_on) {
+    if (goes_on) return Iterate();
     if (status.ok() && iterations_.back() == 0) status = relocation_.Run(&values_);
-    if (status.ok()) status = HandOver();
+    if (status.ok()) status = SetOutputs();
     End(status);
   }
 
@@ -215,11 +218,11 @@ class Loop {
       Advance();
       const absl::Status relocated = relocation_.Run(&values_);
       if (!relocated.ok()) return End(relocated);
-      Ask();
+      RunCondition();
     });
   }
 
-  // Iterations are timed some at a time.
+  // Measures kTimed iterations together.
   void Time() {
     const auto now = Clock::now();
     auto*& threads = options_.user_intra_op_threadpool;
@@ -245,7 +248,7 @@ class Loop {
           absl::StrCat("A loop's condition must return one tensor, not ", decision.size(), "."));
     }
     const Tensor& value = decision[0];
-    // What is not in host memory: a device's functions return these types there.
+    // Functions on a GPU return these types in host memory.
     const bool on_host = ctx_->device()->tensorflow_accelerator_device_info() == nullptr ||
                          value.dtype() == tensorflow::DT_INT32 ||
                          value.dtype() == tensorflow::DT_INT64;
@@ -256,20 +259,20 @@ class Loop {
     return IsTrue(copy, goes_on);
   }
 
-  // A value that the body does not read is freed before it runs, as one that it reads is after the last read.
+  // The frame of the next iteration. Frees the values that the body does not read.
   Frame* NextFrame() {
     for (const int i : functions_.unread) values_[i] = Tensor(values_[i].dtype());
     next_.resize(values_.size());
     return &frame_;
   }
 
-  // What the body left of its arguments goes before the condition is asked.
+  // Frees the arguments of the body that it has not consumed, before the condition runs.
   void Advance() {
     values_.clear();
     values_.swap(next_);
   }
 
-  absl::Status HandOver() {
+  absl::Status SetOutputs() {
     for (size_t i = 0; i < values_.size(); ++i) {
       const auto type = ctx_->expected_output_dtype(static_cast<int>(i));
       if (values_[i].dtype() != type) {
@@ -293,11 +296,11 @@ class Loop {
   std::shared_ptr<Lane> lane_;
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
-  std::vector<int64_t> iterations_;  // of the loops around, and how many of this one have ended
+  std::vector<int64_t> iterations_;  // those of the enclosing loops, then the number of this loop that have ended
   Values values_;
   Values next_;
   Values decision_;
-  std::unique_ptr<FrameInIterations> asks_;
+  std::unique_ptr<FrameInIterations> condition_frame_;
   Frame frame_{&values_, &next_, &iterations_};
   AsyncOpKernel::DoneCallback done_;
   Relocation relocation_;
@@ -325,8 +328,8 @@ class WhileOp : public AsyncOpKernel {
   }
 
  private:
-  // The functions are made when they first run, behind the gate, which makes their kernels too. A session may run one
-  // kernel with several libraries.
+  // The functions are instantiated at the first run, which is after the gate, and their kernels with them. A session
+  // may run one kernel with several libraries.
   absl::Status GetFunctions(OpKernelContext* ctx, Functions* functions) {
     auto* const library = ctx->function_library();
     if (library == nullptr) return absl::InternalError("A loop has no library of functions.");

@@ -1,4 +1,4 @@
-// What kernels need that keep things in host memory and pass them on as variants.
+// For kernels whose outputs are variants that own objects in host memory.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
 #define TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
@@ -21,13 +21,13 @@
 
 namespace tfswap {
 
-// Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in ir/custom_ops.py
+// The label of tfswap's kernels for TensorFlow's ops: OWN_KERNEL in ir/custom_ops.py.
 inline constexpr char kOwnKernel[] = "tfswap";
 inline constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
 inline constexpr char kFirstAttribute[] = "_tfswap_first";  // FIRST
 inline constexpr char kFirstShapeAttribute[] = "_tfswap_first_shape";  // FIRST_SHAPE
 
-// TensorFlow's own kernel of a node that asks for tfswap's.
+// TensorFlow's kernel for a node that is labelled with tfswap's.
 inline std::unique_ptr<tensorflow::OpKernel> MakeUnlabelled(tensorflow::OpKernelConstruction* ctx) {
   tensorflow::NodeDef def = ctx->def();
   def.mutable_attr()->erase(kLabelAttribute);
@@ -39,13 +39,13 @@ inline std::unique_ptr<tensorflow::OpKernel> MakeUnlabelled(tensorflow::OpKernel
   return made;
 }
 
-// Base of what tfswap's variants hold. None can leave the process.
+// The base class of the values in tfswap's variants. They cannot be sent to another process.
 struct ProcessLocal {
   void Encode(tensorflow::VariantTensorData*) const {}
   bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
 
-// Allocated outside the arena, which such small and long-lived things would fragment.
+// Sets an output that is allocated outside of the arena, since small, long-lived chunks would fragment it.
 template <typename Value>
 void SetVariantOutput(tensorflow::OpKernelContext* ctx, int index, Value value) {
   tensorflow::Tensor output(tensorflow::cpu_allocator_base(), tensorflow::DT_VARIANT,
@@ -54,7 +54,7 @@ void SetVariantOutput(tensorflow::OpKernelContext* ctx, int index, Value value) 
   ctx->set_output(index, output);
 }
 
-// Value::kMaker names the op whose output it is.
+// The Value in an input. Value::kMaker is the name of the op that returns it, for the message.
 template <typename Value>
 absl::Status GetVariantInput(tensorflow::OpKernelContext* ctx, int index,
                              const Value** value) {
@@ -68,12 +68,12 @@ absl::Status GetVariantInput(tensorflow::OpKernelContext* ctx, int index,
       ctx->op_kernel().name(), "' must be the scalar that ", Value::kMaker, " returned."));
 }
 
-// For messages.
+// A tensor's type and shape, for messages.
 inline std::string Described(const tensorflow::Tensor& tensor) {
   return absl::StrCat(tensorflow::DataTypeString(tensor.dtype()), " ", tensor.shape().DebugString());
 }
 
-// Why `bytes` for `tensor` can't be had, and what to do.
+// The error for a node whose `tensor` has no room in host memory, with the cause and a remedy.
 inline absl::Status NoHostMemory(HostPool::Failure failure, const std::string& node, size_t bytes,
                                  const tensorflow::Tensor& tensor) {
   return absl::ResourceExhaustedError(

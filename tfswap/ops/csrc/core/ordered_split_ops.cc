@@ -1,13 +1,13 @@
-// Split and SplitV whose outputs lie in their order.
+// Split and SplitV that request their outputs in order.
 //
-// TensorFlow's kernels share four outputs or more among the threads of the pool, and each thread asks the
-// arena for an output when it comes to it (split_op.cc, split_v_op.cc): which output lies where then differs
-// from run to run, as an LSTM's four gates do, and with it what the holes are that they leave. Here all outputs
-// are requested before anything is copied, and the threads share the copies.
-// Planned steps ask for these kernels by their label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_splits.py).
+// TensorFlow's kernels divide four outputs or more among the threads of the pool, and each thread requests its outputs
+// (split_op.cc, split_v_op.cc). So the addresses of the outputs, such as an LSTM's four gates, differ from run to run,
+// and so does the fragmentation of the arena. The kernels in this file request all outputs before the first copy, and
+// divide the copies among the threads. Planned steps use them by their label (KERNEL in ir/custom_ops.py;
+// passes/prepare/ordered_splits.py).
 //
-// Left to TensorFlow's own kernel: pieces that share the input's buffer, along the first dimension, what can't
-// be copied byte by byte, and what is wrong, which it reports.
+// TensorFlow's kernel runs for pieces along the first dimension that share the input's buffer, for types that cannot be
+// copied bytewise, and for invalid inputs, which it reports.
 
 #include <algorithm>
 #include <cstdint>
@@ -32,12 +32,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// `count` rows of `row_bytes` each, to lie side by side.
+// Copies `count` rows of `row_bytes` each, `stride_bytes` apart, to contiguous memory.
 void CopyRows(const char* from, char* to, int64_t count, int64_t row_bytes, int64_t stride_bytes) {
   const auto copy = [&](auto bytes) {
     for (int64_t row = 0; row < count; ++row) std::memcpy(to + row * bytes, from + row * stride_bytes, bytes);
   };
-  // Of a size that the compiler knows a copy is a move: a split to single numbers makes millions of them.
+  // A copy of constant size is one instruction. A split into single numbers makes millions of them.
   if (row_bytes == 4) return copy(std::integral_constant<int64_t, 4>());
   if (row_bytes == 8) return copy(std::integral_constant<int64_t, 8>());
   copy(row_bytes);
@@ -71,14 +71,14 @@ class PiecesOp : public OpKernel {
  private:
   static constexpr double kCyclesPerByte = 0.25;
 
-  // From 0 on, or -1 where the tensor has no such axis.
+  // The axis, not negative; -1 if the tensor has no such axis.
   static int64_t Axis(const Tensor& given, int dims) {
     if (given.dims() != 0) return -1;
     const int64_t axis = given.flat<int32_t>()(0);
     return axis < -dims || axis >= dims ? -1 : (axis + dims) % std::max(dims, 1);
   }
 
-  // Of the outputs along the axis; false where they do not make up `whole`, which TensorFlow's kernel reports.
+  // The sizes of the outputs along the axis. False if their sum is not `whole`, which TensorFlow's kernel reports.
   bool Sizes(OpKernelContext* ctx, int64_t whole, std::vector<int64_t>& sizes) const {
     const int64_t count = num_outputs();
     if (!has_sizes_) {
@@ -108,8 +108,8 @@ class PiecesOp : public OpKernel {
     return given.dtype() == tensorflow::DT_INT8 ? given.flat<int8_t>()(i) : given.flat<int32_t>()(i);
   }
 
-  // Whether TensorFlow's kernel lets pieces along the first dimension share the buffer (is_split_view in
-  // kernels/views.py): where each begins at an aligned address, as far as it looks.
+  // Whether pieces along the first dimension share the input's buffer in TensorFlow's kernel (is_split_view in
+  // kernels/views.py). They do if it finds that each begins at an aligned address.
   bool Shares(const Tensor& whole, const std::vector<int64_t>& sizes) const {
     const int64_t length = whole.dim_size(0), element_bytes = tensorflow::DataTypeSize(whole.dtype());
     if (length == 0) return false;
@@ -118,7 +118,7 @@ class PiecesOp : public OpKernel {
     return aligned(whole.NumElements() / length);
   }
 
-  // The threads share the rows of all outputs, one output's after the other's.
+  // Divides the rows of all outputs, output by output, among the threads.
   static void Copy(OpKernelContext* ctx, const Tensor& whole, int64_t axis, const std::vector<int64_t>& sizes,
                    const std::vector<char*>& outputs) {
     int64_t rows = 1;

@@ -1,10 +1,10 @@
-// Random ops whose kernels go on where others have stopped.
+// Random ops that keep their generator when a step is planned again.
 //
-// An op such as RandomUniform has its generator's state in its kernel, and TensorFlow makes the kernels of
-// each function anew. A step that is planned again is another function: its random numbers would begin
-// anew. So in a live process these nodes of planned steps ask for the kernel here, by its label (KERNEL in
-// ir/custom_ops.py), which hands everything on to one of TensorFlow's own. That is shared by all nodes with
-// the same owner and place, for as long as the owner is there (tfswap_keep_states).
+// The kernel of an op such as RandomUniform holds its generator's state, and TensorFlow creates new kernels for each
+// function. A step that is planned again is a new function, so its random numbers would start from the seed. So these
+// nodes of planned steps use the kernel in this file, by its label (KERNEL in ir/custom_ops.py). It forwards each call
+// to a kernel of TensorFlow's. All nodes with the same owner and place share this kernel, until the owner is dropped
+// (tfswap_keep_states, tfswap_drop_states).
 
 #include <cstdint>
 #include <map>
@@ -28,13 +28,13 @@ using tensorflow::OpKernelContext;
 constexpr char kOwner[] = "_tfswap_owner";     // STATE_OWNER
 constexpr char kPlace[] = "_tfswap_place";     // STATE_PLACE
 
-class States {
+class SharedKernels {
  public:
   using Places = std::map<std::string, std::shared_ptr<OpKernel>>;
 
-  static States& Get() {
-    static States* const states = new States;
-    return *states;
+  static SharedKernels& Get() {
+    static SharedKernels* const kernels = new SharedKernels;
+    return *kernels;
   }
 
   void Keep(int64_t owner) {
@@ -43,7 +43,7 @@ class States {
   }
 
   void Drop(int64_t owner) {
-    Places dropped;  // after the lock
+    Places dropped;  // destroyed after the lock is released
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = owners_.find(owner);
     if (found == owners_.end()) return;
@@ -51,9 +51,9 @@ class States {
     owners_.erase(found);
   }
 
-  // The kernel that is there already; else `made`, which is from then on. Of an owner that is not here, as
-  // in a process that has loaded a function from a file, `made`.
-  std::shared_ptr<OpKernel> Settle(int64_t owner, const std::string& place, std::shared_ptr<OpKernel> made) {
+  // The kernel of this owner and place, which is `made` if there was none. If the owner is unknown, as in a process
+  // that loaded the function from a file, `made`, which is not shared.
+  std::shared_ptr<OpKernel> Share(int64_t owner, const std::string& place, std::shared_ptr<OpKernel> made) {
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = owners_.find(owner);
     if (found == owners_.end()) return made;
@@ -74,7 +74,7 @@ class SharedStateOp : public OpKernel {
     std::string place;
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kOwner, &owner));
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kPlace, &place));
-    kernel_ = States::Get().Settle(owner, place, std::move(made));
+    kernel_ = SharedKernels::Get().Share(owner, place, std::move(made));
   }
 
   void Compute(OpKernelContext* ctx) override { kernel_->Compute(ctx); }
@@ -85,7 +85,7 @@ class SharedStateOp : public OpKernel {
   std::shared_ptr<OpKernel> kernel_;
 };
 
-// DRAWS in ir/custom_ops.py. On a GPU a step's random numbers begin anew.
+// DRAWS in ir/custom_ops.py. Not on a GPU: there, random numbers start from the seed in each new function.
 #define TFSWAP_SHARED_STATE(op) \
   REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), SharedStateOp)
 TFSWAP_SHARED_STATE("AllCandidateSampler");
@@ -112,7 +112,7 @@ TFSWAP_SHARED_STATE("UniformCandidateSampler");
 }  // namespace
 }  // namespace tfswap
 
-// From now on the kernels of this owner's steps share their states, place by place.
-TFSWAP_C_API void tfswap_keep_states(int64_t owner) { tfswap::States::Get().Keep(owner); }
+// Registers an owner: the nodes of its steps share one kernel per place.
+TFSWAP_C_API void tfswap_keep_states(int64_t owner) { tfswap::SharedKernels::Get().Keep(owner); }
 
-TFSWAP_C_API void tfswap_drop_states(int64_t owner) { tfswap::States::Get().Drop(owner); }
+TFSWAP_C_API void tfswap_drop_states(int64_t owner) { tfswap::SharedKernels::Get().Drop(owner); }

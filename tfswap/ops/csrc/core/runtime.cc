@@ -42,7 +42,7 @@ void Runtime::SetThrottle(const CopyLane::Throttle& throttle) {
 }
 
 bool Client::IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes) {
-  const uint64_t step = traffic.step();
+  const uint64_t step = copy_stats.step();
   std::lock_guard<std::mutex> lock(saved_mu_);
   if (saved_step_ != step) {
     saved_step_ = step;
@@ -63,7 +63,7 @@ std::string Runtime::WhyNoRoom(HostPool::Failure failure, const std::string& nod
       std::to_string(usage.reserved_bytes) + " reserved";
   if (failure == HostPool::Failure::kSystem) {
     return asked +
-           ", and the system gave no more. Free memory on this machine, let some of it go to disk "
+           ", and the system gave no more. Free memory on this machine, store a part on disk "
            "(host_memory_limit= and spill_dir=), or swap less (a higher memory_limit=, or tactics= "
            "without \"swap\").";
   }

@@ -24,7 +24,7 @@ namespace tfswap {
 
 // A client: an optimized function, or the steps of one file. Kernels name it by its number.
 struct Client {
-  Traffic traffic;  // of its latest step, which its gate begins
+  CopyStats copy_stats;  // of its latest step, which its gate begins
   // Counts `bytes` that a loop saves. Returns whether they are among the first `first_bytes` of the latest step.
   TFSWAP_EXPORT bool IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes);
   std::atomic<SpillFile*> spill{nullptr};
@@ -50,7 +50,7 @@ class Runtime {
   TFSWAP_EXPORT void SetThreads(int threads_per_direction);
   TFSWAP_EXPORT void SetThrottle(const CopyLane::Throttle& throttle);
   // Of the process, which has one step only.
-  Traffic& traffic() { return traffic_; }
+  CopyStats& copy_stats() { return copy_stats_; }
 
   // The client with that number, made at first use.
   TFSWAP_EXPORT std::shared_ptr<Client> client(int64_t owner);
@@ -89,7 +89,7 @@ class Runtime {
   HostBudget budget_;
   MmapBlockSource mmap_;
   HostPool pool_;
-  Traffic traffic_;
+  CopyStats copy_stats_;
   std::mutex mu_;
   std::map<int, Lanes> lanes_;
   std::map<int64_t, std::shared_ptr<Client>> clients_;

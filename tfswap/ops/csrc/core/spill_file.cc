@@ -14,7 +14,7 @@
 namespace tfswap {
 namespace {
 
-// No offset is a null pointer's.
+// So that no offset is a null pointer.
 constexpr uintptr_t kFirstAddress = HostPool::kBlockMultiple;
 
 // The files of this process, by folder.
@@ -30,11 +30,11 @@ struct Files {
   std::atomic<bool> compression{false};
 };
 
-// A file in `folder` that has no name; -1 and errno where there can't be one.
+// Opens a file without a name in `folder`. Returns -1, and errno, on failure.
 int OpenNameless(const std::string& folder, int flags) {
 #ifdef O_TMPFILE
   const int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
-  // Kernels and file systems that don't know it take the folder for the file to be written.
+  // Without O_TMPFILE, Linux or the file system tries to open the folder for writing.
   if (file >= 0 || (errno != EISDIR && errno != EOPNOTSUPP && errno != ENOENT)) return file;
 #endif
   std::string name = folder + "/tfswap-XXXXXX";
@@ -43,8 +43,8 @@ int OpenNameless(const std::string& folder, int flags) {
   return named;
 }
 
-// Four sums side by side, so that a core can keep up with memory. Any change of one word changes it. `bytes` is a
-// multiple of 32.
+// A checksum. Four independent sums, so that a core is as fast as memory. A change of one word always changes it.
+// `bytes` is a multiple of 32.
 uint64_t Checksum(const char* from, size_t bytes) {
   constexpr uint64_t kPrime = 0x9e3779b97f4a7c15;
   uint64_t sums[4] = {1, 2, 3, 4};
@@ -61,7 +61,7 @@ uint64_t Checksum(const char* from, size_t bytes) {
 
 int ReserveSpace(int file, off_t offset, off_t bytes) {
   if (fallocate(file, 0, offset, bytes) == 0) return 0;
-  // Where a file system can't, space is found as bytes are written, and what it lacks is reported then.
+  // A file system without this call allocates space as bytes are written, and reports a lack of space then.
   return errno == EOPNOTSUPP ? 0 : -1;
 }
 
@@ -76,7 +76,7 @@ void* FileBlocks::Allocate(size_t bytes) {
   bytes = SpillFile::RoundUp(bytes);
   if (calls_.reserve(file_, end_, static_cast<off_t>(bytes)) != 0) {
     failure_ = errno;
-    // A file system may have kept what it found before it found no more.
+    // The file system may have reserved a part before it failed.
     (void)!ftruncate(file_, end_);
     return nullptr;
   }
@@ -92,7 +92,7 @@ void FileBlocks::Free(void* block, size_t bytes) {
     end_ = offset;
     return;
   }
-  // Where a file system can't, the space comes back with the file's end.
+  // A file system without this call frees the space with the file.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
 }
 
@@ -147,7 +147,7 @@ CopyLane::Moved SpillSlot::WritePiece(const Piece& piece, size_t begin, size_t b
   size_t whole = SpillFile::RoundUp(bytes);
   if (SpillFile::compression() && whole > Staging::kAlignment) {
     planes::Cut(buffers.piece, bytes, width_, buffers.other);
-    // Only what saves a block of the disk's is of use.
+    // Compression must save at least one block of the disk.
     stored.compressed_bytes =
         planes::Compress(buffers.other, bytes, buffers.piece, whole - Staging::kAlignment, buffers.codec);
     if (stored.compressed_bytes == 0) planes::Join(buffers.other, bytes, width_, buffers.piece);
@@ -174,8 +174,8 @@ CopyLane::Moved SpillSlot::ReadPiece(const Piece& piece, size_t begin, size_t by
   }
   if (!intact) {
     return {whole, "What was read back from the spill file in " + file_->folder() +
-                       " is not what was written there: the disk, or who else can write to it, has changed it. Check "
-                       "that disk, or give another spill_dir=."};
+                       " is not what was written there: the disk or another process has changed it. Check that disk, "
+                       "or give another spill_dir=."};
   }
   return {whole, piece(begin, bytes, buffers.piece)};
 }
@@ -259,7 +259,7 @@ SpillFile::SpillFile(std::string folder, int file, bool direct, const FileCalls&
 std::string SpillFile::Register(int64_t owner, uint64_t limit_bytes, HostPool* memory) {
   std::lock_guard<std::mutex> lock(mu_);
   if (staging_ == nullptr) {
-    // In no larger a block than it needs, where there is none: a step's tensors are to have theirs whole.
+    // If there is no block yet, one of exactly this size: the step's tensors will reserve their own.
     HostPool::Failure failure = memory->Reserve(Staging::kBytes);
     void* const piece = memory->Allocate(Staging::kBytes, &failure);
     if (piece == nullptr) {
@@ -287,7 +287,7 @@ std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* 
     std::lock_guard<std::mutex> lock(mu_);
     staging = staging_;
   }
-  *failure = HostPool::Failure::kLimit;  // without an owner nothing may be taken
+  *failure = HostPool::Failure::kLimit;  // without a registered owner the limit is 0
   if (staging == nullptr) return nullptr;
   void* const piece = slots_.Allocate(RoundUp(bytes), failure);
   if (piece == nullptr) return nullptr;
@@ -330,10 +330,9 @@ std::string SpillFile::Transfer(Direction direction, char* staging, size_t bytes
     if (got > 0) {
       moved += static_cast<size_t>(got);
     } else if (got == 0) {
-      problem = EIO;  // no disk, or somebody has cut the file short
+      problem = EIO;  // the disk is gone, or the file was truncated
     } else if (errno == EINVAL && !buffered) {
-      // Opened for direct I/O, but not to be used so: on this file system, or from the middle of a block, where a
-      // part was done before.
+      // Direct I/O is refused, by this file system or because an earlier call ended within a block.
       buffered = true;
       problem = GoBuffered();
     } else if (errno != EINTR) {

@@ -1,24 +1,22 @@
 // Swapped tensors in a file: the tier below host memory.
 //
-// A folder has one file, which no name leads to: it is unlinked before anything is in it
-// (O_TMPFILE where the file system knows that), so it goes with the process, however that
-// ends. It grows in large blocks that the file system has to reserve beforehand, and pieces
-// of them are handed out as a pool's are, and reused from step to step.
+// A folder has one file, without a name: it is unlinked before the first write (by O_TMPFILE where the file system has
+// it). So the system deletes it when the process ends, for whatever cause. It grows in large blocks, whose space the
+// file system reserves. Pieces of the blocks are allocated as in a host pool, and reused from step to step.
 //
-// Bytes go by way of staging buffers, one for each copy thread, in pieces of kChunkBytes. They
-// bypass the page cache (O_DIRECT) where the file system allows it: it would take the host
-// memory that a limit was set for, and what went out is not read soon. Each piece carries a
-// checksum: what comes back is what went out, or an error.
+// Tensors are copied through staging buffers, one for each copy thread, in pieces of kChunkBytes. Reads and writes
+// bypass the page cache (O_DIRECT) where the file system allows it: the cache would use the host memory that the limit
+// saves, and the file is not read soon. Each piece has a checksum, so changed bytes are reported.
 //
-// Who asks for it has pieces compressed on their way (byte_planes.h), which then take less of a disk's time. Their
-// places are those of whole pieces all the same: how well values compress is known when they are there, and a limit is
-// to hold whatever they are. So a piece that gains nothing is written as it is.
+// Compression is opt-in (byte_planes.h), and saves time of the disk. A compressed piece keeps the space of a whole one:
+// its size depends on the values, and a limit must hold for all values. A piece that compression does not make smaller
+// is written uncompressed.
 //
-// Invariant: a slot's bytes are written and read by its own copies alone.
+// Invariant: a slot's bytes are written and read by its own copies only.
 //
-// Not handled: a file system on which even a buffered write may block for ever.
+// Not handled: a file system on which a buffered write may block for ever.
 //
-// This file and spill_file.cc know nothing of TensorFlow.
+// This file and spill_file.cc do not depend on TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_SPILL_FILE_H_
 #define TFSWAP_OPS_CSRC_CORE_SPILL_FILE_H_
@@ -42,7 +40,7 @@
 
 namespace tfswap {
 
-// What is asked of the system, so that a test can be a worse one.
+// The system calls, which a test can replace by failing ones.
 struct FileCalls {
   ssize_t (*write)(int file, const void* from, size_t bytes, off_t offset);
   ssize_t (*read)(int file, void* to, size_t bytes, off_t offset);
@@ -51,7 +49,7 @@ struct FileCalls {
   static const FileCalls& System();
 };
 
-// Stretches of a file as a pool's blocks: their "addresses" are offsets, and are never dereferenced.
+// Ranges of a file as a pool's blocks. Their "addresses" are offsets, and are never dereferenced.
 class FileBlocks : public BlockSource {
  public:
   FileBlocks(int file, const FileCalls& calls) : file_(file), calls_(calls) {}
@@ -72,11 +70,11 @@ class FileBlocks : public BlockSource {
   std::atomic<int> failure_{0};
 };
 
-// Buffers that copies go through, aligned as direct I/O wants it, and next to each as large a one and the codec's own
-// memory. Part of host memory.
+// The buffers of copies, aligned for direct I/O. Each has a second buffer of its size, and memory for the codec. They
+// count as host memory.
 class Staging {
  public:
-  static constexpr int kThreads = 2;  // per direction: one piece is on the disk while the other is copied
+  static constexpr int kThreads = 2;  // per direction: the disk works on one piece while the other is copied
   static constexpr size_t kChunkBytes = size_t{256} << 10;
   static constexpr size_t kAlignment = 4096;
   static constexpr size_t kOutBytes = 2 * kChunkBytes + planes::kCompressBytes;
@@ -86,7 +84,7 @@ class Staging {
   // `memory` has kBytes.
   explicit Staging(HostBuffer memory);
 
-  // What one thread has.
+  // The buffers of one thread.
   struct Buffers {
     char* piece;
     char* other;
@@ -101,14 +99,14 @@ class Staging {
 
 class SpillFile;
 
-// A swapped tensor's place in a file. Its copies must have ended before it goes.
+// A swapped tensor's place in a file. Its copies must have ended before it is destroyed.
 class SpillSlot {
  public:
-  // From a tensor's byte `begin` into staging, or back. Says what went wrong, or "".
+  // Copies bytes of a tensor, from byte `begin` on, into staging or back. Returns an error, or "".
   using Piece = std::function<std::string(size_t begin, size_t bytes, char* staging)>;
 
-  // `piece` reads the tensor, or writes it, on a thread of the file's; it is gone when `done` runs. The tensor's values
-  // have `width` bytes.
+  // Start a copy. `piece` reads or writes the tensor on a thread of the file, and is destroyed before `done` runs.
+  // `width` is the number of bytes of one value.
   void Write(size_t width, Piece piece, CopyLane::Done done);
   void Read(Piece piece, CopyLane::Done done);
 
@@ -116,10 +114,10 @@ class SpillSlot {
   friend class SpillFile;
   SpillSlot(SpillFile* file, HostBuffer place, size_t bytes, std::shared_ptr<Staging> staging);
 
-  // How a piece lies in the file.
+  // A piece in the file.
   struct Stored {
     uint64_t checksum = 0;
-    size_t compressed_bytes = 0;  // 0: as it is
+    size_t compressed_bytes = 0;  // 0: not compressed
   };
 
   CopyLane::Moved WritePiece(const Piece& piece, size_t begin, size_t bytes, const Staging::Buffers& buffers);
@@ -135,31 +133,32 @@ class SpillSlot {
 
 class SpillFile {
  public:
-  // The one of this folder, made at first use; lives as long as the process. Null where none can be had, and why.
+  // The file of this folder. It is created at first use and never destroyed. Null, and the error in `why`, if the
+  // folder allows no file.
   TFSWAP_EXPORT static SpillFile* Of(const std::string& folder, std::string* why,
                                      const FileCalls& calls = FileCalls::System());
 
-  // Makes every file's directions links of that bandwidth and latency, those of files to come too.
+  // Sets the bandwidth and latency of both directions of all files, later ones included.
   static void SetThrottle(const CopyLane::Throttle& throttle);
   static CopyLane::Throttle throttle();
-  // Whether what is written from now on is compressed, in every file.
+  // Sets whether later writes to any file are compressed.
   static void SetCompression(bool wanted);
   static bool compression();
-  // Whether there is a file. Takes no lock.
+  // Whether a file exists. Takes no lock.
   static bool any();
-  // Of all files: bytes reserved and in use, and the most in use.
+  // The sums over all files of bytes reserved, bytes in use, and their peaks.
   static HostBudget::Usage usage();
   static void ResetPeaks();
 
-  // As HostBudget::Register and Unregister, of space in this file; `memory` is the pool that staging is taken from
-  // while there are registrations. Register says what is wrong, or "", and then counts.
+  // As HostBudget::Register and Unregister, for space in this file. While registrations exist, the staging buffers are
+  // in the pool `memory`. Register returns an error, or "" if it has registered the owner.
   std::string Register(int64_t owner, uint64_t limit_bytes, HostPool* memory);
   void Unregister(int64_t owner);
 
-  // Both return kNone, or why there is no room. `bytes` > 0.
+  // Both report the cause if there is no room, otherwise kNone. `bytes` > 0.
   HostPool::Failure Reserve(size_t bytes);
   std::unique_ptr<SpillSlot> Allocate(size_t bytes, HostPool::Failure* failure);
-  // Why there is no room for `bytes` of `tensor`, for that node, and what to do.
+  // The error message for a node whose `tensor` has no room, with the cause and a remedy.
   std::string WhyNoRoom(HostPool::Failure failure, const std::string& node, size_t bytes,
                         const std::string& tensor) const;
 
@@ -172,9 +171,9 @@ class SpillFile {
   SpillFile(std::string folder, int file, bool direct, const FileCalls& calls);
 
   CopyLane& lane(Direction d) { return d == Direction::kOut ? *out_ : *in_; }
-  // By way of the page cache from now on. 0, or errno.
+  // Uses the page cache for all later reads and writes. Returns 0, or errno.
   int GoBuffered();
-  // Whole, however often the system does a part only. "" or what is wrong.
+  // Reads or writes all bytes, by several calls if the system does a part. Returns an error, or "".
   std::string Transfer(Direction direction, char* staging, size_t bytes, off_t offset);
 
   const std::string folder_;
@@ -188,7 +187,7 @@ class SpillFile {
   CopyLane* const in_;
   std::mutex mu_;
   int registrations_ = 0;
-  std::shared_ptr<Staging> staging_;  // while there are registrations
+  std::shared_ptr<Staging> staging_;  // null without registrations
 };
 
 }  // namespace tfswap

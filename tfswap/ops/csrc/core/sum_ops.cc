@@ -1,18 +1,18 @@
-// AddN that adds its inputs in their order, or in that of the iteration that it runs in, whatever else holds them.
+// AddN with a fixed order of the terms, for identical bits in each step.
 //
-// TensorFlow's kernel looks for the first input whose buffer nothing else holds, and begins with it
-// (aggregate_ops.h). The last bits of a sum of three or more then depend on what else has run already. Here that
-// kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
-// Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_sums.py).
+// TensorFlow's kernel begins with the first input whose buffer can be forwarded, because nothing else holds it
+// (aggregate_ops.h). The last bits of a sum of three or more terms then depend on which other kernels have run. The
+// kernel in this file holds the inputs from the third on while it runs TensorFlow's kernel. The sum then begins with
+// one of the first two, and a + b is b + a. Planned steps use it by its label (KERNEL in ir/custom_ops.py;
+// passes/prepare/ordered_sums.py).
 //
-// An attribute may say which input takes the first one's place, and that one its own, by iteration of all loops around;
-// the last holds for all that follow (FIRST in ir/custom_ops.py). With decisions as further inputs (SUM there), which are
-// the predicates of conditionals, it says so by branch as well. Not on a GPU.
+// A table in an attribute gives the input that swaps places with the first one, by iteration of each enclosing loop.
+// Its last entry holds for all later iterations (FIRST in ir/custom_ops.py). Tfswap>Sum has decisions as further
+// inputs, the predicates of conditionals, and its table has an axis for each (SUM there). Not on a GPU.
 //
-// Where nothing else holds a later input, and something both of the first two, the sum takes that input's buffer over
-// all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
-// numbers of 16 bits, which this would take too long for: these ask for a new buffer (add_n in
-// kernels/memory_rules.py).
+// If only a later input can be forwarded, the sum is written into its buffer too: each block is written after this
+// block of all inputs has been added. Not on a GPU, and not for numbers of 16 bits, for which this would be too slow:
+// these request a new buffer (add_n in kernels/memory_rules.py).
 
 #include <algorithm>
 #include <cstdint>
@@ -40,7 +40,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-constexpr int kFree = 2;  // inputs that TensorFlow's kernel may begin with
+constexpr int kMayBeFirst = 2;  // the number of inputs that TensorFlow's kernel may begin with
 
 REGISTER_OP("Tfswap>Sum")
     .Input("terms: N * T")
@@ -58,7 +58,7 @@ REGISTER_OP("Tfswap>Sum")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Adds tensors in an order that depends on the branches which conditionals have taken.
+Adds tensors in an order that depends on the branches taken by conditionals.
 
 decisions: The predicates of conditionals.
 )doc");
@@ -69,7 +69,7 @@ class OrderedSumOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<Tensor> held;
-    for (int i = kFree; i < ctx->num_inputs(); ++i) held.push_back(ctx->input(i));
+    for (int i = kMayBeFirst; i < ctx->num_inputs(); ++i) held.push_back(ctx->input(i));
     sum_->Compute(ctx);
   }
 
@@ -77,7 +77,7 @@ class OrderedSumOp : public OpKernel {
   std::unique_ptr<OpKernel> sum_;
 };
 
-// On a CPU.
+// The sum on a CPU, written into the buffer of any input that can be forwarded.
 template <typename T>
 class InPlaceSum {
  public:
@@ -100,7 +100,7 @@ class InPlaceSum {
     loops_ = shape_.size() - decisions;
   }
 
-  // What the sum begins with, in this iteration and after these decisions.
+  // The input that the sum begins with in this iteration and for these decisions.
   absl::Status First(OpKernelContext* ctx, int* first) const {
     *first = 0;
     if (first_.empty()) return absl::OkStatus();
@@ -119,9 +119,9 @@ class InPlaceSum {
     return absl::OkStatus();
   }
 
-  // The first input that nothing else holds; -1 where there is none.
-  int FirstOwn(OpKernelContext* ctx) const {
-    for (int i = 0; i < (kHalf ? std::min(kFree, terms_) : terms_); ++i) {
+  // The first input whose buffer can be forwarded; -1 if there is none.
+  int FirstForwardable(OpKernelContext* ctx) const {
+    for (int i = 0; i < (kHalf ? std::min(kMayBeFirst, terms_) : terms_); ++i) {
       if (ctx->forward_input(i, 0, ctx->expected_output_dtype(0), ctx->input(0).shape(), ctx->output_memory_type(0),
                              ctx->output_alloc_attr(0))) {
         return i;
@@ -130,8 +130,8 @@ class InPlaceSum {
     return -1;
   }
 
-  // Begins with the input `first`, and writes over the input `own` where nothing else holds it.
-  void Compute(OpKernelContext* ctx, int first, int own) const {
+  // Begins with the input `first`, and writes into the buffer of the input `forwarded` unless that is -1.
+  void Compute(OpKernelContext* ctx, int first, int forwarded) const {
     Tensor* output = nullptr;
     std::vector<const T*> inputs;
     for (int i = 0; i < terms_; ++i) {
@@ -140,7 +140,7 @@ class InPlaceSum {
       inputs.push_back(ctx->input(i).flat<T>().data());
     }
     std::swap(inputs[0], inputs[first]);
-    if (own < 0 || !ctx->forward_input_to_output_with_shape(own, 0, ctx->input(0).shape(), &output)) {
+    if (forwarded < 0 || !ctx->forward_input_to_output_with_shape(forwarded, 0, ctx->input(0).shape(), &output)) {
       OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &output));
     }
     T* const sum = output->flat<T>().data();
@@ -152,13 +152,13 @@ class InPlaceSum {
 
  private:
   static constexpr double kCyclesPerByte = 0.25;
-  static constexpr int64_t kBlock = 4096 / sizeof(T);  // two such stay in the fastest cache
-  static constexpr size_t kWidth = 8;                  // inputs that are added at a time
+  static constexpr int64_t kBlock = 4096 / sizeof(T);  // two blocks fit in the first-level cache
+  static constexpr size_t kWidth = 8;                  // inputs that are added together
   static constexpr bool kHalf = sizeof(T) == 2;
   using Block = Eigen::Array<T, Eigen::Dynamic, 1, 0, kBlock, 1>;
   using Input = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
 
-  // As the conditional takes it (conditional_ops.cc).
+  // The branch that the conditional takes (conditional_ops.cc).
   static absl::Status Branch(const Tensor& decision, int32_t branches, int64_t* branch) {
     if (decision.dtype() == tensorflow::DT_BOOL) {
       bool is_true = false;
@@ -172,7 +172,7 @@ class InPlaceSum {
     return absl::OkStatus();
   }
 
-  // The first two to nine inputs from the left, and to these the sum of each further eight, as TensorFlow's kernel.
+  // Adds the first two to nine inputs from the left, then the sum of each further eight, as TensorFlow's kernel does.
   static void Add(const std::vector<const T*>& inputs, T* sum, int64_t begin, int64_t end) {
     const size_t first = (inputs.size() - 2) % kWidth + 2;
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -194,7 +194,7 @@ class InPlaceSum {
 
   int terms_ = 0;
   std::vector<int32_t> first_;
-  std::vector<int32_t> shape_;  // of first_, by loop, then by decision
+  std::vector<int32_t> shape_;  // the shape of the table first_: an axis for each loop, then for each decision
   size_t loops_ = 0;
 };
 
@@ -206,9 +206,9 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
   void Compute(OpKernelContext* ctx) override {
     int first = 0;
     OP_REQUIRES_OK(ctx, in_place_.First(ctx, &first));
-    const int own = in_place_.FirstOwn(ctx);
-    if (first < kFree && own < kFree) return OrderedSumOp::Compute(ctx);
-    in_place_.Compute(ctx, first, own);
+    const int forwarded = in_place_.FirstForwardable(ctx);
+    if (first < kMayBeFirst && forwarded < kMayBeFirst) return OrderedSumOp::Compute(ctx);
+    in_place_.Compute(ctx, first, forwarded);
   }
 
  private:
@@ -223,7 +223,7 @@ class DecidedSumOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     int first = 0;
     OP_REQUIRES_OK(ctx, in_place_.First(ctx, &first));
-    in_place_.Compute(ctx, first, in_place_.FirstOwn(ctx));
+    in_place_.Compute(ctx, first, in_place_.FirstForwardable(ctx));
   }
 
  private:

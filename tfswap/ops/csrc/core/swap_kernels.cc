@@ -1,4 +1,4 @@
-// Kernels of the swap ops (swap_ops.cc), for every device type that device_copier.h knows.
+// Kernels of the swap ops (swap_ops.cc), for the device types of device_copier.h.
 
 #include <memory>
 #include <string>
@@ -67,7 +67,7 @@ class SwapOutOp : public OpKernel {
     Swapped* const copying = swapped.get();
     copying->CopyOut(copier, [swapped = std::move(swapped)](const Copied& ended) mutable {
       const auto copied = swapped->copied();
-      // Buffers first: after the end, others rely on their release.
+      // Buffers are released before the end is signalled, since the waiting kernels rely on that.
       swapped.reset();
       copied->End(ended.status);
     });
@@ -184,7 +184,7 @@ Loading Load(OpKernelContext* ctx, const std::shared_ptr<Swapped>& swapped, Tens
     return loading;
   }
   auto filling = std::make_shared<Filling>(Filling{swapped, loading});
-  // Behind the copy to the host, if that one is still under way.
+  // After the copy to the host, if that is still running.
   swapped->copied()->OnEnd(
       [copier = CopierFactory::Make(ctx),
        filling = std::move(filling)](const absl::Status& status) mutable {
@@ -290,9 +290,9 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Prefetch").Device(tensorflow::DEVICE_CPU),
                         PrefetchOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Await").Device(tensorflow::DEVICE_CPU), AwaitOp);
 
-// On a GPU, handles and tickets are not said to be in host memory, where they are: TensorFlow's
-// kernels for lists don't say so of the variants that they take and give either, and between
-// two that differ in it TensorFlow would put a copy.
+// On a GPU, handles and tickets are not registered as HostMemory, although they are there. TensorFlow's kernels of
+// lists do not register their variants so either, and TensorFlow would insert a copy between two nodes that differ in
+// this.
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapOut").Device(tensorflow::DEVICE_GPU),
                         SwapOutOp<GpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Release").Device(tensorflow::DEVICE_GPU), ReleaseOp);

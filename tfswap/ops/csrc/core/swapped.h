@@ -1,14 +1,15 @@
-// A tensor that was swapped out: its place in host memory or on disk, its copies, and the
-// handle and ticket by which the swap ops pass it on.
+// A swapped tensor: its place in host memory or on disk, its copies, and the handle and ticket that the swap ops pass
+// to one another.
 //
-// Owners:
-//   handle (Variant) -> Swapped: the device tensor until Release, its place in host
-//                       memory or on disk until the last handle and copy are gone;
-//                       a tensor that Prefetch has allocated, until SwapIn takes it
-//   copy under way   -> Swapped, and the tensor that it fills
-//   ticket (Variant) -> the copy's end, no tensor
-// so a step that fails or is cancelled may drop its handles and tickets at any
-// time: buffers that a copy still touches stay until that copy has ended.
+// Ownership:
+//   handle (Variant)  owns a Swapped, which owns
+//                       the device tensor, until Release
+//                       the place in host memory or on disk
+//                       the tensor that Prefetch has allocated, until SwapIn takes it
+//   running copy      owns the Swapped, and the tensor that it fills
+//   ticket (Variant)  owns the copy's end, no tensor
+// So a step that fails or is cancelled may drop its handles and tickets at any time: the buffers of a running copy stay
+// until it has ended.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_SWAPPED_H_
 #define TFSWAP_OPS_CSRC_CORE_SWAPPED_H_
@@ -30,7 +31,7 @@
 
 namespace tfswap {
 
-// `where` names the node in the message; "" in shape functions, where TensorFlow adds it.
+// `where` names the node in the message. It is "" in shape functions, whose messages TensorFlow extends by the node.
 inline absl::Status CheckSwapType(tensorflow::DataType type, const std::string& where) {
   if (tensorflow::DataTypeCanUseMemcpy(type)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -43,37 +44,37 @@ class Account {
  public:
   Account() = default;
   explicit Account(std::shared_ptr<Client> client)
-      : client_(std::move(client)), step_(client_ == nullptr ? 0 : client_->traffic.step()) {}
+      : client_(std::move(client)), step_(client_ == nullptr ? 0 : client_->copy_stats.step()) {}
 
   void Add(Direction direction, Tier tier, size_t bytes, const Copied& copied) const {
     if (!copied.status.ok()) return;
-    ForBoth([&](Traffic& traffic, uint64_t step) {
-      traffic.Copied(step, direction, tier, bytes, copied.carried_bytes, copied.busy_s);
-      if (copied.at_once) traffic.Stalled(step, Stall::kAtOnce, copied.busy_s);
+    ForBoth([&](CopyStats& copy_stats, uint64_t step) {
+      copy_stats.Copied(step, direction, tier, bytes, copied.carried_bytes, copied.busy_s);
+      if (copied.at_once) copy_stats.Stalled(step, Stall::kAtOnce, copied.busy_s);
     });
   }
 
   void Add(Stall stall, double seconds) const {
-    ForBoth([&](Traffic& traffic, uint64_t step) { traffic.Stalled(step, stall, seconds); });
+    ForBoth([&](CopyStats& copy_stats, uint64_t step) { copy_stats.Stalled(step, stall, seconds); });
   }
 
   void Hold(Tier tier, int64_t bytes) const {
-    if (client_ != nullptr) client_->traffic.Hold(tier, bytes);  // the process's pools count for themselves
+    if (client_ != nullptr) client_->copy_stats.Hold(tier, bytes);  // for the process, the pools count
   }
 
  private:
   template <typename Visit>
   void ForBoth(Visit visit) const {
-    Traffic& all = Runtime::Get().traffic();
+    CopyStats& all = Runtime::Get().copy_stats();
     visit(all, all.step());
-    if (client_ != nullptr) visit(client_->traffic, step_);
+    if (client_ != nullptr) visit(client_->copy_stats, step_);
   }
 
   std::shared_ptr<Client> client_;
   uint64_t step_ = 0;
 };
 
-// The place of a swapped tensor's bytes: memory of a pool, or a slot of a file. Neither for an empty tensor.
+// The place of a swapped tensor's bytes: memory of a pool, or a slot of a file. An empty tensor has neither.
 struct Place {
   HostBuffer memory;
   std::unique_ptr<SpillSlot> slot;
@@ -81,7 +82,7 @@ struct Place {
   Tier tier() const { return slot == nullptr ? Tier::kHost : Tier::kDisk; }
 };
 
-// The bytes of one number. A complex value has two.
+// The bytes of one number. A complex value is two numbers.
 inline size_t ValueBytes(tensorflow::DataType type) {
   const auto bytes = static_cast<size_t>(tensorflow::DataTypeSize(type));
   return tensorflow::DataTypeIsComplex(type) ? bytes / 2 : bytes;
@@ -93,7 +94,6 @@ struct Loading {
   std::shared_ptr<Transfer> copied;
 };
 
-// A tensor that was swapped out.
 class Swapped {
  public:
   Swapped(const tensorflow::Tensor& tensor, Place place, Account account)
@@ -143,8 +143,8 @@ class Swapped {
         [done = std::move(done)](const CopyLane::Ended& ended) { done(AsCopied(ended)); });
   }
 
-  // The end of the copy to the host. Shared, so that it can be signalled after the
-  // last reference to the buffers is gone.
+  // The end of the copy to the host. Shared, so that it can be signalled after the last reference to the buffers has
+  // been dropped.
   const std::shared_ptr<Transfer>& copied() const { return copied_; }
 
   void DropDeviceTensor() {
@@ -163,7 +163,7 @@ class Swapped {
     prefetched_ = std::move(loading);
   }
 
-  // The prefetched tensor; without a copy where there is none.
+  // The prefetched tensor; its `copied` is null if there is none.
   Loading TakePrefetched() {
     std::lock_guard<std::mutex> lock(mu_);
     return std::exchange(prefetched_, Loading());
@@ -185,7 +185,7 @@ class Swapped {
   const Account account_;
   const std::shared_ptr<Transfer> copied_;
   std::mutex mu_;
-  tensorflow::Tensor device_;  // until DropDeviceTensor, which comes after the copy out
+  tensorflow::Tensor device_;  // until DropDeviceTensor, after the copy out
   Loading prefetched_;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kUnknown = UINT64_MAX;
 
-// The number behind the first of `names` that begins a line, or kUnknown.
+// The number after the first of `names` that begins a line, or kUnknown.
 uint64_t Figure(const std::string& path, std::initializer_list<const char*> names) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -23,7 +23,7 @@ uint64_t Figure(const std::string& path, std::initializer_list<const char*> name
   return kUnknown;
 }
 
-// The number that is all there is, or kUnknown: no file, or "max".
+// The only number in a file. kUnknown if there is no file, or for "max".
 uint64_t Figure(const std::string& path) {
   std::ifstream file(path);
   uint64_t figure;

@@ -1,11 +1,11 @@
-// What memory there is for this process to take.
+// The memory that is available to this process.
 //
-// Linux gives out more than it has, and ends a process when it is asked to keep its word: who
-// means to use what he asks for has to look first.
+// Linux grants more memory than it has, and kills a process when that memory is used. So the available memory is read
+// before large allocations.
 //
-// Swap space does not count: what is swapped out of a step would only be swapped out again.
+// The system's swap space does not count: the system would copy a swapped tensor to disk.
 //
-// Not handled: what others take between the look and the use.
+// Not handled: memory that other processes take between the reading and the use.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_SYSTEM_MEMORY_H_
 #define TFSWAP_OPS_CSRC_CORE_SYSTEM_MEMORY_H_
@@ -15,9 +15,9 @@
 
 namespace tfswap {
 
-// Bytes that can be had without anybody having to go: of the machine, and of each control group that this process is in
-// (a container's, a batch job's), in which what caches files counts as free. UINT64_MAX where nothing says.
-// `root` has the files of /proc and /sys, so that a test can be another machine.
+// The available bytes: the least of the machine's and of those of each control group of this process (a container's, a
+// batch job's). Caches of files count as free. UINT64_MAX if unknown. `root` is the folder of /proc and /sys, which a
+// test can replace.
 uint64_t AvailableMemory(const std::string& root = "");
 
 }  // namespace tfswap

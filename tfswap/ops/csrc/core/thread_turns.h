@@ -1,4 +1,4 @@
-// The turns (turn.h) of the thread that asks.
+// The turns (turn.h) of the calling thread.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_THREAD_TURNS_H_
 #define TFSWAP_OPS_CSRC_CORE_THREAD_TURNS_H_
@@ -11,15 +11,16 @@
 
 namespace tfswap {
 
-// Those that it has asked for and not ended. The first asks for the others too, which are null.
+// The turns that the thread has requested and not ended. Those after the first are null, since the first covers them.
 inline thread_local std::vector<Turn::Waiter> turns_of_thread;
 
-// Whose turn it is that the thread works for, where that is not its own.
+// The owner of the turn that the thread works in, if that is another thread or a step.
 inline thread_local std::optional<Turn::Token> employer;
 
 inline bool ThreadHasTurn() { return !turns_of_thread.empty(); }
 
-// While it is there, the thread works in the turn of another: what it asks for is that one's.
+// While an object of this class exists, the thread works in the turn of `token`, and its requests are those of that
+// owner.
 class Employed {
  public:
   explicit Employed(Turn::Token token) : before_(std::exchange(employer, token)) {}

@@ -27,8 +27,7 @@ class Transfer {
     return status_;
   }
 
-  // Runs `callback` here and now when the copy has ended, else on the thread that
-  // ends it.
+  // Runs `callback` immediately if the copy has ended, otherwise on the thread that ends it.
   void OnEnd(Callback callback) {
     {
       std::lock_guard<std::mutex> lock(mu_);

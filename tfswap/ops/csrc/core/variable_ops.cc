@@ -1,17 +1,17 @@
 // The buffers of the variables that a step writes, so that its requests repeat from step to step.
 //
-//   AssignInPlace    AssignVariableOp that keeps the variable's buffer where it is. TensorFlow's own
-//                    adopts the value's buffer: variables then wander through the arena from step
-//                    to step, and fragment it differently each time.
+//   AssignInPlace    AssignVariableOp that keeps the variable's buffer. TensorFlow's kernel adopts the value's buffer
+//                    instead: the address of a variable then changes in each step, and so does the fragmentation of
+//                    the arena.
 //   WatchVariables   keeps weak references to the variables that a step writes
 //   OwnBuffer        gives a variable a buffer that nothing else holds
 //
-// An update writes in place where nothing else holds the variable's buffer; otherwise it requests
-// another one, AssignInPlace as well as TensorFlow's own kernels. So before each step it must be known
-// which variables share their buffer with a tensor, or have memory of NumPy's, which TensorFlow adopts
-// where it is aligned: tfswap_variable_buffers, at the end of this file.
+// An update, by AssignInPlace or by TensorFlow's kernels, writes in place if nothing else holds the variable's buffer.
+// Otherwise it requests a new buffer. So before each step tfswap reads which variables share their buffer with a
+// tensor, or have NumPy's memory, which TensorFlow adopts if it is aligned: tfswap_variable_buffers, at the end of this
+// file.
 //
-// Not handled: variables of types that can not be copied bytewise (strings); these adopt the value.
+// Not handled: variables of types that can not be copied bytewise (strings). These adopt the value's buffer.
 
 #include <algorithm>
 #include <cstdint>
@@ -50,11 +50,11 @@ REGISTER_OP("Tfswap>AssignInPlace")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Assigns to a variable as AssignVariableOp does, copying into the buffer that it has.
+Assigns to a variable as AssignVariableOp does, by a copy into the variable's buffer.
 
-Where something else holds that buffer (a read of the variable that is still alive, a tensor
-that was assigned) it copies into a new one. A variable that is not initialized, or has
-another shape, adopts the value's buffer.
+If something else holds that buffer (a read of the variable, a tensor that was assigned), it
+copies into a new one. A variable that is not initialized, or has another shape, adopts the
+value's buffer.
 )doc");
 
 REGISTER_OP("Tfswap>WatchVariables")
@@ -68,7 +68,7 @@ REGISTER_OP("Tfswap>WatchVariables")
 Keeps weak references to variables, in their order, for tfswap_variable_buffers.
 
 step: The number of the step that writes them.
-begin: How many of its variables come before these, which are on another device.
+begin: The number of the step's variables before these. Each device has a node.
 )doc");
 
 REGISTER_OP("Tfswap>OwnBuffer")
@@ -80,7 +80,7 @@ Gives a variable a buffer that nothing else holds, with the same content, and tu
 copy-on-read mode off.
 )doc");
 
-// The variable's handle, of an input that may be any tensor of resources.
+// The variable's handle. Fails if the input is not one handle.
 absl::Status GetHandleInput(OpKernelContext* ctx, int index, const tensorflow::ResourceHandle** handle) {
   if (ctx->input(index).NumElements() != 1) {
     return absl::InvalidArgumentError(absl::StrCat("Input ", index, " of '", ctx->op_kernel().name(),
@@ -96,15 +96,15 @@ absl::Status GetVariable(OpKernelContext* ctx, int index, tensorflow::core::RefC
   return tensorflow::LookupResource<Var>(ctx, *handle, variable);
 }
 
-// As in device/variable_buffers.py.
+// The state of a variable's buffer, as in device/variable_buffers.py.
 enum BufferState : uint8_t {
-  kOwn = 0,      // nothing else holds it
+  kOwn = 0,      // only the variable holds it
   kShared = 1,   // a tensor holds it too
-  kForeign = 2,  // it is no allocator's
-  kCopied = 3,   // every read and update copies it: its copy-on-read mode is on, in which nothing shares it
+  kForeign = 2,  // it is not an allocator's
+  kCopied = 3,   // copy-on-read mode: each read and update copies it, so nothing shares it
 };
 
-// The variable's lock is held.
+// The caller holds the variable's lock.
 BufferState StateOf(Var* variable) {
   if (variable->copy_on_read_mode.load()) return kCopied;
   const Tensor& held = *variable->tensor();
@@ -176,7 +176,7 @@ class OwnBufferOp : public OpKernel {
   }
 };
 
-// The variables of each step.
+// The variables that each step writes.
 class Watched {
  public:
   using Variables = std::vector<tensorflow::core::WeakPtr<Var>>;
@@ -198,20 +198,20 @@ class Watched {
     steps_.erase(step);
   }
 
-  uint64_t Look(int64_t step, uint8_t* states, uint64_t room) {
+  uint64_t ReadStates(int64_t step, uint8_t* states, uint64_t room) {
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = steps_.find(step);
     if (found == steps_.end()) return 0;
-    uint64_t others = 0;
+    uint64_t not_own = 0;
     for (uint64_t i = 0; i < found->second.size() && i < room; ++i) {
       const tensorflow::core::RefCountPtr<Var> variable = found->second[i].GetNewRef();
       states[i] = kOwn;
       if (variable == nullptr) continue;
       tensorflow::tf_shared_lock variable_lock(*variable->mu());
       states[i] = StateOf(variable.get());
-      others += states[i] != kOwn;
+      not_own += states[i] != kOwn;
     }
-    return others;
+    return not_own;
   }
 
  private:
@@ -261,15 +261,15 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfswap
 
-// What buffer each variable has that a step writes, in the order of WatchVariables, as a BufferState. Every call of
-// every step asks.
+// Writes the BufferState of each variable that a step writes to `states`, in the order of WatchVariables. Called before
+// each call of each step.
 //
-// room: how many states there is room for.
+// room: the length of `states`.
 //
-// Returns how many are not kOwn.
+// Returns the number of states that are not kOwn.
 TFSWAP_C_API uint64_t tfswap_variable_buffers(int64_t step, uint8_t* states, uint64_t room) {
-  return tfswap::Watched::Get().Look(step, states, room);
+  return tfswap::Watched::Get().ReadStates(step, states, room);
 }
 
-// Drops what is kept of this step's variables.
+// Drops the references to this step's variables.
 TFSWAP_C_API void tfswap_forget_variables(int64_t step) { tfswap::Watched::Get().Forget(step); }

@@ -1,12 +1,12 @@
-// Zeros like a list or an optional, one tensor for all elements of a size.
+// ZerosLike of a list or an optional, with one tensor for all elements of a size.
 //
-// A gradient begins with zeros for each list that a loop was given, and TensorFlow makes as many tensors of
-// them as the list, and the lists in it, have elements. Nothing writes to a tensor that several hold, so one
-// does for all of them.
-// Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/zeros_like.py).
+// The gradient of a loop begins with zeros for each list among the loop's inputs. TensorFlow creates a tensor for each
+// element of the list, and of the lists in it. No kernel writes to a tensor that several hold, so one tensor is enough
+// for all of them. Planned steps use this kernel by its label (KERNEL in ir/custom_ops.py;
+// passes/prepare/zeros_like.py).
 //
-// Follows TensorFlow 2.21's tensor_list_util.h (TensorListZerosLike) and optional_ops_util.h
-// (OptionalZerosLike) in all else, and leaves what holds other than plain tensors to TensorFlow's own kernel.
+// Otherwise it follows TensorFlow 2.21's tensor_list_util.h (TensorListZerosLike) and optional_ops_util.h
+// (OptionalZerosLike). TensorFlow's kernel runs for elements that are not plain tensors.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,7 +33,7 @@ using tensorflow::TensorList;
 using tensorflow::Variant;
 using tensorflow::data::OptionalVariant;
 
-// What is in a variant, if it is a T; else null.
+// The T in a variant; null if it holds another type.
 template <typename T>
 const T* In(const Tensor& tensor) {
   const bool one = tensor.dtype() == tensorflow::DT_VARIANT && tensor.dims() == 0;
@@ -51,12 +51,12 @@ bool IsPlain(const Tensor& element) {
   return element.dtype() == tensorflow::DT_INVALID || tensorflow::DataTypeCanUseMemcpy(element.dtype());
 }
 
-// Makes zeros, each but once.
+// Creates zeros, one tensor for each number of bytes.
 class Zeros {
  public:
   explicit Zeros(OpKernelContext* ctx) : ctx_(ctx) {}
 
-  // Zeros like the list or the optional in `like`, into a tensor that is there for them.
+  // Writes zeros like the list or the optional in `like` to `output`, an allocated variant.
   absl::Status Fill(const Tensor& like, Tensor& output) {
     Variant& filled = output.scalar<Variant>()();
     if (const auto* const list = In<TensorList>(like)) {
@@ -100,7 +100,7 @@ class Zeros {
   }
 
   OpKernelContext* const ctx_;
-  std::map<int64_t, Tensor> made_;  // by bytes: all zeros are the same
+  std::map<int64_t, Tensor> made_;  // by number of bytes: zeros of all types have the same bits
 };
 
 class ZerosOfListOp : public OpKernel {
@@ -122,7 +122,7 @@ class ZerosOfListOp : public OpKernel {
   std::unique_ptr<OpKernel> others_;
 };
 
-// On a GPU TensorFlow's own kernel makes them.
+// On a GPU TensorFlow's kernel runs.
 REGISTER_KERNEL_BUILDER(Name("ZerosLike")
                             .Device(tensorflow::DEVICE_CPU)
                             .TypeConstraint<Variant>("T")

@@ -47,7 +47,7 @@ def present(found: dict[str, Any]) -> Section:
         f"as well; by peaks {exact:.2f} and {peaks:.2f}, of which {means['order'][1]:.2f} are order alone, "
         f"{'short of' if peaks < DYNAMIC else 'with'} the {DYNAMIC:.1f} published with dynamic allocation"
     )
-    notes.append("fp8 changes gradients: what that does to accuracy is in [Encodings](../encodings.md).")
+    notes.append("fp8 changes gradients: what that does to accuracy is in [Rounding](../precision.md).")
     if any("clock_spread" not in row for row in rows):
         notes.append("Times without brackets: of these only the medians were kept.")
     return Section(

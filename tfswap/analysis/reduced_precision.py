@@ -1,7 +1,7 @@
 """Finds float tensors that wait for the backward pass, and their smaller forms with reduced precision.
 
 Gist's delayed precision reduction (Jain et al., ISCA 2018): the forward pass computes with full precision, and only the
-copy for the backward pass is rounded. This changes values, and is opt-in (docs/encodings.md).
+copy for the backward pass is rounded. This changes values, and is opt-in (docs/precision.md).
 
 Invariant: pure functions of the graph, its order and the user's rules. Only floats of the forward pass are reduced that
 depend on the step's arguments and that a kernel of the backward pass reads. Variables and tensors computed from these

@@ -77,7 +77,7 @@ def optimize(
             that ends with the process; None to swap no more than that limit.
         spill_limit: the most that they may take there, bytes or a size.
         limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
-            process; TensorFlow reads that at the process's first convolution on a GPU (docs/memory_model.md).
+            process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
 

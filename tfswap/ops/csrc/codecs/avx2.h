@@ -77,7 +77,7 @@ TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
   return _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)halves, 1));
 }
 
-// Restores the order: packing works on the two halves of vectors separately, four bytes at a time.
+// Restores the order: packing works within each half of a vector, four bytes at a time.
 TFSWAP_VECTOR_INLINE __m256i InOrder(__m256i packed) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }

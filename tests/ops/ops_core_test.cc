@@ -753,10 +753,10 @@ void ClientsFromManyThreads() {
         CHECK(runtime.Register(owner, size_t{8} << 20, owner == 1 ? "" : folder, HostBudget::kUnlimited, &runtime.pool())
                   .empty());
         const auto client = runtime.client(owner);
-        const uint64_t step = client->traffic.Begin();
+        const uint64_t step = client->copy_stats.Begin();
         std::atomic<bool> ended{false};
         runtime.lane(Direction::kOut, t % 2).Submit(to.data(), from.data(), from.size(), [&](const CopyLane::Ended& how) {
-          client->traffic.Copied(step, Direction::kOut, Tier::kHost, from.size(), how.carried_bytes, how.busy_s);
+          client->copy_stats.Copied(step, Direction::kOut, Tier::kHost, from.size(), how.carried_bytes, how.busy_s);
           ended = true;
         });
         if (i % 10 == 0) runtime.SetThreads(1 + i % 3);

@@ -47,7 +47,7 @@ def without(name: str, *tactics: str) -> Any:
 @pytest.fixture
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts name no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
 
 
 # --- a traced step ----------------------------------------------------------------------------------------

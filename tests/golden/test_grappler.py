@@ -104,6 +104,18 @@ def test_it_is_what_tensorflow_runs(make):
     assert unknown == []
 
 
+def test_a_planned_step_is_not_optimized_again(monkeypatch):
+    step, argument = silu_net()
+    concrete = step.get_concrete_function(argument)
+    traced = import_function(concrete)
+    planned, expected = as_planned(traced, concrete, DeviceModel()), as_executed(traced, DeviceModel())
+    assert [node.name for node in planned] != [node.name for node in expected]
+    monkeypatch.setattr(grappler, "run_grappler", None)
+    found = as_executed(planned, DeviceModel())
+    assert list(map(str, found)) == list(map(str, expected))
+    assert [[t.name for t in node.inputs] for node in found] == [[t.name for t in node.inputs] for node in expected]
+
+
 def test_what_only_a_loop_reads_has_its_size():
     weights, table = tf.Variable(tf.ones([32, 32])), tf.Variable(tf.ones([9, 32]))
 

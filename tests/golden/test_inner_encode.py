@@ -148,7 +148,7 @@ def micro_batches() -> str:
 @pytest.fixture
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
 
 
 @pytest.fixture

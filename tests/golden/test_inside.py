@@ -68,7 +68,7 @@ def text(layers: int = LAYERS, elements: int = ELEMENTS) -> str:
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
 
 
 def optimizer(**options: Any) -> Optimizer:

@@ -332,7 +332,7 @@ def test_a_loop_takes_as_long_as_its_iterations():
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
 
 
 def optimizer(costs: Costs | None = None, **options: Any) -> Optimizer:

@@ -139,7 +139,9 @@ def test_what_was_noted_of_tensors_is_noted_of_each_iteration() -> None:
 
 def test_iterations_that_may_overlap_are_counted_where_a_step_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the prediction has of it: on a busy machine they overlap more."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)  # it reads attributes of the loop
+    monkeypatch.setattr(
+        unoptimised, "as_executed", lambda graph, device, held: graph
+    )  # it reads attributes of the loop
     work = (
         "%a = Exp(%x) -> float32[1048576]\n  %b = Sin(%a) -> float32[1048576]\n  %c = Mul(%a, %b) -> float32[1048576]\n"
     )
@@ -155,7 +157,7 @@ def test_iterations_that_may_overlap_are_counted_where_a_step_is_left_alone(monk
 
 def test_a_step_is_left_alone_where_its_highest_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction is the run in the middle. Measured, three micro-batches of poolings came to 1.11 of it."""
-    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
     monkeypatch.setattr(unordered, "_peaks", lambda program, snapshot: [1 << 30, 1 << 30, 2 << 30])
     step = Optimizer(sums(4), CPU, Options())
     assert step.baseline.peak_bytes < 1.1 * (1 << 30)

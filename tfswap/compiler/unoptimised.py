@@ -151,10 +151,12 @@ class UnoptimisedStep:
     @functools.cached_property
     def _made(self) -> Graph:
         """What Grappler makes of the step, with what its caller holds."""
+        held = self._target.held
+        if not self.holds_lists:
+            return as_executed(self._graph, self._device, held)
         graph = (self._graph.traced or self._graph).copy()
-        graph.fetches += map(graph.tensor, self._target.held)
-        # Grappler's result does not show the contents of a list that a function returns.
-        return graph if self.holds_lists else as_executed(graph, self._device)
+        graph.fetches += map(graph.tensor, held)  # Grappler's result does not show the contents of a returned list
+        return graph
 
     @property
     def likely_bound_bytes(self) -> int:

@@ -17,6 +17,7 @@ from tensorflow.python.eager import context
 import tfswap
 from tfswap.compiler import grappler
 from tfswap.compiler.grappler import as_executed, as_planned
+from tfswap.compiler.grappler_function import names_in_function
 from tfswap.compiler.marks import marked_to_keep
 from tfswap.importers.function import import_function
 from tfswap.importers.run_grappler import NO_GPU_KERNEL, run_grappler, without_message
@@ -238,7 +239,7 @@ def test_parts_of_a_function_are_called_as_tensorflow_calls_them():
 
     concrete = step.get_concrete_function(*(tf.TensorSpec([30, 30], name=name) for name in ("X", None, None)))
     graph = import_function(concrete)
-    results, renamed = grappler._names_in_function(graph, graph.feeds)
+    results, renamed = names_in_function(graph, graph.feeds)
     signature = concrete.function_def.signature
     assert [renamed.get(feed.name, feed.name) for feed in graph.feeds] == [each.name for each in signature.input_arg]
     assert results == [f"{each.name}_RetVal" for each in signature.output_arg]

@@ -6,8 +6,7 @@ more, and its last bits. tfswap runs it for the same device and with the same ar
 without a limit and computes sums in any order, so that their last bits differ from run to run. `as_executed` gives the
 unoptimised step: that graph, or the result of a second run with the default options.
 
-Grappler depends on names, so nodes have the names that TensorFlow gives them. The nodes of the unoptimised step come in
-Grappler's order, which the executor follows.
+The nodes of the unoptimised step come in Grappler's order, which the executor follows.
 
 Not handled: TensorFlow lowers loops and conditionals before Grappler. Here each body is optimized on its own. A step
 with them is planned as traced, unless they are assertions. A step on several devices is planned as traced.
@@ -18,13 +17,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.constants import largest_kernel_bytes, too_large_to_fold
+from tfswap.compiler.grappler_function import (
+    add_results,
+    arguments_of,
+    as_in_function,
+    drop_controls,
+    names_in_function,
+)
 from tfswap.compiler.marks import marked_to_keep
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.process_names import ProcessNames
@@ -36,13 +40,11 @@ from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.importers.bodies import import_with_bodies, inside
 from tfswap.importers.function import sparse_shapes
 from tfswap.importers.run_grappler import run_grappler
-from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, has_small_extras, is_collective
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import HALVES, Shape, TensorType
-from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_carriers import units
 from tfswap.passes.nodes import PRESERVE
@@ -51,13 +53,8 @@ from tfswap.passes.prepare.onednn_fusion import FILTER, FUSED_3D, KERNEL_LABEL, 
 from tfswap.support.gc_pause import without_collector
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
     from tensorflow.core.protobuf import device_properties_pb2, rewriter_config_pb2
-
-READS = frozenset({"ReadVariableOp"})
-WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-GATHER = "ResourceGather"
-"""Ops that show a variable's type: by their result, by their input, and by rows of it."""
 
 SWAPPED_BY_HAND = "_swap_to_host"
 """An attribute of kernels whose inputs Grappler swaps."""
@@ -243,10 +240,10 @@ def _optimized(
     # TensorFlow 1's reference variables stay nodes: ops that write them accept no argument in their place.
     given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
     feeds = {feed.name: number for number, feed in enumerate(given)}
-    arguments = _arguments(graph, given)
-    fed = _as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
-    results, renamed = _names_in_function(graph, given)
-    _add_results(graph_def, results, graph.fetches, _device_name(device))
+    arguments = arguments_of(graph, given)
+    fed = as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
+    results, renamed = names_in_function(graph, given)
+    add_results(graph_def, results, graph.fetches, _device_name(device))
     targets = [target.name for target in graph.targets]
     process = ProcessNames(graph_def, renamed, bodies.made)
     process.replace(graph_def)
@@ -258,7 +255,7 @@ def _optimized(
         if node.name in unfolded:
             del node.attr[PRESERVE]
         if shapes is not None:
-            _drop_controls(node, feeds)
+            drop_controls(node, feeds)
         _as_onednn(node)
     padded = _declare_padded(made, graph)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
@@ -277,44 +274,6 @@ def _optimized(
             result[shaped].attrs = {**result[shaped].attrs, "shape": any_size(result[kernel])}
     result.feeds += reference_variables(result)
     return result
-
-
-def _as_in_function(
-    graph_def: graph_pb2.GraphDef,
-    feeds: Mapping[str, int],
-    arguments: Mapping[str, Argument],
-    shapes: Mapping[str, Shape] | None,
-    unfolded: Container[str],
-    place: str,
-) -> dict[str, node_def_pb2.NodeDef]:
-    """Place nodes on a device, make the feeds a function's arguments, and keep nodes from folding.
-
-    Returns placeholders for the arguments, by name.
-
-    Args:
-        feeds: the arguments' numbers, by name.
-        shapes: as of `_optimized`.
-        unfolded: names of nodes that Grappler must not fold.
-    """
-    fed: dict[str, node_def_pb2.NodeDef] = {}
-    for node in graph_def.node:
-        node.device = node.device or place
-        if node.name in unfolded:
-            node.attr[PRESERVE].b = True
-        if node.name in feeds:
-            fed[node.name] = type(node)(name=node.name, op="Placeholder")
-            fed[node.name].attr["dtype"].type = arguments[node.name].dtype
-            shape = arguments[node.name].shape if shapes is None else shapes[node.name]
-            _make_argument(node, feeds[node.name], replace(arguments[node.name], shape=shape))
-    return fed
-
-
-def _add_results(graph_def: graph_pb2.GraphDef, names: Sequence[str], fetches: Sequence[Output], place: str) -> None:
-    """Add a function's results of these names, in order."""
-    for number, (name, fetch) in enumerate(zip(names, fetches, strict=True)):
-        result = graph_def.node.add(name=name, op="_Retval", input=[fetch.name], device=place)
-        result.attr["T"].type = enum_of(fetch.type.dtype)
-        result.attr["index"].i = number
 
 
 def _as_onednn(node: node_def_pb2.NodeDef) -> None:
@@ -407,102 +366,6 @@ def _folding_room(graph: Graph) -> float:
     graph whose floor is reported, would depend on it.
     """
     return max(largest_kernel_bytes(graph), KEPT_BYTES)
-
-
-def _names_in_function(graph: Graph, given: Sequence[Node]) -> tuple[list[str], dict[str, str]]:
-    """The names that differ between a trace and the function that TensorFlow makes of it.
-
-    Grappler depends on names: it orders nodes from the graph's ends (model_pruner.cc), and sorts the inputs of a sum
-    (arithmetic_optimizer.cc), which are added in that order. Follows NodeNameMapping in graph_to_functiondef.cc.
-
-    Args:
-        given: the arguments.
-
-    Returns:
-        Names of the nodes of results, which `graph` need not have; and the new names of arguments and other nodes, by
-        their names in the trace.
-    """
-    used: dict[str, int] = {}
-
-    def unique(name: str) -> str:
-        candidate = name
-        while candidate in used:
-            candidate = f"{name}_{used[name]}"
-            used[name] += 1
-        used[candidate] = 0
-        return candidate
-
-    results = [f"{unique(_in_signature(fetch.node.name))}_RetVal" for fetch in graph.fetches]
-    names = {feed.name: unique(_in_signature(feed.name)) for feed in given}
-    names |= {node.name: unique(node.name) for node in graph if node.name not in names}
-    return results, {traced: name for traced, name in names.items() if name != traced}
-
-
-def _in_signature(name: str) -> str:
-    return re.sub("[^a-z0-9]", "_", name.lower()).lstrip("_0123456789") or "unknown"
-
-
-def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:
-    """The step's arguments, by name; variables with their types, where the step's ops show these."""
-    held: dict[str, list[HandleType]] = {
-        node.name: [(enum_of(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
-    }
-    types = ((feed.name, feed.outputs[0]) for feed in given)
-    return {n: Argument(enum_of(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
-
-
-def _held(graph: Graph) -> dict[Node, TensorType]:
-    """The type of each variable, by the node of its handle."""
-    held: dict[Node, TensorType] = {}
-    for node in graph:
-        if node.op in (*READS, *WRITES, GATHER):
-            kind = node.inputs[1].type if node.op in WRITES else node.outputs[0]
-            if node.op == GATHER and kind.shape is not None:
-                kind = TensorType(kind.dtype, (None, *kind.shape[len(node.inputs[1].type.shape or ()) :]))
-            held.setdefault(origin(node.inputs[0]).node, kind)
-        elif (flow := control_flow(node.op)) is not None:
-            for body in graph.bodies.get(node, ()):
-                inner = _held(body)
-                for feed, given in zip(body.feeds, node.inputs[flow.first_argument :], strict=True):
-                    if feed in inner:
-                        held.setdefault(origin(given).node, inner[feed])
-    return held
-
-
-def _shape(shape: Shape) -> tensor_shape_pb2.TensorShapeProto:
-    from tensorflow.core.framework import tensor_shape_pb2
-
-    made = tensor_shape_pb2.TensorShapeProto()
-    fill_shape(made, shape)
-    return made
-
-
-def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) -> None:
-    """Make `node`, in place, an argument of a function.
-
-    An `_Arg` node has no shape, which Grappler needs. `_ParallelConcatStart` has one, and Grappler does not change it.
-    """
-    del node.input[:]
-    node.ClearField("attr")
-    if argument.dtype in map(enum_of, HANDLES):
-        node.op = "_Arg"
-        node.attr["T"].type = argument.dtype
-        node.attr["index"].i = number
-        for dtype, shape, *_ in argument.handles:
-            node.attr["_handle_dtypes"].list.type.append(dtype)
-            node.attr["_handle_shapes"].list.shape.add().CopyFrom(shape)
-        return
-    node.op = "_ParallelConcatStart"
-    node.attr["dtype"].type = argument.dtype
-    node.attr["shape"].shape.CopyFrom(_shape(argument.shape))
-
-
-def _drop_controls(node: node_def_pb2.NodeDef, feeds: Container[str]) -> None:
-    """Remove control edges from arguments, in place, which constants folded from an argument's shape have."""
-    inputs = [name for name in node.input if not (name.startswith("^") and name[1:] in feeds)]
-    if len(inputs) < len(node.input):
-        del node.input[:]
-        node.input.extend(inputs)
 
 
 def _device_name(device: DeviceModel) -> str:

@@ -4,14 +4,14 @@
     python benchmarks/emulated.py nets         # peaks and values of the acceptance nets at 60%; ten minutes
     python benchmarks/emulated.py stalls       # how long copies stall a step, as predicted and as measured
     python benchmarks/emulated.py endurance    # 10,000 steps with random delays, while other threads use the CPU
-    python benchmarks/emulated.py checks       # what looking for races costs a step
+    python benchmarks/emulated.py checks       # what checking for races costs a step
 
     nets       small sizes; values compared with TensorFlow's without Grappler's memory optimizer, bit by bit. VGG16 has
                a higher share: a gradient of a convolution's input with its copies takes more than 60% by itself.
     stalls     at links of 2, 8 and 25 GB/s in each direction, of one step under two limits. A kernel takes a
                millisecond. The shortest of some steps: what else the machine does can only make them longer.
     endurance  peak of each step against the limit and the plan, races, and the memory of process and pool.
-    checks     CPU time of a step with and without looking for races, in turns.
+    checks     CPU time of a step with and without checking for races, in turns.
 
 Each net, and each other part, is a process of its own. Exit status 1 where something is not as promised.
 """
@@ -300,7 +300,7 @@ def cost_of_checks(batch: int, gpus: Any) -> dict[str, float]:
 
 def checks() -> bool:
     found = child("cost_of_checks", "512")
-    print(f"a step whose races are looked for takes {found['median']:.2f} of the CPU time of one without")
+    print(f"a step that is checked for races takes {found['median']:.2f} of the CPU time of one without")
     return found["median"] <= 3
 
 

@@ -240,7 +240,7 @@ def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
     results = []
     # Functions of earlier cases are cycles that hold constants: collected during a run, they would be in its log.
     gc.disable()
-    gc.freeze()  # what TensorFlow itself made need not be looked at before each case
+    gc.freeze()  # TensorFlow's own objects need not be traversed before each case
     for case in cases:
         gc.collect()
         try:

@@ -259,7 +259,7 @@ def present(found: dict[str, Any]) -> Section:
     tables = [
         Table(
             "In arenas that are hard limited to the cap; in brackets the smallest batch that was refused before "
-            "anything ran, or, where nothing else is said, ran out of memory:",
+            "anything ran, or, unless noted otherwise, ran out of memory:",
             COLUMNS,
             lines,
         )

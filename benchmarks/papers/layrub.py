@@ -241,7 +241,7 @@ def present(found: dict[str, Any]) -> Section:
     together = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not CASES[name].alone])
     if together.figures and together.figures != fixed.figures:
         notes += [f"Of only the nets whose forms take turns, at these limits: {together.reported}."]
-    notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
+    notes += ["tfswap's forms of a net have the same losses, to the bit, unless noted otherwise."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     notes += [
         f"{name}: forms one after the other and {net['case']['rounds']} steps of each, so that its time says little."

@@ -218,6 +218,10 @@ RETIRED = {
     r"(?i)\bnobody\b": "no thread, no process, no other holder",
     r"(?i)\bso many\b": "this number of, the number that",
     r"\ball is well\b": "success, no error",
+    r"\b(is|are|was|were|be|been) said\b": "reported, documented, named",
+    r"\b[Ll]ook(s|ed|ing)? (at|for)\b": "read, check, search",
+    r"\b[Kk]nows? (nothing|no)\b": "does not depend on, has no",
+    r"\bwants\b": "needs, requests, waits for",
     r"\bapply_(swaps|order|inside)\b|\btell_effects\b": "the pass of that name",
 }
 """Words that the sources and pages no longer use, and the field's own; docs/glossary.md has each term once."""

@@ -245,7 +245,7 @@ def test_the_papers_multiple_is_reported_where_it_was_planned(headlines):
     assert any(reported in note for note in batch.present(found).notes)
 
 
-def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said(headlines):
+def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_named(headlines):
     from papers.harness import page, predictions
 
     lines = [{"peak_bytes": 100}, {"peak_bytes": 50, "baseline_bytes": 80}]

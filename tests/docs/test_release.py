@@ -64,7 +64,7 @@ def test_a_wheel_has_the_libraries_for_one_tensorflow(tmp_path: Path, monkeypatc
 
 
 def test_the_pure_wheel_is_built_of_all_that_the_project_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The licence among it. Building takes a network, so what is built from is looked at."""
+    """The licence among it. Building takes a network, so its inputs are checked."""
     found: list[str] = []
 
     def instead(*command: str) -> str:

@@ -84,7 +84,7 @@ class Plugin:
         self._c.emulated_gpu_set_others(nbytes)
 
     def set_check(self, check: bool) -> None:
-        """Whether races are looked for from now on."""
+        """Whether races are checked from now on."""
         self._c.emulated_gpu_set_check(check)
 
     def set_faults(self, ignored_waits: tuple[str, ...] = (), early_events: tuple[str, ...] = ()) -> None:

@@ -42,7 +42,7 @@ class Gpus:
         jitter: a seed by which times are drawn, from nothing to twice as long; 0 for times as they are given.
         protect: host code that touches device memory while no kernel runs is killed by SIGSEGV.
         poison: what is freed is overwritten with what is no number.
-        check: races are looked for.
+        check: whether races are checked.
         ends_late: work ends only when no thread of the process has anything else to do, so that no thread sees an
             end that it did not wait for.
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these

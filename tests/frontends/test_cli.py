@@ -488,6 +488,6 @@ def test_a_terminal_sees_progress_and_stdout_has_the_result_alone(
     assert status == 0
     assert json.loads(out)["rows"]
     assert "tfswap analyze" in screen.text
-    assert "looking for the smallest limit" in screen.text
+    assert "searching the smallest limit" in screen.text
     _, _, err = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
     assert err == ""

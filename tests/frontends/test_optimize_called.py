@@ -197,7 +197,7 @@ def test_keras_fit_with_an_own_train_step():
         (False, {}, r"made at .*test_optimize_called.py.*drop_remainder=True"),
     ],
 )
-def test_what_keras_must_be_given_is_said(jit, batches, says):
+def test_refusals_name_what_keras_must_be_given(jit, batches, says):
     model = keras_model()
     model.compile("adam", "mse", jit_compile=jit)
     model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")

@@ -53,7 +53,7 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def unchanged() -> Report:
-    """Of the same step with all the memory that it wants."""
+    """Of the same step with as much memory as it can use."""
     optimizer = Optimizer(training_step(NET, 512, 128), CPU)
     return optimizer.report(optimizer.plan(None))
 
@@ -84,7 +84,7 @@ def test_a_graph_is_saved_for_viewers(report: Report, tmp_path: Path) -> None:
     drawn = saved(report, tmp_path, ".dot").read_text()
     assert drawn.count(" -> ") == made.number_of_edges()
     by_hand = dataclasses.replace(report, _graph=None)
-    with pytest.raises(TfswapError, match="made by hand"):
+    with pytest.raises(TfswapError, match="constructed by hand"):
         by_hand.save(tmp_path / "none.graphml")
     assert not (tmp_path / "none.graphml").exists()
 
@@ -366,7 +366,7 @@ def test_the_figures_and_a_picture_are_saved_and_other_endings_refused(
     with pytest.raises(TfswapError, match="can't be written"):
         report.save(tmp_path / "nowhere" / "report.html")
     by_hand = dataclasses.replace(report, _timeline=None)
-    with pytest.raises(TfswapError, match="made by hand"):
+    with pytest.raises(TfswapError, match="constructed by hand"):
         by_hand.save(tmp_path / "none.trace.json")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json"]
     pytest.importorskip("matplotlib")

@@ -1,4 +1,4 @@
-// A stand-alone test of the core that knows nothing of TensorFlow (host_pool, copy_engine, spill_file, runtime). `make sanitize` (tests/support/sanitize.py)
+// A stand-alone test of the core without TensorFlow (host_pool, copy_engine, spill_file, runtime). `make sanitize` (tests/support/sanitize.py)
 // builds and runs it under the sanitizers, tests/ops/test_ops_build.py without one.
 
 #include <dirent.h>

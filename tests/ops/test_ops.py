@@ -507,7 +507,7 @@ def test_the_host_limit_is_an_error_that_can_be_survived():
         message = str(caught.value)
         for part in (
             "'too_large'",
-            f"asks for {32 * MIB} bytes",
+            f"requests {32 * MIB} bytes",
             f"{16 * MIB} bytes are in use",
             f"limit of {40 * MIB}",
             "host_memory_limit=",

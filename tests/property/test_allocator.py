@@ -333,12 +333,12 @@ def address_of(tensor):
 """
 
 REAL = """
-look, allocator = tfswap.ops.looker(), arena.allocator("CPU:0")
+read, allocator = tfswap.ops.arena_reader(), arena.allocator("CPU:0")
 layouts, chunks_of = {}, {}
 
 def compare(step):
     expected = real_chunks()
-    seen = look(allocator, True)
+    seen = read(allocator, True)
     assert layouts.setdefault(tuple(expected), seen.layout) == seen.layout, step
     assert chunks_of.setdefault(seen.layout, expected) == expected, step
     assert (seen.current_bytes, seen.peak_bytes) == info(), step

@@ -188,7 +188,7 @@ print(json.dumps([floor, [runs(limit) for limit in {tried}]]))
 @pytest.mark.parametrize("settled", ["settle()", "None"], ids=["one_region", "growing"])
 @pytest.mark.parametrize(("width", "rows"), [(16, 64), (128, 16384)], ids=["tiny", "large"])
 def test_at_the_floor_the_step_runs_and_below_it_is_refused(width, rows, settled):
-    """The large step has constants of megabytes, which come into the arena after it was first looked at."""
+    """The large step has constants of megabytes, which are allocated after the arena was first read."""
     case = {"width": width, "rows": rows, "settled": settled}
     floor, ran = run(FLOOR.format(**case, floor=0, tried="(floor, floor - 1, floor)"))
     assert ran == [True, False, True]
@@ -483,7 +483,7 @@ print(json.dumps([peaks, step.plan().limit_bytes, step.report().baseline_peak_by
     assert limit > 1.1 * baseline
 
 
-def test_when_making_the_step_passes_the_limit_all_the_same_that_is_said():
+def test_a_step_whose_creation_passes_the_limit_is_reported():
     """Of what is small enough to be kept, and is held together with all that it is computed from."""
     peaks, limit, messages = run("""
 settle()
@@ -504,7 +504,7 @@ print(json.dumps([peaks, step.plan().limit_bytes, messages]))
 # --- what comes and goes ------------------------------------------------------------------------------------
 
 SURPRISE = """
-# Allocates after the arena was looked at, as another thread would while the step runs.
+# Allocates after the arena was read, as another thread would while the step runs.
 held, surprises = [], []
 call = Step._call
 def surprised(self, inputs, plain, asked):

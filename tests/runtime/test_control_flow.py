@@ -65,7 +65,7 @@ def test_any_end_of_a_loop_that_saves_keeps_the_limit():
 
 
 def test_a_branch_of_one_iteration_and_a_count_left_by_another_loop_keep_the_limit():
-    """Iterations that stand for all know no counter, and what a loop that ends early leaves is a bound: with neither, 8
+    """Iterations that stand for all have no counter, and what a loop that ends early leaves is a bound: with neither, 8
     times the limit.
     """
     found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.rare_branch_and_early_end(1.01)))")

@@ -389,7 +389,7 @@ def refused(net, folder):
     before = bits(net.weights)
     try:
         optimized(net, host_memory_limit=HOST, spill_dir=folder)(batch(ROWS))
-        raise AssertionError("nothing was said")
+        raise AssertionError("no error was raised")
     except tfswap.TfswapError as error:
         assert bits(net.weights) == before and ops.stats().pool_in_use_bytes == 0
         return str(error)

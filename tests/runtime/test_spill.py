@@ -49,7 +49,7 @@ def reported(kind, call):
         call()
     except kind as error:
         return str(error)
-    raise AssertionError("nothing was said")
+    raise AssertionError("no error was raised")
 """
 
 

@@ -146,7 +146,7 @@ def test_a_step_inside_another_function_is_planned_for_the_arena_that_it_finds()
     found = run(f"""{INSIDE}
 def traced_then(held_mib):
     net, twin = Trained(1), Net(1)
-    with tf.device("CPU:0"):  # which the step's nodes then ask for
+    with tf.device("CPU:0"):  # the device that the step's nodes then have
         net.step = tfswap.optimize(tf.function(net.train), memory_limit="12MiB")
         outer = tf.function(lambda x: net.step(x) + 1.0)
         outer.get_concrete_function(x)
@@ -207,7 +207,7 @@ print(json.dumps([most, same, [net.step.plan().moves for net, _ in zip(nets, loo
 
 
 def test_what_a_step_calls_does_not_wait_for_it():
-    """A step within another, by a call and by a Python function, with another thread that wants its turn."""
+    """A step within another, by a call and by a Python function, with another thread that waits for its turn."""
     found = run("""
 inner = tfswap.optimize(tf.function(Net(1).train), memory_limit="9MiB")
 net = Net(2)

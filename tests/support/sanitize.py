@@ -7,7 +7,7 @@ AddressSanitizer is preloaded: both libraries are built with it and with Undefin
 build/sanitize, and run the tests of the ops and calls with wrong arguments (fuzz_ops.py). An error ends the process
 that made it, so that its test fails, and says where.
 
-Not looked for: leaks (TensorFlow never frees much of what it makes) and races inside TensorFlow's process (its own
+Not checked: leaks (TensorFlow never frees much of what it makes) and races inside TensorFlow's process (its own
 binaries are not built for ThreadSanitizer, which would see none of their locks).
 """
 
@@ -21,14 +21,14 @@ import sys
 from folders import PYTHONPATH, ROOT, TESTS
 
 CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
-# These know nothing of TensorFlow.
+# These do not depend on TensorFlow.
 ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "byte_planes", "runtime")
 FOLDER = ROOT / "build" / "sanitize"
 
 COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")
 
 # absl's headers compare the addresses of functions with nothing in constant expressions, which GCC refuses where it is
-# to look for null; TensorFlow hides its classes' type information, which `vptr` needs.
+# to search for null; TensorFlow hides its classes' type information, which `vptr` needs.
 UNDEFINED = (
     "-fsanitize=undefined",
     "-fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute,vptr",

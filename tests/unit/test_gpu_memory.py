@@ -78,7 +78,7 @@ def test_a_gpu_has_its_own_sheets_rates():
     assert default_rates(DeviceModel("gpu", name="Somebody's")) == default_rates(DeviceModel("gpu"))
 
 
-def test_redzones_are_off_unless_a_user_has_said():
+def test_redzones_are_off_unless_a_user_has_set_them():
     with mock.patch.dict(os.environ):
         os.environ.pop(cudnn.REDZONES_OFF, None)
         cudnn.without_redzones()

@@ -37,9 +37,9 @@ NOISE = 0.1
 DISPATCH_S = 5e-7
 """The executor's time for a node, without its kernel."""
 SPIN_S = 200e-6
-"""The time that an idle thread looks for work before it sleeps: 5000 tries, shared among the threads."""
+"""The time that an idle thread searches for work before it sleeps: 5000 tries, shared among the threads."""
 WAKE_S = 50e-6
-"""The time from the call that wakes a thread until it looks for work."""
+"""The time from the call that wakes a thread until it searches for work."""
 ORDERED_EDGES = 8
 WOKEN = START = -1
 

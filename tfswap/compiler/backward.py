@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tfswap.analysis.phases import is_gradient
 from tfswap.compiler.tf1_variables import writes_reference
 from tfswap.errors import UnsupportedGraph
-from tfswap.importers.opaque_calls import hidden_calls
+from tfswap.importers.opaque_calls import opaque_calls
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import reads_variable, writes_variable
@@ -42,7 +42,7 @@ def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]
     Args:
         others: gives the names of a file's functions that train. None: the graph is not from a file.
     """
-    if trains(graph) or any(hidden_calls(graph)):
+    if trains(graph) or any(opaque_calls(graph)):
         return
     if others is None:
         remedy = "Name the function that trains, or fetch its update ops too."

@@ -275,7 +275,7 @@ class Optimizer:
         snapshot = self.search.planners.snapshot_of(form.variant.rewriting)
         return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
 
-    @progress.task("looking for the smallest limit")
+    @progress.task("searching the smallest limit")
     @without_collector
     def floor_bytes(self) -> int:
         return self.search.lowest().candidate.peak_bytes + self.extra_margin_bytes

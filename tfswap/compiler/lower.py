@@ -44,10 +44,10 @@ def _always(apply: Pass[[]], reason: str) -> PlanRow[Lowering]:
 def _with_own_ops(apply: Pass[...], reason: str, *more: str) -> PlanRow[Lowering]:
     """A pass for graphs that may have tfswap's own ops; it also gets these fields of Lowering."""
 
-    def asked(lowering: Lowering, _: Graph) -> tuple[Any, ...] | None:
+    def arguments(lowering: Lowering, _: Graph) -> tuple[Any, ...] | None:
         return tuple(getattr(lowering, name) for name in more) if lowering.target.own_ops else None
 
-    return PlanRow(apply, asked, reason)
+    return PlanRow(apply, arguments, reason)
 
 
 LOWER: tuple[PlanRow[Lowering], ...] = (

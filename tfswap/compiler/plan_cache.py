@@ -176,9 +176,9 @@ class PlanCache:
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """One process at a time looks for the entry of that name, and makes it if it is not there."""
+        """A lock, so that one process at a time reads the entry of that name, or creates it."""
         with contextlib.ExitStack() as opened:
-            # No such folder, one of another user's, or one that knows no locks: everybody for himself.
+            # No such folder, another user's, or one without locks: then processes do not wait for each other.
             with contextlib.suppress(OSError, UntrustedPath):
                 folder = opened.enter_context(trusted_folder(self.folder, create=True))
                 _hold(folder, f"{PREFIX}{name}{LOCK_ENDING}", opened)

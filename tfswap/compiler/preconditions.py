@@ -8,7 +8,7 @@ from typing import Any
 from tfswap.analysis.pipelines import element_types
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.library_function import import_library_function
-from tfswap.importers.opaque_calls import hidden_calls, library_functions
+from tfswap.importers.opaque_calls import library_functions, opaque_calls
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (
     calls_functions,
@@ -167,7 +167,7 @@ def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
 
 def require_sight(graph: Graph, locate: Locate) -> None:
     """Refuse a graph with opaque calls, unless all their tensors are small. Raises UnsupportedGraph."""
-    hidden = list(hidden_calls(graph))
+    hidden = list(opaque_calls(graph))
     library = library_functions(graph) if hidden else {}
     for node, names in hidden:
         for name in names:
@@ -211,7 +211,7 @@ def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
     if _nbytes(largest) > SMALL:
         return f"tensors of up to {format_bytes(_nbytes(largest))} ({largest.name!r}, {largest.type})"
     inside = library_functions(body)
-    return next((held for n, names in hidden_calls(body) for m in names if (held := _held(n, m, inside))), None)
+    return next((held for n, names in opaque_calls(body) for m in names if (held := _held(n, m, inside))), None)
 
 
 def _is_small(tensor: Output) -> bool:

@@ -124,7 +124,7 @@ class ResolvedRewriting:
 BODIES = (
     PlanRow[ResolvedRewriting](
         recompute_in_loops,
-        lambda asked, _: (asked.rewriting.recomputed,) if asked.rewriting.recomputed else None,
+        lambda resolved, _: (resolved.rewriting.recomputed,) if resolved.rewriting.recomputed else None,
         "lists that are not saved are neither encoded nor swapped",
     ),
     PlanRow[ResolvedRewriting](
@@ -136,14 +136,16 @@ BODIES = (
 FORM = (
     PlanRow[ResolvedRewriting](
         swap_in_loops,
-        lambda asked, _: (
-            (asked.rewriting.accumulators, asked.rewriting.prefetched) if asked.rewriting.accumulators else None
+        lambda resolved, _: (
+            (resolved.rewriting.accumulators, resolved.rewriting.prefetched)
+            if resolved.rewriting.accumulators
+            else None
         ),
         "copies take their places in the order of bodies",
     ),
     PlanRow[ResolvedRewriting](
         reduce_precision,
-        lambda asked, _: (asked.rewriting.reduced,) if asked.rewriting.reduced else None,
+        lambda resolved, _: (resolved.rewriting.reduced,) if resolved.rewriting.reduced else None,
         "kernels take encodings of tensors, not of what is decoded from fewer bits",
     ),
     PlanRow[ResolvedRewriting](
@@ -151,12 +153,12 @@ FORM = (
     ),
     PlanRow[ResolvedRewriting](
         pack_tensors,
-        lambda asked, _: (asked.rewriting.packed,) if asked.rewriting.packed else None,
+        lambda resolved, _: (resolved.rewriting.packed,) if resolved.rewriting.packed else None,
         "late readers are those that are left",
     ),
     PlanRow[ResolvedRewriting](
         carry_out_in_bodies,
-        lambda asked, _: (asked.rewriting.inside, asked.body_facts) if asked.rewriting.inside else None,
+        lambda resolved, _: (resolved.rewriting.inside, resolved.body_facts) if resolved.rewriting.inside else None,
         "bodies have all kernels that plans for them name",
     ),
 )

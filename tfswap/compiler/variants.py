@@ -84,21 +84,23 @@ class Variants:
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
             self._require_allowed(rewriting)
-            asked = ResolvedRewriting(rewriting, self._target, self.problem_of, self._problems)
-            if asked.changes_unordered_bodies:
+            resolved = ResolvedRewriting(rewriting, self._target, self.problem_of, self._problems)
+            if resolved.changes_unordered_bodies:
                 graph = self.unordered.copy()
-                apply_plan_table(BODIES, graph, self._target, asked)
+                apply_plan_table(BODIES, graph, self._target, resolved)
             else:
                 graph = self.ordered.copy()
-            apply_plan_table(FORM, graph, self._target, asked)
+            apply_plan_table(FORM, graph, self._target, resolved)
             if rewriting.concurrent:
                 join_concurrent(graph, self._target, self.plain.flow, self.groups(rewriting.concurrent))
             graph.prune()
             if not rewriting.grouped:
                 self._keep_apart(graph)
             flow = self._facts(graph)
-            bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in asked.bodies)
-            self._made[rewriting] = Variant(rewriting, graph, flow, asked.encodings, asked.inner, bodies)
+            bodies = tuple(
+                PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in resolved.bodies
+            )
+            self._made[rewriting] = Variant(rewriting, graph, flow, resolved.encodings, resolved.inner, bodies)
         return self._made[rewriting]
 
     def cost_s(self, variant: Variant) -> list[float]:

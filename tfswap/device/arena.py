@@ -52,7 +52,7 @@ def snapshot(device: str) -> ArenaSnapshot:
 
 
 def allocator(device: str) -> int:
-    """The device's allocator, for `tfswap.ops.looker`. It lives as long as the process."""
+    """The device's allocator, for `tfswap.ops.arena_reader`. It lives as long as the process."""
     return int(_arena_map(device).allocator)
 
 

@@ -58,7 +58,7 @@ class Spaces(NamedTuple):
 def spaces(net: RecurrentNet) -> Spaces | None:
     """cuDNN's bytes for this net on the current GPU; None where it can't be queried."""
     library = _library()
-    return None if library is None else ask(library, net)
+    return None if library is None else query(library, net)
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-def ask(library: ctypes.CDLL, net: RecurrentNet) -> Spaces | None:
+def query(library: ctypes.CDLL, net: RecurrentNet) -> Spaces | None:
     """As `spaces`, of this library."""
     made: list[tuple[str, ctypes.c_void_p]] = []
 

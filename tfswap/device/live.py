@@ -12,7 +12,7 @@ from tfswap.device import arena, machine
 
 if TYPE_CHECKING:
     from tfswap.kernels.device import DeviceModel
-    from tfswap.native.load import CLook
+    from tfswap.native.load import CArenaReading
 
 
 class LiveDevice:
@@ -33,20 +33,20 @@ class LiveDevice:
         return arena.memory_info(self.name) is not None
 
     @functools.cached_property
-    def _looked_at(self) -> tuple[Callable[[int, bool], CLook], int]:
+    def _arena_reader(self) -> tuple[Callable[[int, bool], CArenaReading], int]:
         """The function that reads its allocator, and the allocator."""
         import tfswap.ops
 
-        return tfswap.ops.looker(), arena.allocator(self.name) if self.has_arena else 0
+        return tfswap.ops.arena_reader(), arena.allocator(self.name) if self.has_arena else 0
 
-    def look(self, *, before: bool) -> CLook:
-        """What the allocator reports now.
+    def read_arena(self, *, before: bool) -> CArenaReading:
+        """The allocator's present figures.
 
         Args:
             before: a step comes next, which finds the arena in the layout that is reported.
         """
-        looker, allocator = self._looked_at
-        return looker(allocator, before)
+        read, allocator = self._arena_reader
+        return read(allocator, before)
 
     def is_live(self, inputs: Sequence[Any]) -> bool:
         """Whether a call with these inputs runs immediately, in an arena that can be read."""

@@ -65,7 +65,7 @@ class StepVariables:
 
     def own(self) -> None:
         """Give each variable that is written a buffer of its own."""
-        if self._look():
+        if self._read_states():
             for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
                 if self._is_other(name, state):
                     own_buffer(handle)
@@ -74,7 +74,7 @@ class StepVariables:
         """Feeds of the variables whose buffers other tensors share. All others have a buffer in the arena from then
         on.
         """
-        if not self._look():
+        if not self._read_states():
             return frozenset()
         found: list[str] = []
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
@@ -90,8 +90,8 @@ class StepVariables:
             return name not in self._sparse
         return state != OWN and name not in self._read
 
-    def _look(self) -> int:
-        return _looker()(self._number, self._states, len(self._states))
+    def _read_states(self) -> int:
+        return _states_reader()(self._number, self._states, len(self._states))
 
 
 def own_buffer(handle: Any) -> None:
@@ -100,7 +100,7 @@ def own_buffer(handle: Any) -> None:
 
 
 @functools.cache
-def _looker() -> Callable[[int, Any, int], int]:
-    """Keeps the interpreter's lock, as `looker` of ops/runtime.py does: every call of every step asks."""
+def _states_reader() -> Callable[[int, Any, int], int]:
+    """Keeps the interpreter's lock, as `arena_reader` of ops/runtime.py: it runs before each call of each step."""
     kinds = (ctypes.c_int64, ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint64)
     return ctypes.PYFUNCTYPE(ctypes.c_uint64, *kinds)(("tfswap_variable_buffers", load().c))

@@ -48,32 +48,32 @@ class _Given(NamedTuple):
     traced: Graph
 
 
-Asked = Callable[[_Given, Graph], "tuple[Any, ...] | None"]
+_Arguments = Callable[[_Given, Graph], "tuple[Any, ...] | None"]
 
 
 def _nothing_more(_: _Given, __: Graph) -> tuple[Any, ...]:
     return ()
 
 
-def _lowering(asked: Callable[[Lowering, Graph], tuple[Any, ...] | None], *, flow: bool) -> Asked:
+def _lowering(of_plan: Callable[[Lowering, Graph], tuple[Any, ...] | None], *, flow: bool) -> _Arguments:
     def arguments(given: _Given, graph: Graph) -> tuple[Any, ...] | None:
         plan = given.plan or Plan.unchanged("", None, 0, 0, 0.0)
         facts = analyse_dataflow(graph if flow else Graph(), given.target.device)
-        return asked(Lowering(plan, facts, given.target, given.traced), graph)
+        return of_plan(Lowering(plan, facts, given.target, given.traced), graph)
 
     return arguments
 
 
-def _of_rewriting(asked: Callable[[ResolvedRewriting, Graph], tuple[Any, ...] | None]) -> Asked:
-    return lambda given, graph: asked(given.rewriting, graph)
+def _of_rewriting(of_plan: Callable[[ResolvedRewriting, Graph], tuple[Any, ...] | None]) -> _Arguments:
+    return lambda given, graph: of_plan(given.rewriting, graph)
 
 
-_ASKED: dict[str, tuple[Pass[...], Asked]] = {
+_TABLE: dict[str, tuple[Pass[...], _Arguments]] = {
     **{row.apply.name: (row.apply, _nothing_more) for row in PREPARE},
-    **{row.apply.name: (row.apply, _of_rewriting(row.asked)) for row in (*BODIES, *FORM)},
-    **{row.apply.name: (row.apply, _lowering(row.asked, flow=row.apply is carry_out)) for row in LOWER},
+    **{row.apply.name: (row.apply, _of_rewriting(row.arguments)) for row in (*BODIES, *FORM)},
+    **{row.apply.name: (row.apply, _lowering(row.arguments, flow=row.apply is carry_out)) for row in LOWER},
 }
-PASSES: dict[str, Pass[...]] = {name: done for name, (done, _) in _ASKED.items()}
+PASSES: dict[str, Pass[...]] = {name: done for name, (done, _) in _TABLE.items()}
 """All passes of the tables by name, in the order in which a step gets them."""
 MOST_BYTES = 1 << 48
 """The address space of a process."""
@@ -148,8 +148,8 @@ def _applied(read: Graph, names: Sequence[str], target: Target, plan: Plan | Non
     given = _Given(target, plan, ResolvedRewriting(rewriting, target, _problem_of(target)), read)
     graph = read.copy()
     for name in names:
-        done, asked = _ASKED[name]
-        arguments = asked(given, graph)
+        done, arguments_of = _TABLE[name]
+        arguments = arguments_of(given, graph)
         begun = time.perf_counter()
         changes = 0 if arguments is None else done(graph, target, *arguments)
         yield Applied(name, graph.copy(), changes, time.perf_counter() - begun)

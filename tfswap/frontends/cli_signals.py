@@ -18,7 +18,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asks the process to end. Not an Exception, so that no handler of errors catches it."""
+    """A signal that ends the process. Not an Exception, so that no handler of errors catches it."""
 
 
 @contextlib.contextmanager

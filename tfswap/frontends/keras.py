@@ -48,7 +48,7 @@ Signature = tuple[Any, ...]
 """The specs of a batch's tensors."""
 
 REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
-"""A new pipeline first fills its buffers. It is at rest when this many looks, so far apart, find the same bytes."""
+"""A new pipeline first fills its buffers. It is at rest if this many readings, this far apart, are equal."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tfswap.importers.list_elements import (
     find_contents,
     has_contents,
     in_branch,
-    news,
+    new_facts,
     of_branches,
     with_shape,
 )
@@ -104,7 +104,7 @@ class _Import:
         self._ends = ends
         self._scratch = contextlib.ExitStack()
         self._known: dict[str, Argument] = {}
-        self._news: dict[str, Argument] = {}  # pending facts
+        self._pending: dict[str, Argument] = {}  # pending facts
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
@@ -177,12 +177,12 @@ class _Import:
         library = {f.signature.name: f for f in self._graph_def.library.function}
         bodies: dict[str, tuple[Graph, ...]] = {}
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
-            if self._news_matters(node):
-                self._take_news()
+            if self._pending_matters(node):
+                self._apply_pending()
             bodies[node.name], results = _bodies(node, self, library)
             # The body of a loop shows more about its results than the node does: the contents of lists.
             self._learn([{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results])
-        self._take_news()
+        self._apply_pending()
         self.graph.bodies = {self.graph[name]: graphs for name, graphs in bodies.items()}
 
     def _learn(self, ways: Sequence[Mapping[str, Argument]]) -> None:
@@ -193,18 +193,18 @@ class _Import:
         """
         certain = len(ways) == 1 and not any(r.bound for r in ways[0].values())
         if certain:
-            self._news |= ways[0]
+            self._pending |= ways[0]
             return
-        self._take_news()
+        self._apply_pending()
         for results in ways:
             if self._take(results):
                 return
 
-    def _take_news(self) -> None:
+    def _apply_pending(self) -> None:
         """Add the pending facts: all of them, or, where they contradict each other, as many as are consistent."""
-        news, self._news = self._news, {}
-        if news and not self._take(news):
-            for name, result in news.items():
+        pending, self._pending = self._pending, {}
+        if pending and not self._take(pending):
+            for name, result in pending.items():
                 self._take({name: result})
 
     def _take(self, results: Mapping[str, Argument]) -> bool:
@@ -217,12 +217,12 @@ class _Import:
         self._bind()
         return True
 
-    def _news_matters(self, node: Node) -> bool:
+    def _pending_matters(self, node: Node) -> bool:
         """Whether pending facts may say more about a node's inputs."""
-        if not self._news:
+        if not self._pending:
             return False
         given = reach(node.inputs, lambda tensor: () if _is_known(tensor) else tensor.node.inputs)
-        return any(tensor.name in self._news for tensor in given if not _is_known(tensor))
+        return any(tensor.name in self._pending for tensor in given if not _is_known(tensor))
 
     def _takes(self, more: Mapping[str, Argument]) -> bool:
         """Add new facts, unless two sizes that turn out to be equal would have different bounds; whether it did."""
@@ -251,16 +251,16 @@ class _Import:
 
     def _take_shapes(self) -> None:
         """Add values of shapes that TensorFlow's inference does not compute. It computes those of Shape ops."""
-        asked = [n.name for n in self._graph_def.node if gives_shape_values(n.op)]
-        while asked and self._unknown():
-            news: dict[str, Argument] = {}
-            for node in (self.graph[name] for name in asked if name in self.graph):
+        sizes = [n.name for n in self._graph_def.node if gives_shape_values(n.op)]
+        while sizes and self._unknown():
+            found: dict[str, Argument] = {}
+            for node in (self.graph[name] for name in sizes if name in self.graph):
                 for i, value in shape_values(node, self.value):
                     if (name := f"{node.name}:{i}") not in self._known:
-                        news[name] = replace(self._inferred.argument(name), shape=(len(value),), value=value)
-            if not news:
+                        found[name] = replace(self._inferred.argument(name), shape=(len(value),), value=value)
+            if not found:
                 return
-            self._known |= news
+            self._known |= found
             self._infer()
 
     def take_back_from_choices(self) -> None:
@@ -318,7 +318,7 @@ class _Import:
         """
         while self._decides or self._holds:
             held = [self.graph[name] for name in self._holds if name in self.graph]
-            bounds = dict(found for node in held for found in news(node, self._inferred, self._contents))
+            bounds = dict(found for node in held for found in new_facts(node, self._inferred, self._contents))
             for node in (self.graph[name] for name in self._decides if name in self.graph):
                 for i, shape, is_exact in largest_shapes(node):
                     if exact and not is_exact:
@@ -343,8 +343,8 @@ def _opened(argument: Argument) -> Argument:
 def _is_known(tensor: Output) -> bool:
     """Whether the size of a tensor is certain, and its value or contents do not matter."""
     dtype, count = tensor.type.dtype, tensor.type.num_elements
-    asked = dtype in HANDLES or (dtype in ("int32", "int64") and count is not None and count <= SMALL_INTEGERS)
-    return not asked and count is not None and not tensor.type.bound
+    has_facts = dtype in HANDLES or (dtype in ("int32", "int64") and count is not None and count <= SMALL_INTEGERS)
+    return not has_facts and count is not None and not tensor.type.bound
 
 
 def _says_more(made: Argument, known: Argument) -> bool:

@@ -70,8 +70,8 @@ def import_function(
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
     if known_types or inlined or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         made = import_with_bodies(graph_def, known, names, fetches, targets, known_types)
-        if said := _said_inside(made, func_graph):
-            made = import_with_bodies(graph_def, known, names, fetches, targets, {**said, **(known_types or {})})
+        if declared := _declared_inside(made, func_graph):
+            made = import_with_bodies(graph_def, known, names, fetches, targets, {**declared, **(known_types or {})})
         made.calls = inlined
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
@@ -84,7 +84,7 @@ def import_function(
     return graph
 
 
-def _said_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
+def _declared_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
     """Sizes of tensors in bodies that only the trace knows, by names as of `import_with_bodies`: from `set_shape`, or
     from the Python object that a tensor comes from, as a queue.
     """
@@ -94,13 +94,13 @@ def _said_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
             function = traced._functions.get(name)
             own = getattr(function, "graph", None)  # functions that come from a file have none
             if own is not None:
-                known = {**_said(body, own), **_said_inside(body, own)}
+                known = {**_declared(body, own), **_declared_inside(body, own)}
                 found |= {f"{inside(node.name, k)}{tensor}": kind for tensor, kind in known.items()}
     return found
 
 
-def _said(body: Graph, traced: Any) -> dict[str, TensorType]:
-    """`_said_inside` for a body's own tensors."""
+def _declared(body: Graph, traced: Any) -> dict[str, TensorType]:
+    """`_declared_inside` for a body's own tensors."""
     found: dict[str, TensorType] = {}
     every = (node.out(i) for node in body for i in range(len(node.outputs)))
     for tensor in (t for t in every if t.type.nbytes is None or t.type.bound):

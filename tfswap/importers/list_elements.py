@@ -236,10 +236,10 @@ def _part(content: Content | None, position: int, traced: Shape) -> Argument | N
     return functools.reduce(either, fitting) if fitting and None not in choices else None
 
 
-def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str, Argument]]:
+def new_facts(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str, Argument]]:
     """Facts about outputs of `node` that the contents of lists and optionals give, and TensorFlow does not infer."""
     if node.op in _MADE:
-        yield from _news_of_list(node.out(), inferred, found.get(node.out()))
+        yield from _facts_of_list(node.out(), inferred, found.get(node.out()))
     if not node.inputs:
         return
     content = found.get(node.inputs[0])
@@ -275,7 +275,7 @@ def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str,
             yield node.out(i).name, replace(known, shape=shape, value=value, handles=handles, bound=bound)
 
 
-def _news_of_list(tensor: Output, inferred: Inferred, content: Content | None) -> Iterator[tuple[str, Argument]]:
+def _facts_of_list(tensor: Output, inferred: Inferred, content: Content | None) -> Iterator[tuple[str, Argument]]:
     """The shape of a list's elements, where it is new."""
     known = inferred.argument(tensor.name)
     if len(known.handles) != 1 or content is None or content.parts is None or len(content.parts) != 1:

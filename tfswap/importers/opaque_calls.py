@@ -15,7 +15,7 @@ from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.op_traits import control_flow, makes_pipeline
 
 
-def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
+def opaque_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
     """Nodes of `graph` and of its bodies that make opaque calls, with the names of the functions."""
     for part in (graph, *graph.all_bodies()):
         for node in part:

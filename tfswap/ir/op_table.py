@@ -66,7 +66,7 @@ class Trait(Flag):
     CALLS = auto()
     """Runs functions, whose nodes are not in this graph."""
     PIPELINE = auto()
-    """Makes or saves a data pipeline, which runs its functions on the host, when an element is asked for."""
+    """Makes or saves a data pipeline, which runs its functions on the host, when an element is requested."""
     DATASET_LOOP = auto()
     """Runs a function for each element of a dataset, one after the other."""
     NEXT_ELEMENT = auto()
@@ -340,7 +340,7 @@ TRAITS: dict[str, Trait] = {
     "XlaLaunch": _CALL,
     "_If": _CALL,
     "_While": _CALL,
-    # Data pipelines: their functions run on the host, when an element is asked for.
+    # Data pipelines: their functions run on the host, when an element is requested.
     "ChooseFastestBranchDataset": _PIPELINE,
     "DataServiceDatasetV3": _PIPELINE,
     "DataServiceDatasetV4": _PIPELINE,

@@ -1,1 +1,1 @@
-"""What one TensorFlow kernel requests from the allocator, and the hardware. Knows no graph, imports no TensorFlow."""
+"""What one TensorFlow kernel requests from the allocator, and the hardware. Imports neither graphs nor TensorFlow."""

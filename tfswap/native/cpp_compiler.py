@@ -42,8 +42,8 @@ def find_compiler() -> Compiler:
     Raises:
         OpLibraryError: there is none, or it does not run.
     """
-    asked = os.environ.get("CXX", "").strip()
-    candidates = [_split(asked)] if asked else [("g++",), ("c++",), ("clang++",)]
+    named = os.environ.get("CXX", "").strip()
+    candidates = [_split(named)] if named else [("g++",), ("c++",), ("clang++",)]
     for command in candidates:
         if shutil.which(command[0]) is None:
             continue
@@ -55,13 +55,13 @@ def find_compiler() -> Compiler:
                 f"({error}). Repair it, or set CXX to one that works."
             ) from error
         return Compiler(command=command, version=run.stdout.strip())
-    if asked:
+    if named:
         raise OpLibraryError(
-            f"tfswap builds its ops with the compiler that CXX names, and CXX={asked!r} is not on the PATH. "
+            f"tfswap builds its ops with the compiler that CXX names, and CXX={named!r} is not on the PATH. "
             "Set CXX to an installed C++17 compiler, or unset it to use g++."
         )
     raise OpLibraryError(
-        "tfswap builds its ops at first use and found no C++ compiler (looked for g++, c++ and clang++). "
+        "tfswap builds its ops at first use and found no C++ compiler (tried g++, c++ and clang++). "
         "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: "
         "conda install -c conda-forge gxx), or set CXX to its path."
     )
@@ -98,7 +98,7 @@ def run_compiler(work: Path, command: Sequence[str]) -> None:
         remedy = "TensorFlow's headers are missing: reinstall it with pip (some packagers leave them out)."
     else:
         remedy = (
-            "Set CXX to a compiler that knows C++17 (g++ 9 or newer), and use a TensorFlow that tfswap "
+            "Set CXX to a compiler with C++17 (g++ 9 or newer), and use a TensorFlow that tfswap "
             "supports (2.18 to 2.21). If both are so, please report this message."
         )
     raise OpLibraryError(
@@ -107,7 +107,7 @@ def run_compiler(work: Path, command: Sequence[str]) -> None:
     )
 
 
-def full_disk(folder: Path, said: str) -> OpLibraryError:
+def full_disk(folder: Path, message: str) -> OpLibraryError:
     """The error for a full disk. It names the cache and the folder for temporary files: the compiler uses both."""
     places = []
     # tempfile.gettempdir() skips a TMPDIR that is full.
@@ -116,7 +116,8 @@ def full_disk(folder: Path, said: str) -> OpLibraryError:
             there = next(p for p in (place, *place.parents) if p.exists())
             places.append(f"{place} ({format_bytes(shutil.disk_usage(there).free)} free)")
     return OpLibraryError(
-        f"tfswap could not build its ops: no more can be written to disk, {said}\nIt takes {BUILD_MB} MB. Free that in "
+        f"tfswap could not build its ops: no more can be written to disk, {message}\n"
+        f"It takes {BUILD_MB} MB. Free that in "
         f"{' and in '.join(places)}, raise the quota or the file size that is allowed (ulimit -f), or set "
         "TFSWAP_CACHE_DIR and TMPDIR to folders on a disk with room."
     )

@@ -55,8 +55,8 @@ class CStats(ctypes.Structure):
     )
 
 
-class CLook(ctypes.Structure):
-    """TfswapLook in core/arena_ops.cc, field for field.
+class CArenaReading(ctypes.Structure):
+    """TfswapArenaReading in core/arena_ops.cc, field for field.
 
     Attributes:
         layout: a number that identifies the arena's layout; 0 where there is no arena, or none was requested.
@@ -188,7 +188,7 @@ def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
         if library is not None and not built:
             build.require_place(library)
         for tier in ("COPY", "DISK"):
-            _throttle_asked(tier)
+            _requested_throttle(tier)
     except OpLibraryError as error:
         errors.append(str(error))
     loaded = _loaded.get(sources)
@@ -319,12 +319,12 @@ def _declare_codecs(c: ctypes.CDLL) -> None:
 
 def _throttle_from_environment(c: ctypes.CDLL) -> None:
     for tier, throttle in (("COPY", c.tfswap_set_throttle), ("DISK", c.tfswap_set_disk_throttle)):
-        bandwidth, latency = _throttle_asked(tier)
+        bandwidth, latency = _requested_throttle(tier)
         if bandwidth or latency:
             throttle(bandwidth, latency)
 
 
-def _throttle_asked(tier: str) -> tuple[float, float]:
+def _requested_throttle(tier: str) -> tuple[float, float]:
     """The bandwidth in bytes per second and the latency in microseconds. Raises OpLibraryError for invalid numbers."""
     bandwidth = _number_from_environment(f"TFSWAP_{tier}_BANDWIDTH", "bytes per second, as in 12e9")
     return bandwidth, _number_from_environment(f"TFSWAP_{tier}_LATENCY_US", "microseconds, as in 10")

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from tfswap.errors import TfswapError
-from tfswap.native.load import CLook, CStats, load
+from tfswap.native.load import CArenaReading, CStats, load
 from tfswap.support.sizes import parse_limit
 
 _UNLIMITED = 2**64 - 1
@@ -438,11 +438,11 @@ def executed(gate: int) -> bytes:
 
 
 @functools.cache
-def looker() -> Callable[[int, bool], CLook]:
+def arena_reader() -> Callable[[int, bool], CArenaReading]:
     """A function that reads in one call all that a step needs of an allocator, before it runs and after it.
 
     It takes the allocator (`tfswap.device.arena.allocator`, 0 for none), and whether a step comes next, which then
     finds the arena in the layout that is reported. It takes about a microsecond and keeps the interpreter's lock: a
     thread that got the lock meanwhile would keep it a thousand times as long.
     """
-    return ctypes.PYFUNCTYPE(CLook, ctypes.c_uint64, ctypes.c_bool)(("tfswap_look", load().c))
+    return ctypes.PYFUNCTYPE(CArenaReading, ctypes.c_uint64, ctypes.c_bool)(("tfswap_read_arena", load().c))

@@ -88,12 +88,12 @@ class PlanRow(Generic[C]):
     """A pass that a plan may need, its arguments, and the reason for its place.
 
     Attributes:
-        asked: computes the pass's arguments after graph and target, from the plan (in the form of its table) and the
-            graph. Returns None where the plan does not need the pass.
+        arguments: computes the pass's arguments after graph and target from the plan, in the form of its table, and
+            the graph. Returns None where the plan does not need the pass.
     """
 
     apply: Pass[...]
-    asked: Callable[[C, Graph], tuple[Any, ...] | None]
+    arguments: Callable[[C, Graph], tuple[Any, ...] | None]
     reason: str
 
 
@@ -116,7 +116,7 @@ def apply_table(table: Iterable[Row], graph: Graph, target: Target) -> None:
 def apply_plan_table(table: Iterable[PlanRow[C]], graph: Graph, target: Target, plan: C) -> None:
     """Apply the passes of `table` that `plan` needs, in place."""
     for row in table:
-        arguments = row.asked(plan, graph)
+        arguments = row.arguments(plan, graph)
         if arguments is not None:
             row.apply(graph, target, *arguments)
 

@@ -79,7 +79,7 @@ def has_convolutions(flow: Dataflow) -> bool:
 
 
 class _Watch(Replay, Generic[Seen]):
-    """Looks at the arena while each convolution runs. Where other kernels run concurrently with it, the moment with
+    """Reads the arena while each convolution runs. Where other kernels run concurrently with it, the moment with
     the least free bytes counts.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Watch(Replay, Generic[Seen]):
         self._running: dict[int, Seen | None] = {}
 
     @abstractmethod
-    def look(self, kernel: int, before: Seen | None) -> Seen:
+    def combined(self, kernel: int, before: Seen | None) -> Seen:
         """The arena's present state for a kernel, combined with its earlier state `before`."""
 
     def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
@@ -104,7 +104,7 @@ class _Watch(Replay, Generic[Seen]):
         if is_convolution(self.flow.nodes[i]):
             self._running[i] = None
         for kernel, before in self._running.items():
-            self._running[kernel] = self.look(kernel, before)
+            self._running[kernel] = self.combined(kernel, before)
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
@@ -119,7 +119,7 @@ class _Rooms(_Watch[Room]):
         super().__init__(flow, steps, snapshot)
         self._limit_bytes = limit_bytes
 
-    def look(self, kernel: int, before: Room | None) -> Room:
+    def combined(self, kernel: int, before: Room | None) -> Room:
         in_use, free = self.arena.in_use_bytes, self.arena.room_bytes(self._limit_bytes)
         if before is None:
             return Room(kernel, in_use, free)
@@ -127,7 +127,7 @@ class _Rooms(_Watch[Room]):
 
 
 class _Needs(_Watch[Need]):
-    def look(self, kernel: int, before: Need | None) -> Need:
+    def combined(self, kernel: int, before: Need | None) -> Need:
         found = algorithms(self.flow.nodes[kernel])
         in_use = [self.arena.with_bytes(a.workspace_bytes) for a in found]
         if before is not None:

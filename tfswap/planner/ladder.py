@@ -44,9 +44,9 @@ class Climb(NamedTuple):
     @classmethod
     def of(cls, solvers: Sequence[Solver], sweeps: int, most_rungs: int, most_orders: int) -> Climb:
         """The numbers with which the solvers make `sweeps` sweeps over the step."""
-        asked = max(1, len(solvers))
-        rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // asked))
-        orders = min(most_orders, max(1, sweeps // (asked * rungs)))
+        count = max(1, len(solvers))
+        rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // count))
+        orders = min(most_orders, max(1, sweeps // (count * rungs)))
         return cls(solvers, orders, rungs, max(0, sweeps // rungs - len(solvers) * orders))
 
 

@@ -1,7 +1,7 @@
 """A target of live bytes, and the range of targets for which a solver's choice is the same.
 
-A planner asks a solver for choices at many targets. In a small step most of them give the same choice, since the byte
-counts that a solver compares with the target are few. So a target records these comparisons, and the planner asks again
+A planner runs a solver at many targets. In a small step most of them give the same choice, since the byte counts that a
+solver compares with the target are few. So a target records these comparisons, and the planner runs the solver again
 only for targets for which one of them may end otherwise.
 """
 

@@ -1,6 +1,6 @@
 """Plans a step: from its facts and a byte limit to a plan.
 
-The ladder: a solver is asked for plans at a series of ever lower targets of live bytes, which do not depend on
+The ladder: a solver makes plans for a series of ever lower targets of live bytes, which do not depend on
 the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest.
 
 Invariant: the candidates, their peaks and their order (by time, then by place) do not depend on the limit, and the plan
@@ -45,7 +45,7 @@ KERNELS_SWEPT = 200_000
 graphs.
 """
 TWO_SOLVERS = 50_000
-"""The most kernels of steps for which two solvers are asked. Of those that both swap and recompute, the first rarely
+"""The most kernels of steps for which two solvers run. Of those that both swap and recompute, the first rarely
 has the lowest floor. On larger steps planning would take longer than tracing.
 """
 

@@ -1,7 +1,7 @@
 """The problem that a solver decides: the gaps between tensors' uses, and the live bytes to be reduced.
 
 Positions count kernels in the chosen order. Live bytes are the simulator's, without fragmentation: solvers
-aim at live bytes, and the planner then asks the allocator's simulation what the result really peaks at.
+aim at live bytes, and the planner then simulates the allocator for the real peak of the result.
 """
 
 from __future__ import annotations

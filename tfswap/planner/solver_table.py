@@ -1,4 +1,4 @@
-"""Which solvers the planner asks, by the tactics that are allowed.
+"""Which solvers the planner runs, by the tactics that are allowed.
 
 The order is that in which ties between plans are decided. The published policies are in it under their own names.
 """

@@ -32,7 +32,7 @@ HEADS = ("bytes", "tactic", "tensor", "why")
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
-BY_HAND = "this report was made by hand: only one that tfswap has made knows its step"
+BY_HAND = "this report was constructed by hand and has no step: use a report that tfswap made"
 HTML, PNG, TRACE, JSON, GRAPHML, DOT = ".html", ".png", ".trace.json", ".json", ".graphml", ".dot"
 KINDS = {
     HTML: "a page",

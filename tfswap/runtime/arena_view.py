@@ -22,14 +22,14 @@ from tfswap.runtime.captures import without_asking
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
-    from tfswap.native.load import CLook
+    from tfswap.native.load import CArenaReading
 
 
 class ArenaView:
     """The device's arena as one step finds it.
 
     Attributes:
-        shared: feeds of variables whose buffers other tensors share, at the latest look.
+        shared: feeds of variables whose buffers other tensors share, at the latest reading.
     """
 
     def __init__(self, device: LiveDevice):
@@ -37,10 +37,10 @@ class ArenaView:
         self.shared: frozenset[str] = frozenset()
         self._variables: StepVariables | None = None
 
-    def look_before(self) -> CLook:
-        """Look at the arena before the next step."""
+    def read_before(self) -> CArenaReading:
+        """Read the arena before the next step."""
         self.shared = frozenset() if self._variables is None else self._variables.shared()
-        return self._device.look(before=True)
+        return self._device.read_arena(before=True)
 
     def snapshot(self, *, instantiated: bool = False) -> ArenaSnapshot:
         """The arena's snapshot.
@@ -61,7 +61,7 @@ class ArenaView:
         A variable that was assigned a NumPy array may share that array's buffer, outside of the arena, and replicas'
         variables may share one buffer: the first update would allocate another. It is done too where the step is traced
         into another function, for variables that are known there. Before later steps sharing is checked again
-        (`look_before`).
+        (`read_before`).
         """
         import tensorflow as tf
 

@@ -33,7 +33,7 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
-    from tfswap.native.load import CLook
+    from tfswap.native.load import CArenaReading
     from tfswap.runtime.planning_loop import Planned
 
 log = logging.getLogger("tfswap")
@@ -105,7 +105,7 @@ class ArenaWatch:
 
     def remember_arena(self) -> None:
         """Note that the plan fits the arena as it is."""
-        if layout := self._arena.look_before().layout:
+        if layout := self._arena.read_before().layout:
             self._peaks[layout, self._arena.shared] = self._expected_bytes
             self._owners.remember(layout, self._arena.snapshot())
 
@@ -177,7 +177,7 @@ class ArenaWatch:
 
     # --- before a step ------------------------------------------------------------------------------------
 
-    def fits(self, now: CLook) -> bool:
+    def fits(self, now: CArenaReading) -> bool:
         """Whether the step stays within its limit in the arena as it is now, as far as is known."""
         if self._trace.has_unseen_part:
             self._notice_unseen_part(now)
@@ -219,7 +219,7 @@ class ArenaWatch:
             self._requests[snapshot.shared] = RequestsReplay(requests)
         return self._requests[snapshot.shared].peak_bytes(snapshot)
 
-    def _notice_unseen_part(self, now: CLook) -> None:
+    def _notice_unseen_part(self, now: CArenaReading) -> None:
         """Notice the peak of TensorFlow's own backward pass, which can be read only when the step is called again."""
         limit_bytes = self._limit.bytes
         left_alone = self.live and self._gate is None and not self._measured_bytes
@@ -228,14 +228,14 @@ class ArenaWatch:
 
     # --- after a step -------------------------------------------------------------------------------------
 
-    def notice(self, before: CLook, ticket: int, result: Any) -> None:
+    def notice(self, before: CArenaReading, ticket: int, result: Any) -> None:
         """Check whether the step that has just returned `result` passed the limit.
 
         Args:
             before: the arena before the step.
             ticket: as `turn.begin` gives it.
         """
-        after = self._trace.device.look(before=False)
+        after = self._trace.device.read_arena(before=False)
         self._seen_bytes = after.peak_bytes
         self._maker.audit_new(after)
         if after.peak_bytes <= before.peak_bytes:
@@ -249,7 +249,7 @@ class ArenaWatch:
             others = self._allocated_by_others(before, after, result)
             self._exceeded(after.peak_bytes, limit, others, alone=turn.alone(ticket), known=known)
 
-    def _allocated_by_others(self, before: CLook, after: CLook, result: Any) -> str:
+    def _allocated_by_others(self, before: CArenaReading, after: CArenaReading, result: Any) -> str:
         """The message on bytes that others allocated during the step; "" where there are none."""
         own = fetched_bytes(self._optimizer.flow) + self._arena.copied_bytes(self._optimizer)
         nbytes = after.current_bytes - before.current_bytes - own

@@ -26,7 +26,7 @@ from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tfswap.native.load import CLook
+    from tfswap.native.load import CArenaReading
 
 
 class FunctionMaker:
@@ -84,10 +84,10 @@ class FunctionMaker:
         """Have TensorFlow make a function's kernels and constants."""
         import tfswap.ops
 
-        before = self._trace.device.look(before=False)
+        before = self._trace.device.read_arena(before=False)
         with tfswap.ops.instantiating():
             self._trace.make_kernels(function, inputs)
-        after = self._trace.device.look(before=False)
+        after = self._trace.device.read_arena(before=False)
         if after.peak_bytes > before.peak_bytes:
             self.making_bytes = after.peak_bytes
         self.audit()
@@ -100,7 +100,7 @@ class FunctionMaker:
         for audit in tuple(self._audits.values()):
             audit.check()
 
-    def audit_new(self, now: CLook) -> None:
+    def audit_new(self, now: CArenaReading) -> None:
         """As `audit`, where TensorFlow has made an executor since the last one."""
         if now.executed != self._audited:
             self.audit()

@@ -1,7 +1,7 @@
 """An optimized step that another `tf.function` calls: when that one runs, Python runs the step as if it were called
 directly.
 
-So it is planned for the arena that it finds, has its turn from the first look at the arena to the end, and is watched.
+So it is planned for the present arena, has its turn from the first reading of the arena to the end, and is watched.
 The outer function has one node for it (csrc/core/inside_ops.cc). The node has the number of the Python function to run,
 and the name of a function that carries out the plan made while the outer one was traced, which runs where a file is
 loaded.

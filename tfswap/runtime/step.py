@@ -38,7 +38,7 @@ from tfswap.runtime.trace import Trace
 from tfswap.support import progress
 
 if TYPE_CHECKING:
-    from tfswap.native.load import CLook
+    from tfswap.native.load import CArenaReading
     from tfswap.ops.runtime import StepStats
 
 log = logging.getLogger("tfswap")
@@ -153,7 +153,7 @@ class Step:
 
     def fits(self) -> bool:
         """Whether the planned step keeps its limit in the arena as it is now."""
-        return not self._trace.device.has_arena or self._watch.fits(self._arena.look_before())
+        return not self._trace.device.has_arena or self._watch.fits(self._arena.read_before())
 
     def audit(self) -> None:
         """Compare the graphs that TensorFlow executed, also inside of other functions, with the planned ones.
@@ -185,7 +185,7 @@ class Step:
         if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):
             result = self._call(inputs, plain, asked)
             if self._maker.has_made:
-                self._maker.audit_new(self._trace.device.look(before=False))
+                self._maker.audit_new(self._trace.device.read_arena(before=False))
         else:
             result = self._in_turn(inputs, plain, asked)
         return self._trace.finish(result, self._run_part)
@@ -199,18 +199,20 @@ class Step:
         outer = turn.held()
         try:
             ticket = turn.begin(self._compiler.waits)
-            before = self._arena.look_before()
+            before = self._arena.read_before()
             if turn.alone(ticket) and not self._watch.fits(before):
                 with progress.task(f"planning {self.name} again"):
                     self._plan_again(inputs)
-                before = self._arena.look_before()
+                before = self._arena.read_before()
             if self._calls_steps:
                 turn.end(outer)  # each of the called steps has its own
             return self._watched(inputs, plain, asked, before, ticket)
         finally:
             turn.end(outer)
 
-    def _watched(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CLook, ticket: int) -> Any:
+    def _watched(
+        self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CArenaReading, ticket: int
+    ) -> Any:
         with self._watch.explained():
             result = self._call(inputs, plain, asked)
         self._watch.notice(before, ticket, result)
@@ -220,12 +222,12 @@ class Step:
         """Run a part of the step that comes later, under the limit."""
         if not self._trace.device.has_arena:
             result = run()
-            self._maker.audit_new(self._trace.device.look(before=False))
+            self._maker.audit_new(self._trace.device.read_arena(before=False))
             return result
         outer = turn.held()
         try:
             ticket = turn.begin(self._compiler.waits)
-            before = self._trace.device.look(before=False)
+            before = self._trace.device.read_arena(before=False)
             result = run()
             self._watch.notice(before, ticket, result)
             return result

@@ -1,6 +1,6 @@
 """Turns: optimized steps of a process share an arena, so that they are planned and run one at a time.
 
-A call takes the turn before it looks at the arena and ends it when its step has run, so that no other planned step runs
+A call takes the turn before it reads the arena and ends it when its step has run, so that no other planned step runs
 in between. A plan is made in a turn too. A turn belongs to a thread, which may take it again within. A step inside
 another `tf.function` takes its turn when it runs (csrc/core/inside_ops.cc). Turns are given in the order in which they
 were requested, and end with a call that fails or is interrupted.

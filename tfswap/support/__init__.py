@@ -1,1 +1,1 @@
-"""Files, sizes, progress, and other helpers that know nothing of graphs. Imports nothing of tfswap but its errors."""
+"""Files, sizes, progress, and other helpers that do not depend on graphs. Imports only tfswap's errors."""

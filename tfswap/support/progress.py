@@ -76,7 +76,7 @@ def task(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
 
 
 def over(what: str, parts: Collection[T]) -> Iterator[T]:
-    """`parts`, each of which is done when the next is asked for."""
+    """`parts`, each of which is done when the next is requested."""
     with task(what, len(parts)) as advance:
         for part in parts:
             yield part

@@ -148,7 +148,7 @@ In tables with a column "in the step", losses of all steps are compared with tho
 the table says otherwise. "memory optimizer off" is TensorFlow as it is by default, but without Grappler's memory
 optimizer, and tfswap's steps have its bits; those of graphs of more than 100,000 nodes have the bits of "Grappler off",
 with no graph optimizer at all. The memory optimizer reorders large sums, so that last bits of an unoptimised step
-differ from run to run ([Limits](../limits.md)). Training carries that on: where "unoptimised" itself is said to be
+differ from run to run ([Limits](../limits.md)). Training carries that on: where a table has "unoptimised" itself as
 off, TensorFlow differs from TensorFlow, and the figure is the largest relative difference of all steps ([the
 cause](../measurements/variation.md#how-far-last-bits-carry)).
 
@@ -363,7 +363,7 @@ def _taken(name: str, row: dict[str, Any]) -> str:
 
 TAKEN = ("part", "tfswap", "when", "minutes", "load of the machine")
 MEMORY, UNRECORDED = re.compile(r"\d+ GiB$"), "memory and vector instructions not recorded"
-"""How a machine's words end where its memory is given, and what is said of others."""
+"""How a machine's words end where its memory is given, and the words for machines without it."""
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -18,7 +18,7 @@ struct Images {
   std::vector<int> results;
 };
 
-// Null where the op knows no images.
+// Null for ops without images.
 const Images* ImagesOf(const std::string& op);
 
 // Makes the node one of channels last; false where it is one.

@@ -13,7 +13,7 @@
 // Freeing device memory counts as a write on the compute stream, where TensorFlow's allocator lets it be used next: so
 // a buffer that is freed too early is reported whether or not it is used again.
 //
-// Knows nothing of TensorFlow. Not seen: what the host reads and writes itself.
+// Does not depend on TensorFlow. Not detected: what the host reads and writes itself.
 
 #ifndef TESTS_EMULATED_GPU_CSRC_RACE_DETECTOR_H_
 #define TESTS_EMULATED_GPU_CSRC_RACE_DETECTOR_H_

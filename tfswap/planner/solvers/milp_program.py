@@ -1,7 +1,7 @@
 """A mixed-integer linear program, built column by column and row by row, and solved by SciPy's HiGHS.
 
-Knows nothing of plans: milp_stages.py and others say what the columns mean. SciPy is imported when a program is solved,
-since nothing else needs it.
+Does not depend on plans: milp_stages.py and others give the columns their meaning. SciPy is imported when a program is
+solved, since nothing else needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Term = tuple[int, float]
 """A column, and its coefficient in a row."""
 
 OPTIMAL, STOPPED, INFEASIBLE = 0, 1, 2
-"""What SciPy says of how a search ended."""
+"""SciPy's codes for the end of a search."""
 
 
 class Program:

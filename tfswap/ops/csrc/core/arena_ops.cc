@@ -63,7 +63,7 @@ The chunks of the arena of the device that this op is placed on.
 chunks: For each chunk its address, its size in bytes, and whether it is in use. Empty if
   the device has no BFC allocator.
 limit: The largest total size of the arena's regions, in bytes.
-allocator: The device's allocator, of any kind, for tfswap_look.
+allocator: The device's allocator, of any kind, for tfswap_read_arena.
 )doc");
 
 REGISTER_OP("Tfswap>HandOver")
@@ -246,10 +246,10 @@ class HandOverOp : public OpKernel {
 
   // Reserves `count` slots. Returns false if memory does not suffice for all.
   bool Add(size_t count) {
-    tensorflow::AllocationAttributes at_once;
-    at_once.retry_on_failure = false;
+    tensorflow::AllocationAttributes no_retry;
+    no_retry.retry_on_failure = false;
     for (; count > 0; --count) {
-      Tensor slot(allocator_, dtype_, TensorShape({elements_}), at_once);
+      Tensor slot(allocator_, dtype_, TensorShape({elements_}), no_retry);
       if (!slot.IsInitialized()) return false;
       slots_.push_back(slot);
     }
@@ -344,7 +344,7 @@ REGISTER_ON_GPU(bool);
 }  // namespace tfswap
 
 // Has the fields of the ctypes structure in load.py.
-struct TfswapLook {
+struct TfswapArenaReading {
   uint64_t layout;  // a hash of the arena's layout; 0 without an arena
   uint64_t current_bytes;
   uint64_t peak_bytes;
@@ -355,20 +355,20 @@ struct TfswapLook {
 //
 // allocator: of ArenaMap; 0 for none.
 // before: whether the step comes next. The arena has the reported layout when it begins.
-TFSWAP_C_API TfswapLook tfswap_look(uint64_t allocator, bool before) {
-  TfswapLook look = {};
-  look.executed = tfswap::Runtime::Get().executed();
-  auto* const asked = reinterpret_cast<tensorflow::Allocator*>(allocator);
-  if (asked == nullptr) return look;
+TFSWAP_C_API TfswapArenaReading tfswap_read_arena(uint64_t allocator, bool before) {
+  TfswapArenaReading reading = {};
+  reading.executed = tfswap::Runtime::Get().executed();
+  auto* const read = reinterpret_cast<tensorflow::Allocator*>(allocator);
+  if (read == nullptr) return reading;
   if (before) tfswap::HandOverOp::All::Get().MakeRoom();
-  if (auto* const arena = before ? dynamic_cast<tensorflow::BFCAllocator*>(asked) : nullptr) {
+  if (auto* const arena = before ? dynamic_cast<tensorflow::BFCAllocator*>(read) : nullptr) {
     const tensorflow::MemoryDump map = arena->RecordMemoryMap();
-    look.layout = tfswap::LayoutOf(map);
-    look.current_bytes = map.stats().bytes_in_use();
-    look.peak_bytes = map.stats().peak_bytes_in_use();
-  } else if (const auto stats = asked->GetStats()) {
-    look.current_bytes = stats->bytes_in_use;
-    look.peak_bytes = stats->peak_bytes_in_use;
+    reading.layout = tfswap::LayoutOf(map);
+    reading.current_bytes = map.stats().bytes_in_use();
+    reading.peak_bytes = map.stats().peak_bytes_in_use();
+  } else if (const auto stats = read->GetStats()) {
+    reading.current_bytes = stats->bytes_in_use;
+    reading.peak_bytes = stats->peak_bytes_in_use;
   }
-  return look;
+  return reading;
 }

@@ -15,7 +15,7 @@ constexpr uint64_t kUnbounded = uint64_t{1} << 50;  // UNBOUNDED_BYTES there
 
 uint64_t Rounded(uint64_t bytes) { return (bytes + kGranularity - 1) / kGranularity * kGranularity; }
 
-// The size of the region that is added next, if nothing larger is asked for.
+// The size of the region that is added next, if no larger one is requested.
 uint64_t NextRegionBytes(std::vector<uint64_t> sizes, uint64_t limit_bytes) {
   uint64_t following = std::min(kFirstRegion, Rounded(limit_bytes));
   std::sort(sizes.begin(), sizes.end());

@@ -103,9 +103,9 @@ class GroupOp : public AsyncOpKernel {
     const bool sure = SavedS(threads) >= kLongS;
     const int way = sure ? kConcurrently : alone ? kOneThread : faster_.Next();
     const auto began = std::chrono::steady_clock::now();
-    auto ended = [this, asked = !sure && !alone, way, began, done = std::move(done)] {
+    auto ended = [this, is_trial = !sure && !alone, way, began, done = std::move(done)] {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      if (asked) faster_.Took(way, took.count());
+      if (is_trial) faster_.Took(way, took.count());
       done();
     };
     const int most = way == kOneThread ? 1 : threads;

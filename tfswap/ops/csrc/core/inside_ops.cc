@@ -39,7 +39,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// Arguments and results have the names of StatefulPartitionedCall's, by which its kernel looks them up.
+// Arguments and results have the names of StatefulPartitionedCall's, since its kernel reads them by name.
 REGISTER_OP("Tfswap>Inside")
     .Input("args: Tin")
     .Output("output: Tout")

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;  // BFCAllocator::kMinAllocationSize
 
-// Off while somebody asks for values alone.
+// Off while a caller needs the values only, whatever the peak.
 std::atomic<bool> limits_count{true};
 
 std::string Mebibytes(uint64_t bytes) {
@@ -150,7 +150,7 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
               "process keeps on the device."
             : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
               "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "
-              "function itself, which looks at the arena before each step.");
+              "function itself, which reads the arena before each step.");
   return Say(message, found.verdict == Verdict::kPassed && fails);
 }
 
@@ -223,7 +223,7 @@ bool LimitCheck::AsPlanned(tensorflow::OpKernelContext* ctx) const {
 
 }  // namespace tfswap
 
-// Whether saved steps look for their limit, all those of the process.
+// Sets whether saved steps check their limits, for the whole process.
 TFSWAP_C_API void tfswap_check_limits(bool check) { tfswap::limits_count = check; }
 
 // The peak of requests as a gate has them, in an arena of these chunks: rows of an address, bytes, and whether it is in

@@ -56,18 +56,18 @@ bool Client::IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes) {
 std::string Runtime::WhyNoRoom(HostPool::Failure failure, const std::string& node,
                                size_t bytes, const std::string& tensor) const {
   const HostBudget::Usage usage = budget_.usage();
-  const std::string asked =
-      "tfswap has no host memory for node '" + node + "': it asks for " +
+  const std::string message =
+      "tfswap has no host memory for node '" + node + "': it requests " +
       std::to_string(HostPool::RoundUp(bytes)) + " bytes (" + tensor + ") while " +
       std::to_string(usage.in_use_bytes) + " bytes are in use, " +
       std::to_string(usage.reserved_bytes) + " reserved";
   if (failure == HostPool::Failure::kSystem) {
-    return asked +
+    return message +
            ", and the system gave no more. Free memory on this machine, store a part on disk "
            "(host_memory_limit= and spill_dir=), or swap less (a higher memory_limit=, or tactics= "
            "without \"swap\").";
   }
-  return asked + ", of a limit of " + std::to_string(usage.limit_bytes) +
+  return message + ", of a limit of " + std::to_string(usage.limit_bytes) +
          ". Raise host_memory_limit=, or swap less (a higher memory_limit=).";
 }
 

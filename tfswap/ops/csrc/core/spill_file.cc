@@ -297,14 +297,14 @@ std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* 
 std::string SpillFile::WhyNoRoom(HostPool::Failure failure, const std::string& node, size_t bytes,
                                  const std::string& tensor) const {
   const HostBudget::Usage usage = budget_.usage();
-  const std::string asked = "tfswap has no room in spill_dir=" + folder_ + " for node '" + node + "': it asks for " +
+  const std::string message = "tfswap has no room in spill_dir=" + folder_ + " for node '" + node + "': it requests " +
                             std::to_string(RoundUp(bytes)) + " bytes (" + tensor + ") while " +
                             std::to_string(usage.reserved_bytes) + " bytes are taken";
   if (failure == HostPool::Failure::kSystem) {
-    return asked + ", and the system says: " + std::strerror(blocks_.failure()) +
+    return message + ", and the system says: " + std::strerror(blocks_.failure()) +
            ". Make room there, give another spill_dir=, or swap less (a higher memory_limit=, or host_memory_limit=).";
   }
-  return asked + ", of a limit of " + std::to_string(usage.limit_bytes) +
+  return message + ", of a limit of " + std::to_string(usage.limit_bytes) +
          ". Raise spill_limit=, or swap less (a higher memory_limit=, or host_memory_limit=).";
 }
 

@@ -354,7 +354,7 @@ UNSOUND = [
     (
         "%in = Tfswap>SwapIn(%out) ^release",
         "%in = Tfswap>SwapIn(%out)",
-        "'in' can run before 'release' lets the buffer go",
+        "'in' can run before 'release' frees the buffer",
     ),
     ("Neg(%await)", "Neg(%in) ^await", "'in' is read before its copy has ended"),
     ("Neg(%await)", "Neg(%x) ^await", "'await' brings back a tensor that nothing reads"),

@@ -204,7 +204,7 @@ def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
     run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
     assert "could not build its ops (exit status 3)" in run.stdout
     assert "error: this can't be" in run.stdout
-    assert "Set CXX to a compiler that knows C++17" in run.stdout
+    assert "Set CXX to a compiler with C++17" in run.stdout
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 

@@ -96,7 +96,7 @@ def _takers(
                 continue
             predicate = predicate or e.codec.predicate
             same = predicate == e.codec.predicate and pop.popped not in _kept(e)
-            yield (pop.graph, e) if same and (not e.codec.wants_shape or shape_source(e) is not None) else None
+            yield (pop.graph, e) if same and (not e.codec.takes_shape or shape_source(e) is not None) else None
 
 
 def _readers(graph: Graph, tensor: Output) -> Iterator[Node | None]:

@@ -40,7 +40,7 @@ class Codec(NamedTuple):
         copied: names of the kernel's attributes that the twin has too.
         encode_copied: names of the kernel's attributes that the encoding op has too.
         encoding_first: whether the twin reads the encoding before the kept inputs, and not after them.
-        wants_shape: whether the twin reads the source's shape as its last input.
+        takes_shape: whether the twin reads the source's shape as its last input.
         gpu: whether the twin also has the bits of TensorFlow's GPU kernel.
     """
 
@@ -52,7 +52,7 @@ class Codec(NamedTuple):
     copied: tuple[str, ...] = ("T",)
     encode_copied: tuple[str, ...] = ()
     encoding_first: bool = False
-    wants_shape: bool = False
+    takes_shape: bool = False
     gpu: bool = False
 
 
@@ -84,7 +84,7 @@ _SELECT = Codec(
     custom_ops.SELECT_BY_MASK,
     "true",
     encoding_first=True,
-    wants_shape=True,
+    takes_shape=True,
     gpu=True,  # a choice, not a product
 )
 _WINDOW = ("ksize", "strides", "padding", "explicit_paddings")
@@ -96,7 +96,7 @@ _POOL = Codec(
     custom_ops.MAX_POOL_GRAD_FROM_POSITIONS,
     copied=("T", *_WINDOW),
     encode_copied=_WINDOW,
-    wants_shape=True,
+    takes_shape=True,
 )
 
 # Products and pooling are not for GPUs: their kernels may flush denormals or break ties differently. Not compared yet.

@@ -61,7 +61,7 @@ class Form(NamedTuple):
         encode, decode: the ops that encode and decode.
         encode_attrs, decode_attrs: the attributes of these ops.
         kept: the types of the encoding op's outputs.
-        wants_shape: whether the decoding op reads the tensor's shape.
+        takes_shape: whether the decoding op reads the tensor's shape.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Form(NamedTuple):
     encode_attrs: Mapping[str, object]
     decode_attrs: Mapping[str, object]
     kept: tuple[TensorType, ...]
-    wants_shape: bool = True
+    takes_shape: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +127,7 @@ def _integers(kind: TensorType, narrow: str, minimum: int) -> Form:
         attrs,
         attrs,
         kept,
-        wants_shape=False,
+        takes_shape=False,
     )
 
 

@@ -11,14 +11,14 @@ FEED = "Placeholder"
 
 
 def add_feed(graph: Graph, stem: str, kind: TensorType) -> Node:
-    """A node that stands for an argument. The caller adds it to the feeds."""
+    """A node for an argument. The caller adds it to the feeds."""
     return graph.add(FEED, graph.unique_name(stem), attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,))
 
 
 def add_argument(graph: Graph, node: Node, stem: str, tensor: Output) -> int:
     """Pass `tensor` to all bodies of `node`, in place; returns the number of the argument.
 
-    Of a loop it is a variable, whose next value the caller adds to the results of the body.
+    In a loop it is a loop variable, whose next value the caller adds to the results of the body.
     """
     bodies = graph.bodies[node]
     for body in bodies:

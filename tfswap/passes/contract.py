@@ -1,7 +1,7 @@
 """The contract of passes: a named change of a graph in place, with what it requires and ensures, for one target.
 
 Every pass is called with a graph and a target, those in `tactics` also with a plan's choices for them, and returns how
-many changes it made: 0 means that the graph is unchanged. Passes stand in tables: `PREPARE` (compiler/prepare.py) for
+many changes it made: 0 means that the graph is unchanged. Passes are in tables: `PREPARE` (compiler/prepare.py) for
 every step, `BODIES` and `FORM` (compiler/tactics.py) for a plan's choices before the order, `LOWER` (compiler/lower.py)
 for the order and what follows it.
 

@@ -1,8 +1,8 @@
 """Passes tensors between devices that share an arena, in a step on several of them.
 
-TensorFlow sends a tensor from one device of a process to another with its buffer. The sender may release it after the
-last reader has run, when the plan counts it as free. So the tensor is sent in a carrier, which is outside of the arena
-and holds the tensor only until it is taken out (csrc/core/outside_ops.cc).
+TensorFlow sends a tensor from one device of a process to another with its buffer. The sender may free it later than the
+last reader ends, when the plan counts it as free. So the tensor is sent in a carrier, which is outside of the arena and
+holds the tensor only until it is taken out (csrc/core/outside_ops.cc).
 
 Requires: nodes have devices. Ensures: no tensor of the arena is sent from one device to another otherwise, except
 persistent ones: arguments and constants.

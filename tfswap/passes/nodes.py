@@ -166,18 +166,18 @@ def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
 
 
 def add_split(graph: Graph, node: Node, nbytes: tuple[int, ...]) -> Node:
-    """A node that allocates the rest of the chunks that requests of `node` would get whole."""
+    """A node that splits the chunks that requests of `node` would get, so that they fit exactly."""
     name = graph.unique_name(f"tfswap/{node.name}/split")
     return graph.add(custom_ops.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
 
 
 def add_exact_chunks(graph: Graph, device: str) -> Node:
-    """A node from which on the arena gives each request an exact chunk, until `add_free_rest`."""
+    """A node after which the arena gives each request an exact chunk, until `add_free_rest`."""
     return graph.add(custom_ops.EXACT_CHUNKS, graph.unique_name("tfswap/exact"), outputs=(VARIANT,), device=device)
 
 
 def add_free_rest(graph: Graph, node: Node, split: Node) -> Node:
-    """A node after `node` that frees the allocations of `split`, or ends its effect."""
+    """A node after `node` that frees the separators of `split`, or ends its effect."""
     name = graph.unique_name(f"tfswap/{node.name}/free_rest")
     return graph.add(custom_ops.FREE_REST, name, (split.out(),), device=node.device)
 
@@ -198,7 +198,7 @@ def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
 def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], bool]) -> int:
     """Have nodes of TensorFlow's ops, in bodies too, run tfswap's own kernels, in place; returns how many.
 
-    On a CPU alone: on a GPU TensorFlow's own kernels run.
+    On a CPU only: on a GPU TensorFlow's own kernels run.
     """
     if device.is_gpu:
         return 0
@@ -209,7 +209,7 @@ def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], b
 
 
 def mark_effects(graph: Graph, edited: Collection[Graph]) -> bool:
-    """Mark loops and conditionals whose bodies have copies now, those of `edited`, as having effects, in place.
+    """Mark loops and conditionals whose bodies, those in `edited`, have copies as having effects, in place.
 
     Returns whether there are any in `graph`.
     """

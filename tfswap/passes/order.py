@@ -1,4 +1,4 @@
-"""Puts an order into the graph: control edges after which the executor has one order of the chain.
+"""Puts an order into the graph: control edges with which the executor can run the chain in one order only.
 
 Requires: the chain agrees with the graph's own dependencies. Ensures: each node of the chain starts after the
 one before it has ended, and no node with effects runs before the gate. An edge is added only where no data or control

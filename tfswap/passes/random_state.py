@@ -1,9 +1,9 @@
 """Keeps the state of a step's random ops when the step is planned again.
 
 Ensures: each op whose kernel keeps a generator's state runs the kernel that shares the state between all plans of the
-same trace (csrc/core/random_ops.cc). A number identifies the op among all others of that trace, of bodies too.
+same trace (csrc/core/random_ops.cc). A number identifies the op among all ops of that trace, in bodies too.
 
-Not handled: GPUs, where each plan's random numbers begin again; and steps that run as they were traced.
+Not handled: GPUs, where the random numbers of each plan start from the seed; steps that run as they were traced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(
-    ensures="random ops go on where those of an earlier plan of the same trace stopped",
+    ensures="random ops continue the sequences of an earlier plan of the same trace",
 )
 def share_random_state(graph: Graph, target: Target, owner: int, trace: str) -> int:
     """Mark the random ops of `graph`, in place; returns how many there are.

@@ -2,7 +2,7 @@
 
 A body that holds a whole training computation (gradients summed over micro-batches, several steps in a loop) has
 tensors that wait between uses, as a step has. Outside of the body only the peak of the loop counts. A ladder of plans,
-for all bodies of a step that hold much, trades this peak against seconds.
+for all bodies of a step that hold many bytes, trades this peak against seconds.
 
 A rung is a target for the live bytes of the whole step. Each body is planned for the target less the bytes that are
 live around it while it runs, inner bodies first. Targets do not depend on the limit, and the rung is chosen by judging
@@ -35,7 +35,7 @@ from tfswap.planner.problem import Problem
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
 
 RUNGS = 16
-"""The most rungs: each makes another form of the step, which has to be judged."""
+"""The most rungs: each is another form of the step, which is judged."""
 STAGES = 4
 """The most rungs that are combined with evictions around bodies: each takes a ladder of the whole step."""
 LEAST_SHARE = 0.05
@@ -107,13 +107,13 @@ class _Planned(NamedTuple):
 
 @dataclass
 class _Body:
-    """A body that holds enough to be planned.
+    """A body that holds enough bytes to be planned.
 
     Attributes:
         around_bytes: bytes that are live around it while it runs, without evictions.
         pinned_bytes: those of them that can't be evicted while it runs.
         times: how often it runs in a step.
-        inner: the bodies in it that hold enough.
+        inner: the bodies in it that are planned.
         planners: by plans of the inner bodies: the body with these carried out, and its planner.
     """
 
@@ -148,7 +148,7 @@ class _Body:
         more_s = sum(made.more_s for made in inner)
         if choice.order != problem.order or choice.intervals:
             before_s = self.terms.costs.body_seconds(graph)
-            # Whether a tensor swapped in a body goes to disk is decided when it runs: where host memory is full.
+            # A tensor swapped in a body goes to disk if host memory is full when the body runs.
             in_memory = choice._replace(intervals=[a._replace(disk=False) for a in choice.intervals])
             splits = choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1]
             moved = Inside(self.name, *in_memory.named(flow), splits)
@@ -180,7 +180,7 @@ def least_around(graph: Graph, problem: Problem) -> int | None:
 
 
 def find_rungs(graph: Graph, problem: Problem, terms: Terms) -> list[Rung]:
-    """Plans for the bodies of a step, the one that adds least time first; none where no body holds much.
+    """Plans for the bodies of a step, the one that adds least time first; none if no body holds enough bytes.
 
     Args:
         graph: the step, with ordered bodies.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PAIR_TRIES = 8
 PAIR_LEVELS = 6
 """The most forms of a choice with some of its concurrent kernels, from all of them to those that do not raise the peak.
-They make steps faster under limits with room for some.
+They make steps faster under limits that have room for some pairs.
 """
 ENDS_SHARE = 0.75
 """The share of the arena's limit below which plans with tensors at the ends of chunks are not tried, since they promise
@@ -62,8 +62,8 @@ class Candidate:
     """One rung of the ladder, judged.
 
     Attributes:
-        choice: the kernels in order, and what is swapped when.
-        timing: the step's; where cuDNN computes its convolutions under a limit, with the workspaces that fit.
+        choice: the kernels in order, and the evictions.
+        timing: the step's. If cuDNN computes its convolutions under a limit, with the workspaces that fit.
         peak_bytes: the peak that the plan promises: the simulated one and the margin.
         computed: the algorithms of its convolutions, by cuDNN.
     """
@@ -202,7 +202,7 @@ class Judged:
     def apart(self) -> Candidate:
         """The form with all kernels one after another."""
         found = self._candidate(self._one_by_one, self._alone, NEVER)
-        assert found is not None, "any peak is within that"
+        assert found is not None, "any peak is within an infinite limit"
         return found
 
     @cached_property
@@ -212,7 +212,7 @@ class Judged:
         if not choice.paired:
             return []
         memory = self._memory(choice, NEVER)
-        assert memory is not None, "any peak is within that"
+        assert memory is not None, "any peak is within an infinite limit"
         found: list[tuple[Choice, Timing]] = []
         for kept in ever_fewer(choice, memory, self.apart.memory.peak_bytes, PAIR_LEVELS):
             fewer = choice._replace(paired=kept)
@@ -236,7 +236,7 @@ class Judged:
                 break
             tried = choice if share is None else self._in_exact_chunks(choice, share)
             memory = self._memory(tried, NEVER)
-            assert memory is not None, "any peak is within that"
+            assert memory is not None, "any peak is within an infinite limit"
             if memory.peak_bytes <= most_bytes:
                 least_s = self._fewest_pairs_s if share is None else self.within.timing.total_s
                 return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)

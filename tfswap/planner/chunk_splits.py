@@ -1,13 +1,13 @@
 """Chooses requests to be served from an exactly sized chunk, where the allocator would give them a larger one.
 
-The allocator gives a free chunk of less than twice the requested bytes whole. The excess counts for as long as the
-tensor lives, and for that alone a step's peak is some per cent above its live bytes; how many is close to chance.
+The allocator does not split a free chunk of less than twice the requested bytes. The excess counts for as long as the
+tensor lives. For this reason alone a step's peak is some per cent above its live bytes, by an amount close to chance.
 Before the kernel makes its request, such a chunk can be split (`SPLIT` in a schedule), so that it fits. The choice of
 requests depends on live bytes alone, so a plan with splits has about the same peak in any arena.
 
 Where the arena may grow no further than the limit, free bytes must also be contiguous. Long-lived tensors are then put
 at the end of the largest free chunk, and short-lived ones before it. Otherwise a map that waits for the backward pass
-lies in a hole that a smaller tensor left, and divides a chunk that a larger one would need whole.
+can be in the hole of a smaller tensor, and divide a chunk that a larger tensor needs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot, Ledger, added_bytes, 
 from tfswap.simulator.replay import Replay
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
-"""Least sizes of split requests, as shares of the live peak: smaller ones are not worth two more ops. Which is best is
-close to chance.
+"""Least sizes of split requests, as shares of the live peak: smaller requests are not worth two more ops. Which of
+these is best is close to chance.
 """
 MOST_REQUESTS = 64
 """The most splits of one step: a loop can hold any number of tensors."""
@@ -36,10 +36,10 @@ NEAR_PEAK = 0.8
 
 
 def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[int, tuple[Split, ...]]:
-    """Splits for a schedule that has none: for large requests that are live near the peak, or near what the peak would
-    be if one of them got more than it needs.
+    """Splits for a schedule that has none: for large requests that are live near the peak, or near the peak that a
+    larger chunk for one of them would cause.
 
-    Of a step's requests, those that are live together at the step's own peak are split.
+    Of the requests of one kernel, those that are live together at the kernel's peak are split.
 
     Returns the schedule's live peak in bytes, and the splits, of which a plan may use some.
     """
@@ -73,7 +73,7 @@ def choose_ends(
     """
     ledger, replay, _ = _replayed(flow, steps, snapshot)
     least = min(LEAST_SHARES) * replay.peak
-    large: list[tuple[int, int, int]] = []  # for how many steps each stays, in which it is made, and its bytes
+    large: list[tuple[int, int, int]] = []  # the lifetime in steps, the step that makes it, and its bytes
     for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
         if nbytes >= least and made >= 0 and LEAD not in (steps[made].kind, steps[made - 1].kind):
             large.append(((len(steps) if gone is None else gone.step) - made, made, nbytes))

@@ -1,14 +1,14 @@
-"""Kernels of a step that run as one group: each starts as soon as what it reads is there, and its memory is free.
+"""Kernels of a step that run as one group: each starts as soon as its inputs are computed and its memory is free.
 
-TensorFlow's executor runs whatever is ready, and holds what that takes. An order runs one kernel after another, and
-most kernels leave cores idle. Here all kernels between two that change a state are one node (csrc/core/group_ops.cc).
-Each buffer has a place in its chunks (group_places.py), from a list schedule whose live bytes stay within a bound
-(Graham's). So the peak is known before the step runs, whichever kernel ends first, and a kernel that takes longer than
-its cost delays only what needs it.
+TensorFlow's executor runs every kernel that is ready, without a bound of memory. An order runs one kernel after
+another, and most kernels leave cores idle. In a group all kernels between two that change a state are one node
+(csrc/core/group_ops.cc). Each buffer has a place in its chunks (group_places.py), from a list schedule (Graham's) whose
+live bytes stay within a bound. So the peak is known before the step runs, whichever kernel ends first, and a kernel
+that takes longer than its cost delays only its readers.
 
 Invariant: no more than the bound is in use while more than one kernel runs.
 
-Not handled: swaps and recomputation inside of a group; what a group reads is held until all of it has ended.
+Not handled: swaps and recomputation inside of a group. The inputs of a group are held until all of it has ended.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tfswap.planner.group_requests import Group, Requested
 from tfswap.planner.groups import can_join
 from tfswap.support.topological import topological
 
-LOOKED_AT = 64
-"""Number of ready kernels among which one is sought that the bound has room for."""
+MOST_TRIED = 64
+"""The number of ready kernels that are tried for room within the bound."""
 LONG_S, SHARED_S = 400e-6, 2e-3
-"""A kernel that takes so long on one core shares its work among all where others that are ready leave them idle, or in
-any case: kLongS and kSharedS of csrc/core/group_run.h."""
+"""The seconds on one core from which a kernel uses all cores, if other ready kernels leave them idle, and in any case:
+kLongS and kSharedS of csrc/core/group_run.h."""
 URGENT_GAIN = 1.01
-"""What it must gain to start what is most urgent first: that holds more."""
+"""The gain in time for which the most urgent kernels start first, which holds more bytes."""
 
 
 class Buffer:
@@ -46,9 +46,9 @@ class Buffer:
         maker: the kernel that requests it.
         users: the kernels that make or read it.
         stays: whether anything outside of the group reads it.
-        value: the last that lies there; -1 for a temporary.
+        value: the latest value in it; -1 for a temporary.
         begin: the event at which it is requested.
-        freed: the event at which its maker gives it back, for a temporary that goes before the others; otherwise 0.
+        freed: the event at which its maker frees it, for a temporary that is freed before the others; otherwise 0.
     """
 
     __slots__ = ("begin", "freed", "maker", "nbytes", "stays", "users", "value")
@@ -62,13 +62,13 @@ class Buffer:
 
 
 def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
-    """Groups of a step: kernels that depend on equally many others that can't be of a group, in their order.
+    """Groups of a step: kernels that depend on equally many kernels that can't be in a group, in their order.
 
-    What only kernels outside of a group read, and what takes more room than what it is made from, is left out.
+    Kernels are left out if only kernels outside of the group read them and they make more bytes than they free.
     """
     device = flow.nodes[order[0]].device if order else ""
     can = {i for i in order if flow.nodes[i].device == device and can_join(flow, i) and _makes_all(flow, i)}
-    # By node: how many kernels of no group, one after another; whether one of a group is last.
+    # By node: the number of kernels outside of groups on its longest path; whether the path ends with a group's kernel.
     level: dict[int, tuple[int, bool]] = {}
     edges = _edges(flow)
     order_of_all = topological(edges)
@@ -92,8 +92,8 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
 
 
 def _edges(flow: Dataflow) -> list[set[int]]:
-    """By node, all that comes before it: what it depends on, and every edge of the graph, also those that need no
-    memory, such as of a shape. A node that joins several others must not close a cycle of any of these.
+    """By node, its predecessors: by dependency, and by every edge of the graph, also those without memory, such as of a
+    shape. A node that joins several others must not close a cycle of any of these.
     """
     place = {node: i for i, node in enumerate(flow.nodes)}
     return [
@@ -105,7 +105,7 @@ def _edges(flow: Dataflow) -> list[set[int]]:
 
 
 def _makes_all(flow: Dataflow, i: int) -> bool:
-    """Whether no output of a kernel is what it reads."""
+    """Whether no output of a kernel shares a buffer with an input."""
     made = {v for _, v in flow.makes[i]}
     node = flow.nodes[i]
     return all(flow.value_of.get((node, o)) in made for o in range(len(node.outputs)))
@@ -118,11 +118,12 @@ def _without_ends(
     order_of_all: Sequence[int],
     edges: Sequence[Collection[int]],
 ) -> set[int]:
-    """The kernels of groups without those that no other of their group waits for, and that make more than they free.
+    """The kernels of groups without those that no kernel of their group waits for and that make more bytes than they
+    free.
 
     Args:
         can: all kernels of groups.
-        number: of each node's group, or of the one in which it lies between two kernels.
+        number: the group of each node, or the one in which it is between two kernels.
         order_of_all: an order of all nodes.
         edges: as of `_edges`.
     """
@@ -134,7 +135,7 @@ def _without_ends(
     awaited: set[int] = set()  # nodes that a kernel of their group waits for, or a node on the way to one
 
     def frees(i: int) -> int:
-        """Bytes that the kernels of the group alone read, the last of them this one."""
+        """Bytes of inputs that only kernels of the group read, this one last."""
 
         def is_of_group(kernel: int) -> bool:
             return kernel in members and number[kernel] == number[i]
@@ -151,10 +152,10 @@ def _without_ends(
 
 
 def schedule_group(group: Group, cost_s: Sequence[float], rates: Rates, most_bytes: float) -> ListSchedule:
-    """The schedule of a group that takes least time with the memory.
+    """The fastest schedule of a group within the memory.
 
-    Kernels start in the order that holds little, or those first on which most depends: so kernels that nothing waits
-    for are left for when one that stays on its core runs.
+    Kernels start in the order that holds few bytes, or those first on whose results the longest work depends. In the
+    second case kernels without waiting readers run late, while another kernel uses only one core.
     """
     low = ListSchedule(group, group.members, cost_s, rates, most_bytes)
     urgent = ListSchedule(group, _by_urgency(group, cost_s), cost_s, rates, most_bytes)
@@ -165,14 +166,14 @@ def schedule_group(group: Group, cost_s: Sequence[float], rates: Rates, most_byt
 
 
 def serial_bytes(group: Group) -> int:
-    """The most that a group holds where its kernels run one after another."""
+    """The most bytes that a group holds if its kernels run one after another."""
     return _Serial(group, group.members).most_bytes(0, len(group.members))
 
 
 def _by_urgency(group: Group, cost_s: Sequence[float]) -> list[int]:
-    """Kernels of a group by the time that they and all that follows one of them take, the longest first."""
+    """Kernels of a group by the time of the longest path that starts with them, the longest first."""
     members = group.members
-    left_s = dict.fromkeys(members, 0.0)  # of what follows
+    left_s = dict.fromkeys(members, 0.0)  # of the longest path after the kernel
     place = {i: p for p, i in enumerate(members)}
     for i in reversed(members):
         left_s[i] += cost_s[i]
@@ -186,8 +187,8 @@ class _Running:
     """A kernel that runs.
 
     Attributes:
-        left_s: core seconds that it still takes.
-        cores: that it can use.
+        left_s: its remaining core seconds.
+        cores: the number of cores that it can use.
     """
 
     left_s: float
@@ -203,13 +204,13 @@ class ListSchedule:
     Attributes:
         flow: the facts of the step.
         now_s: when the last kernel has ended.
-        live_bytes: the most that is in use at a time.
+        live_bytes: the most bytes in use at one time.
         allowed_bytes: a bound from this to `most_bytes` gives the same schedule.
         order: kernels as they start.
         ends: by kernel, the event at which it ends. Requests are events too.
         buffers: of the group.
         served: by kernel, the buffers of its requests, and the position of the input that each writes over.
-        waits: by kernel that writes over what it reads, who reads that before.
+        waits: by kernel that writes over an input, the earlier readers of that input.
     """
 
     def __init__(self, group: Group, order: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float):
@@ -227,7 +228,7 @@ class ListSchedule:
         self._left = {v: len(users) for v, users in group.users.items()}
         self._live_bytes = self.live_bytes = 0
         self.allowed_bytes = 0
-        self._held: dict[int, int] = {}  # by kernel that runs, what it holds
+        self._held: dict[int, int] = {}  # by running kernel, the bytes that it holds
         self._event = 0
         self._cores = max(1, int(self._rates.cores))
         self.now_s = 0.0
@@ -257,23 +258,23 @@ class ListSchedule:
             self._running[place] = self._started(i)
 
     def _started(self, i: int) -> _Running:
-        """What a kernel has to do on how many cores: as csrc/core/group_run.h decides."""
+        """The work of a kernel and its number of cores, as in csrc/core/group_run.h."""
         node, seconds = self.flow.nodes[i], self._cost_s[i]
         one_core_s = one_core_seconds(node, seconds, self._rates)
         if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):
-            others_s = sum(map(self._place_s.__getitem__, self._ready[:LOOKED_AT]))
+            others_s = sum(map(self._place_s.__getitem__, self._ready[:MOST_TRIED]))
             if one_core_s < LONG_S or others_s >= one_core_s * (self._cores - 1):
                 return _Running(one_core_s, 1.0)
         cores = cores_used(node, self._rates)
         return _Running(seconds * cores, cores)
 
     def _fitting(self, *, concurrent: bool) -> int | None:
-        """The first that is ready and that there is room for, by its place; None where there is none.
+        """The place of the first ready kernel that the bound has room for; None if there is none.
 
         Args:
-            concurrent: whether another one runs.
+            concurrent: whether another kernel runs.
         """
-        for place in self._ready[:LOOKED_AT]:
+        for place in self._ready[:MOST_TRIED]:
             if place == self._first and not concurrent:
                 return place
             _, needed, made = self._requested(self._members[place])
@@ -289,7 +290,7 @@ class ListSchedule:
         return None
 
     def _requested(self, i: int) -> Requested:
-        """What a kernel requests now. It writes over a value that lies in the group's memory and that it reads last."""
+        """The requests of a kernel that starts now. It writes over a value in the group's memory that it reads last."""
         lies, left = self._lies, self._left
         last = [v for v in self._group.over[i] if v in lies and left[v] == 1]
         return self._group.requested(i, tuple(last))
@@ -326,7 +327,7 @@ class ListSchedule:
                 buffer.stays = subject in self._group.outside
 
     def _advance(self) -> int:
-        """Let time pass until a kernel ends; returns its place."""
+        """Advance the time until a kernel ends; returns its place."""
         given: dict[int, float] = {}
         free = float(self._cores)
         for n, (place, run) in enumerate(sorted(self._running.items(), key=lambda entry: (entry[1].cores, entry[0]))):
@@ -361,7 +362,7 @@ class ListSchedule:
 
 
 class _Serial:
-    """What is live while kernels that have not started run one after another, in their order, once others have ended.
+    """The live bytes if the kernels that have not started run one after another, in their order.
 
     Args:
         members: the kernels in that order; a place is a position there.
@@ -392,7 +393,7 @@ class _Serial:
         self._live[begin:end] += sign * self._nbytes[v]
 
     def most_bytes(self, begin: int, end: int) -> int:
-        """The most that is live at these places."""
+        """The most live bytes at these places."""
         return int(self._live[begin:end].max(initial=0))
 
     def start(self, i: int, first: int) -> None:
@@ -408,7 +409,7 @@ class _Serial:
 
 
 def temporary_peak(flow: Dataflow, i: int) -> int:
-    """The most that a kernel's temporaries take at a time, rounded."""
+    """The most bytes of a kernel's temporaries at one time, rounded."""
     sizes: list[int] = []
     now = most = 0
     for kind, subject, nbytes, _ in flow.requests[i]:

@@ -1,7 +1,8 @@
-"""Where the buffers of a group lie (planner/concurrent.py): one node requests memory for all its kernels.
+"""The places of a group's buffers (planner/concurrent.py): one node requests memory for all its kernels.
 
-It requests one chunk for what the group alone uses, and one for each tensor that others read. Each buffer has a place
-in one of these chunks. Where a place has served another buffer before, the kernel waits for all that used that one.
+It requests one chunk for buffers that only the group uses, and one for each tensor that others read. Each buffer has a
+place in one of these chunks. If a place has served another buffer before, the kernel waits for all users of that
+buffer.
 
 Invariant: two buffers whose places overlap are never in use at the same time, in any run.
 """
@@ -16,7 +17,7 @@ from tfswap.analysis.groups import Concurrent, Served, reserved_bytes
 from tfswap.planner.concurrent import Buffer, ListSchedule
 
 OPEN = 1 << 60
-"""The end of what others read."""
+"""The end of buffers that others read."""
 
 
 class _Stay(NamedTuple):
@@ -52,11 +53,11 @@ PACKED_BY: tuple[Callable[[_Stay], tuple[int, ...]], ...] = (
     lambda stay: (-stay.buffer.nbytes * (stay.end - stay.begin), stay.begin),
     lambda stay: (stay.begin,),
 )
-"""In which order buffers get their places: the chunks that take least are those of the group."""
+"""The orders in which buffers get their places. The order with the fewest bytes of chunks is used."""
 
 
 class _Place(NamedTuple):
-    """A part of a chunk, and what lies there."""
+    """A part of a chunk, and the buffer in it."""
 
     begin: int
     end: int
@@ -76,7 +77,7 @@ class _Room:
         self._placed: list[_Place] = []
 
     def lowest(self, stay: _Stay) -> int | None:
-        """The lowest offset at which it fits next to all that is in use at the same time."""
+        """The lowest offset at which it overlaps no buffer that is in use at the same time."""
         offset = 0
         for begin, end, other in self._placed:
             if other.begin < stay.end and stay.begin < other.end:
@@ -92,12 +93,14 @@ class _Room:
         self.size = max(self.size, end)
 
     def used(self) -> list[_Place]:
-        """The places and what lies there, by when that begins."""
+        """The places and their buffers, by their begin."""
         return sorted(self._placed, key=lambda place: place.stay.begin)
 
 
 def _pack(stays: Sequence[_Stay], made: Concurrent) -> dict[Buffer, tuple[int, int]]:
-    """A place for each buffer, as its chunk and offset. `made` gets its chunks, and what waits for an earlier one."""
+    """A place for each buffer, as chunk and offset. Adds the chunks, and the kernels that wait for earlier ones, to
+    `made`.
+    """
     kept = [stay for stay in stays if stay.end == OPEN]
     others = [stay for stay in stays if stay.end != OPEN]
     made.kept = [stay.buffer.value for stay in kept]
@@ -105,7 +108,7 @@ def _pack(stays: Sequence[_Stay], made: Concurrent) -> dict[Buffer, tuple[int, i
     made.sizes = [room.size for room in rooms]
     place = {stay.buffer: (n, begin) for n, room in enumerate(rooms) for begin, _, stay in room.used()}
     for room in rooms:
-        last: list[_Place] = []  # what was in each part of the chunk last
+        last: list[_Place] = []  # the latest buffer in each part of the chunk
         for begin, end, stay in room.used():
             left: list[_Place] = []
             for b, e, other in last:
@@ -122,15 +125,15 @@ def _placed(kept: Sequence[_Stay], others: Sequence[_Stay]) -> list[_Room]:
     """The chunks with a place for each buffer.
 
     Args:
-        kept: what others read: each has a chunk of its own, in this order, which serves the group before.
-        others: they get their places in this order.
+        kept: buffers that others read. Each has its own chunk, in this order, which serves the group before.
+        others: the other buffers, which get their places in this order.
     """
     rooms = [_Room(None), *(_Room(stay.buffer.nbytes) for stay in kept)]
     chunks = [(stay.buffer.nbytes, stay.begin, room) for room, stay in zip(rooms[1:], kept, strict=True)]
     for room, stay in zip(rooms[1:], kept, strict=True):
         room.put(stay, 0)
     for stay in others:
-        # What stays fills its chunk from its beginning.
+        # A buffer that others read begins at the beginning of its chunk.
         large = [room for nbytes, begin, room in chunks if nbytes >= stay.buffer.nbytes and stay.end <= begin]
         fitting = ((room, room.lowest(stay)) for room in (*large, rooms[0]))
         room, offset = next((room, offset) for room, offset in fitting if offset is not None)

@@ -1,4 +1,4 @@
-"""What the kernels of a group request (concurrent.py), and who holds the values of the group.
+"""The requests of a group's kernels (concurrent.py), and the holders of the group's values.
 
 A kernel's requests depend on which of its inputs it reads last, since it can write over these. Each case is computed at
 its first use.
@@ -31,11 +31,11 @@ class Request(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """What a kernel requests.
+    """A kernel's requests.
 
     Attributes:
-        most_bytes: the most at a time.
-        made_bytes: of its results, also of those written over an input.
+        most_bytes: the most bytes at one time.
+        made_bytes: the bytes of its results, those written over an input included.
     """
 
     requests: list[Request]
@@ -47,12 +47,12 @@ class Group:
     """Kernels of a group.
 
     Args:
-        members: the kernels, in an order that holds little.
+        members: the kernels, in an order that holds few bytes.
 
     Attributes:
         users: by value, the kernels of the group that read it.
         outside: values that others read.
-        over: by kernel, the values that it can write over where it reads them last.
+        over: by kernel, the values that it can write over if it reads them last.
         before: by kernel, those of the group that it waits for.
         ended: by kernel, the values that it holds until it ends, each with whether it makes it.
     """
@@ -93,10 +93,10 @@ class Group:
         return [round_up(value.nbytes) for value in self.flow.values]
 
     def requested(self, i: int, last: tuple[int, ...]) -> Requested:
-        """What a kernel requests.
+        """A kernel's requests.
 
         Args:
-            last: those of `over` that it reads last.
+            last: the values of `over` that it reads last.
         """
         found = self._requested.get((i, last))
         if found is None:

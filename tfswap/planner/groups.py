@@ -1,14 +1,14 @@
-"""Which kernels of a body run as a group: each as soon as what it reads is there, on all threads.
+"""Chooses kernels of a body that run as a group: each as soon as its inputs are computed, on all threads.
 
-TensorFlow's lowered loops run all kernels so, and most are too small to be shared among threads. A body in one order
-runs them one after another. A group gives that order up for memory: chunks for all its kernels are requested before the
-first of them starts, and are freed when the last has ended (csrc/core/group_ops.cc). So the record of the body stays
-exact, and its peak rises.
+TensorFlow's lowered loops run all kernels so, and most kernels are too small to be divided among threads. A body in one
+order runs them one after another. A group is faster and takes more memory: chunks for all its kernels are requested
+before the first of them starts, and are freed when the last has ended (csrc/core/group_ops.cc). So the record of the
+body stays exact, and its peak rises.
 
-Invariant: between two kernels of a group there is none that is not of it, in the order of the body.
+Invariant: in the order of the body, only kernels of the group are between two kernels of a group.
 
-Not handled: smaller groups, where a limit has room for some of it; copies back that a group's first kernels do not
-read, for which all of it waits.
+Not handled: smaller groups, where a limit has room for a part of a group; copies back that a group's first kernels do
+not read, for which the whole group waits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tfswap.planner.pairing import has_one_result
 from tfswap.support.reach import reach
 
 LEAST_GAIN_S = 20e-6
-"""What a group must save: to call another thread takes some of it."""
+"""The least seconds that a group must save: calling another thread takes a part of them."""
 SMALL_BYTES = 1024
-"""Kernels of lists that request no more may run sooner or later than in the order: their elements are there anyway."""
+"""Kernels of lists that request at most these bytes may be moved in the order: their elements are live anyway."""
 
 
 def find_groups(
@@ -35,7 +35,7 @@ def find_groups(
     """`order`, with kernels that gain by running as a group next to one another, and the groups.
 
     Args:
-        flow: the facts of a body, of which nothing is known by name.
+        flow: the facts of a body, without names of results.
     """
     can = {i for i in order if can_join(flow, i)}
     made: list[int] = []
@@ -48,7 +48,7 @@ def find_groups(
 
 
 def can_join(flow: Dataflow, i: int) -> bool:
-    """Whether a kernel can be one of a group: all that is known of it is what it computes and allocates."""
+    """Whether a kernel can be in a group: it has no effects but its results and its requests."""
     node = flow.nodes[i]
     kinds = (*(t.type for t in node.inputs), *node.outputs)
     return (
@@ -64,9 +64,9 @@ def can_join(flow: Dataflow, i: int) -> bool:
 
 
 def _runs(flow: Dataflow, order: Sequence[int], can: Collection[int]) -> list[list[int]]:
-    """The order in runs of kernels of which all can join a group, or none.
+    """The order, divided into runs of kernels that can all join a group, and of kernels that can't.
 
-    For longer ones kernels of lists run sooner, or later, than in the order.
+    Kernels of lists are moved in the order, for longer runs.
     """
     deps = {i: flow.kernels_before(i) for i in order}
     lists = {
@@ -78,7 +78,7 @@ def _runs(flow: Dataflow, order: Sequence[int], can: Collection[int]) -> list[li
     runs: list[list[int]] = []
 
     def take(wanted: Collection[int]) -> None:
-        """Those that are wanted and ready, up to the first that is of no list and can't join."""
+        """Take ready kernels of `wanted`, up to the first that can't join and is not of a list."""
         taken: list[int] = []
         for i in waiting:
             if deps[i] <= done and i in wanted:
@@ -111,14 +111,14 @@ def _gain_s(flow: Dataflow, part: Sequence[int], cost_s: Sequence[float], rates:
 
 
 def _joins(flow: Dataflow, part: Sequence[int]) -> bool:
-    """Whether all that lies between kernels of a group can be of it too."""
+    """Whether all nodes between kernels of a group can be in it too."""
     members, users = set(part), flow.users
 
     def passes_on(edges: Sequence[Sequence[int]]) -> set[int]:
-        """What is no kernel, and is reached from the group through such nodes alone."""
+        """The nodes that are not kernels and are reached from the group through such nodes only."""
         found = reach(part, lambda i: [j for j in edges[i] if not flow.is_kernel[j]])
         return set(found) - members
 
-    # What is no kernel, and no constant, passes buffers on.
+    # Nodes that are neither kernels nor constants pass buffers on.
     between = passes_on(users) & passes_on(flow.deps)
     return all(flow.nodes[i].inputs and flow.nodes[i] not in flow.constants for i in between)

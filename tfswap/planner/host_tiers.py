@@ -1,8 +1,8 @@
 """Which swapped tensors go to disk, where host memory does not hold them all.
 
-Belady's rule once more: going forward through the order, whenever the copies in host memory pass its limit, the one
-that is needed furthest in the future goes to disk instead, from its beginning. A disk is slow, and waits longest for
-what comes back last.
+Belady's rule again: going forward through the order, whenever the copies in host memory pass its limit, the one that is
+needed furthest in the future goes to disk instead, from its beginning. A disk is slow, so it gets the tensors that wait
+longest.
 
 Tensors that loops swap inside of their bodies are assumed to be in host memory all the time. Those without room go to
 disk, the first elements first, since the backward loop needs these last (`Plan.saved_disk_bytes`).
@@ -75,7 +75,7 @@ class Tiers:
             heapq.heappush(going, (ends[v], v))
             while room < 0:
                 _, last = heapq.heappop(there)
-                if ends[last] >= begins[v]:  # else it has been copied back already
+                if ends[last] >= begins[v]:  # otherwise it has been copied back
                     disk.add(last)
                     room += sizes[last]
         return frozenset(disk)

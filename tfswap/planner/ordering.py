@@ -1,9 +1,9 @@
 """Chooses the order of kernels: the cheapest tactic, since an order moves no bytes.
 
-Several orders are made and the simulator's live peak chooses: the traced order; the traced order with kernels that only
-allocate moved to just before their first reader; and that with weight updates as soon as their gradient is computed, so
-that gradients do not pile up, and with kernels that free at least what they allocate run immediately. These are
-SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
+Of several orders the one with the lowest simulated live peak is chosen: the traced order; the traced order with kernels
+that only allocate moved to just before their first reader; that order with weight updates as soon as their gradient is
+computed, so that gradients do not accumulate; and with kernels that free at least what they allocate run immediately.
+These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ PEAK_TIE = 1.01
 
 MOST_POSTPONED = 64
 POSTPONED_KERNELS = 100_000
-"""The most kernels that are postponed, one after the other, and the most kernels of all orders that are tried for
-that.
+"""The most kernels that are postponed, one after the other, and the most kernels of all orders tried for that.
 """
 
 NEXT_TO_NOTHING = 64
@@ -71,7 +70,7 @@ def traced_order(flow: Dataflow) -> list[int]:
 
     Kernels that read shapes only, or encode, run immediately: later they would hold the whole tensor for longer.
     """
-    return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: _lets_go(flow.nodes[i].op))
+    return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: _frees_input(flow.nodes[i].op))
 
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
@@ -101,15 +100,15 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)
-    # The optimiser's arithmetic: element by element, and leading to nothing but writes. What comes before
-    # it, the kernel that makes the gradient, keeps its place.
+    # The optimizer's arithmetic: element by element, and only for writes. The kernel before it, which computes the
+    # gradient, keeps its place.
     optimiser = [False] * len(flow.nodes)
     for i in reversed(base):
         if flow.updates[i]:
             optimiser[i] = True
         elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i]):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
-    last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimiser
+    last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimizer
     due: dict[int, list[int]] = {}
     for i in base:
         last[i] = max((last[d] if optimiser[d] else rank[d] for d in flow.deps[i]), default=-1)
@@ -142,7 +141,7 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
         return read - sum(flow.values[v].nbytes for _, v in flow.makes[i])
 
     def shrinks(i: int) -> bool:
-        return not flow.is_kernel[i] or _lets_go(flow.nodes[i].op) or freed(i) >= 0
+        return not flow.is_kernel[i] or _frees_input(flow.nodes[i].op) or freed(i) >= 0
 
     def ran(i: int) -> list[int]:
         for v in flow.reads[i]:
@@ -156,9 +155,9 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 def postponed_order(flow: Dataflow, kernels: Sequence[int], memory: Memory) -> tuple[list[int], Memory]:
     """`kernels`, but the kernel at the peak and its successors come later where that lowers the peak.
 
-    As the gradient of a large weight: it needs most of all kernels itself, and nothing but the weight's update waits
-    for it, while what runs meanwhile releases feature maps. Of two such branches the one with the lower peak of its
-    own goes first (Liu, An application of generalized tree pebbling, 1987, section 2), here found by trying.
+    An example is the gradient of a large weight: its kernel has the largest working set, and only the weight's update
+    waits for it, while other kernels free feature maps meanwhile. Of two such branches the one with the lower peak runs
+    first (Liu, An application of generalized tree pebbling, 1987, section 2), which is found by trying.
 
     Args:
         memory: the live memory of `kernels`.
@@ -188,7 +187,7 @@ def _live(flow: Dataflow, kernels: Sequence[int]) -> Memory:
     return simulate_memory(flow, build_schedule(kernels, ()), live=True)
 
 
-def _lets_go(op: str) -> bool:
+def _frees_input(op: str) -> bool:
     """Whether the op makes a small result of a large tensor, which may then be freed."""
     return reads_metadata_only(op) or encodes(op)
 
@@ -201,7 +200,7 @@ def _ranks(order: Sequence[int]) -> list[int]:
 
 
 def _visit(flow: Dataflow, root: int, rank: list[int], done: list[bool], result: list[int]) -> None:
-    """Append `root` after whatever it still waits for, depth first."""
+    """Append `root` after all nodes that it waits for, depth first."""
     if done[root]:
         return
     stack = [root]
@@ -241,7 +240,7 @@ def _list_schedule(
     while ready:
         i = base[heapq.heappop(ready)[1]]
         if done[i]:
-            continue  # it was urgent meanwhile
+            continue  # it has run as an urgent node
         done[i] = True
         result.append(i)
         for other in ran(i):

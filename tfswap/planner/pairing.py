@@ -36,11 +36,11 @@ LEAST_LOOPED_GAIN_S = 30e-6
 MOST_AHEAD = 4
 """The most kernels that may be moved ahead for a partner's inputs, each shorter than a pair must save."""
 WINDOW = 32
-"""How many kernels ahead a partner is searched: one from further away would hold its output for long."""
+"""The number of kernels ahead among which a partner is searched: one further away would hold its output for long."""
 ROOM_SHARES, ROOM_WINDOW = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0), 96
 """For orders with room: the live bytes over those of kernels one by one, and how far ahead a partner is searched."""
 ORDERS_TRIED = 12
-"""Of those whose pairs hold more some are taken apart in each."""
+"""The most orders that are tried; in each, some pairs with too many live bytes are undone."""
 
 
 def keep_apart(body: Graph, flow: Dataflow) -> None:
@@ -67,7 +67,7 @@ def kept_pairs(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, 
 
 
 def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -> list[tuple[int, ...]]:
-    """The pairs without those that hold most, then without more, until all others hold `least_bytes`.
+    """Sets of pairs: without those that hold the most bytes, then without more, until all others hold `least_bytes`.
 
     Args:
         memory: of `choice`.
@@ -190,7 +190,7 @@ def bring_together(
     *,
     looped: bool = False,
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """`order`, with kernels that gain as pairs next to each other: one is moved forward, or the other back.
+    """`order`, with kernels that gain as pairs next to each other: one is moved forward, or the other backward.
 
     Args:
         apart: pairs that are not made.
@@ -203,7 +203,7 @@ def bring_together(
 
 
 class _Partners:
-    """Which kernels of a step gain as pairs.
+    """The kernels of a step that gain as pairs.
 
     Attributes:
         window: how far ahead a partner is searched.

@@ -81,7 +81,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class ArenaSnapshot:
-    """What is in the arena before the step.
+    """The content of the arena before the step.
 
     Attributes:
         total_bytes: bytes in use; 0 where unknown: then the step's own variables, arguments and constants.
@@ -102,8 +102,8 @@ class ArenaSnapshot:
     shared: frozenset[str] = frozenset()
 
     def unseen(self) -> ArenaSnapshot:
-        """The arena that a step planned now may find when it runs. Small tensors may be allocated until then. The peak
-        depends most on holes that several tensors just fit into: here the beginning of each hole is in use.
+        """An arena that a step planned now may have when it runs. Small tensors may be allocated until then. The peak
+        depends most on holes that several tensors just fit into, so the beginning of each hole is in use.
         """
         if not self.chunks:
             return self
@@ -147,7 +147,7 @@ NOTHING_KNOWN = ArenaSnapshot()
 
 
 def fill(arena: Allocator, sizes: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
-    """Put the contents before a step into an arena that has `snapshot`'s chunks, as far as they are known.
+    """Allocate the contents before a step in an arena that has `snapshot`'s chunks, as far as they are known.
 
     Args:
         sizes: as of `added_bytes`.
@@ -178,15 +178,14 @@ def _filled(snapshot: ArenaSnapshot, sizes: tuple[int, ...], live: bool) -> tupl
 
 
 def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
-    """An arena of one's own, or a ledger, with the contents before the step; the addresses as of `fill`."""
+    """A new arena, or a ledger, with the contents before the step; the addresses as of `fill`."""
     arena, addresses = _filled(snapshot, added_bytes(flow, snapshot), live)
     return arena.copy(), addresses
 
 
 def located(flow: Dataflow, addresses: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
     """The `addresses` of the persistent values, with a chunk of its size for each whose own is not known, in order of
-    address: a variable whose buffer is replaced frees the old one. Which of several chunks of one size it is matters
-    little.
+    address: a variable whose buffer is replaced frees the old one. Of several chunks of one size any is used.
     """
     used = sorted((size, address) for address, size, in_use in snapshot.chunks if in_use)
     sizes = [round_up(flow.values[v].nbytes) for v in flow.persistent]

@@ -159,7 +159,7 @@ class Arena:
         return address
 
     def split_all(self) -> None:
-        """From now on give each request a chunk of its own size. As csrc/core/chunk_split_ops.cc does it."""
+        """Give each later request a chunk of exactly its size, as csrc/core/chunk_split_ops.cc does."""
         self._splits_all = True
 
     def _splits(self, size: int, rounded: int) -> bool:

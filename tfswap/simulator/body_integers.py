@@ -1,4 +1,4 @@
-"""The integers of a step and of its bodies, by iteration: how often loops run, and which branches are taken."""
+"""The known integers of a step and of its bodies, by iteration. They decide iterations and branches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Numbers:
         return self._trips[scope.name, node.name, tuple(iterations)]
 
     def branch(self, scope: Scope, node: Node, iterations: Sequence[int]) -> int | None:
-        """Which branch a conditional of `scope` takes; None where integers do not decide it."""
+        """The branch that a conditional of `scope` takes; None if integers do not decide it."""
         decides = self.known(scope, iterations).get((node.inputs[0].node, node.inputs[0].index))
         if decides is None or len(decides) != 1:
             return None

@@ -4,7 +4,7 @@ TensorFlow's executor gets a step with each call in its graph, and replaces the 
 function's nodes have higher numbers than all earlier ones. Within a graph or a function the order is topological with
 each call as one node, the smallest number first (graph_constructor.cc).
 
-Not handled: nodes that were in no function, such as passes add. They count as the graph's own and come last.
+Not handled: nodes that passes have added, which were in no function. They count as the graph's own and come last.
 """
 
 from __future__ import annotations

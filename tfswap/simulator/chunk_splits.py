@@ -48,7 +48,7 @@ def split_chunks(arena: Arena, sizes: Sequence[int]) -> list[int]:
 
 
 def _split_one(arena: Arena, size_bytes: int, later_bytes: int) -> int:
-    """Split the chunk that a request would get. Returns the separator, or -1 where nothing is to be done or can be.
+    """Split the chunk that a request would get. Returns the separator, or -1 if the chunk fits or can't be split.
 
     Bytes in use never exceed those with that chunk allocated, and as a rule not those of the request.
 

@@ -1,9 +1,9 @@
-"""What a step's values decide: which branches of its conditionals are taken, in which iterations of loops.
+"""Decisions by a step's values: the branches of its conditionals that are taken, in each iteration of loops.
 
-A decision is seen from another place of the step: from there it is that of the same iteration of all loops around both,
-or of the iteration before, and the last one of loops around the conditional alone.
+A decision is read at another place of the step. Of the loops around both places, the decision is of the same iteration,
+or of the one before in the innermost of them. Of loops around the conditional only, it is of the last iteration.
 
-Not handled: conditionals in conditions of loops, and those that neither a bool (If) nor an int32 (Case) decides.
+Not handled: conditionals in conditions of loops, and those whose predicate is neither a bool (If) nor an int32 (Case).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfswap.ir.op_traits import control_flow
 from tfswap.simulator.lowered_graph import Scope
 
 Path = tuple[tuple[str, int], ...]
-"""A graph of a step: nodes, each in the graph before, and which of its bodies is meant. The step itself is empty."""
+"""The path to a graph of a step: (node, number of its body), each in the graph before. Empty for the step itself."""
 
 
 class Predicate(NamedTuple):
@@ -24,7 +24,7 @@ class Predicate(NamedTuple):
 
     Attributes:
         path, tensor: where it is, and its name.
-        branches: how many there are.
+        branches: the number of branches.
         default: the branch that is taken where it is zero.
         loops: how many loops are around it, by how many of `path`.
     """
@@ -37,12 +37,12 @@ class Predicate(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A predicate's value as it is seen from another graph.
+    """A predicate's value, read in another graph.
 
     Attributes:
-        common: how many of the path are around both.
-        previous: whether it is that of the iteration before, of the innermost loop around both.
-        path: the graph from which it is seen.
+        common: the number of entries of the path that are around both.
+        previous: whether it is of the iteration before, of the innermost loop around both.
+        path: the graph in which it is read.
     """
 
     predicate: Predicate
@@ -52,7 +52,7 @@ class Decision(NamedTuple):
 
 
 class Outcome:
-    """What one run has decided: the branches by predicate, and by iterations of all loops around."""
+    """The decisions of one run: branches by predicate and by iterations of all loops around."""
 
     def __init__(self) -> None:
         self._taken: dict[Predicate, dict[tuple[int, ...], int]] = {}
@@ -65,7 +65,7 @@ class Outcome:
         self._taken.setdefault(predicate, {})[iterations] = branch
 
     def of(self, decision: Decision, iterations: tuple[int, ...]) -> int:
-        """The branch that a decision takes, seen from these iterations of the loops around."""
+        """The branch of a decision, read in these iterations of the loops around."""
         predicate = decision.predicate
         if predicate not in self._last:
             taken = self._taken.get(predicate, {})
@@ -86,7 +86,7 @@ def path_of(scope: Scope) -> Path:
 
 
 def predicate_of(scope: Scope, conditional: Node) -> Predicate | None:
-    """What decides a conditional of `scope`, where other graphs can see it."""
+    """The predicate of a conditional of `scope`; None if other graphs can't read it."""
     flow = control_flow(conditional.op)
     tensor = conditional.inputs[0]
     is_case = flow is not None and len(flow.functions) == 1
@@ -105,7 +105,7 @@ def predicate_of(scope: Scope, conditional: Node) -> Predicate | None:
 def decisions_seen(
     scope: Scope, node: Node, predicates: Mapping[Predicate, Scope], needed: Callable[[Graph, Node], Collection[Node]]
 ) -> list[Decision]:
-    """The decisions of `predicates` that are there before `node` of `scope` runs, in any order of the step.
+    """The decisions of `predicates` that are computed before `node` of `scope` runs, in any order of the step.
 
     Args:
         needed: the nodes of a graph that one of its nodes needs.
@@ -132,7 +132,7 @@ def scopes_around(scope: Scope) -> list[Scope]:
 
 
 def _node_at(chain: Sequence[Scope], common: int) -> Node | None:
-    """The node of the graph `common` steps into the chain that the rest of it is in."""
+    """The node of the graph at depth `common` of the chain that contains the rest of the chain."""
     return chain[common + 1].node if common + 1 < len(chain) else None
 
 

@@ -1,4 +1,4 @@
-"""A step as TensorFlow's executor gets it: loops and conditionals are nodes of the executor's own, Enter to Exit.
+"""A step as TensorFlow's executor runs it: loops and conditionals are lowered to the executor's nodes, Enter to Exit.
 
 Follows tensorflow/core/common_runtime/lower_while_op.cc, lower_if_op.cc, lower_case_op.cc, inline_function_utils.cc
 (what a body's arguments, constants and results become), graph_constructor.cc (nodes and edges come in topological
@@ -72,12 +72,12 @@ class Item:
     Attributes:
         node: of the graph, where the item is a kernel.
         scope: the graph that it comes from.
-        loop: in whose frame it runs; that it enters where it is an Enter.
-        constant: of a kernel, whether TensorFlow has folded it, so that it reads nothing; of an Enter, whether all
+        loop: the loop in whose frame it runs; for an Enter, the loop that it enters.
+        constant: for a kernel, whether TensorFlow has folded it, so that it reads nothing; for an Enter, whether all
             iterations get its value.
-        choice: of a conditional's Switch, the conditional; None for a loop's.
-        callee: of a call, the body that it runs.
-        inlined: of a call, the function that was inlined at import.
+        choice: for a conditional's Switch, the conditional; None for a loop's.
+        callee: for a call, the body that it runs.
+        inlined: for a call, the function that was inlined at import.
         start: the item that nodes without inputs wait for.
         removed: whether other items replace it.
     """
@@ -97,7 +97,7 @@ class Item:
 
 
 class LoweredLoop(NamedTuple):
-    """A loop's node, where it is, and how many of its iterations run concurrently."""
+    """A loop's node, its scope, and the number of its iterations that run concurrently."""
 
     node: Node
     scope: Scope
@@ -125,7 +125,7 @@ class Lowered:
 
 
 def lower(graph: Graph) -> Lowered:
-    """Lower a step. Its nodes must be in the order in which TensorFlow gets them, and equal ones merged."""
+    """Lower a step. Its nodes must be in TensorFlow's order, and equal nodes merged."""
     work = _Lowering()
     return _built(work.items, work.step(graph), work.loops)
 
@@ -220,7 +220,7 @@ class _Lowering:
         return results, [made[node] for node in graph.targets]
 
     def _hold_up(self, numbers: Iterable[int], start: int) -> None:
-        """Have a graph's nodes without inputs wait, as calls without control inputs do."""
+        """Make a graph's nodes without inputs wait, as in calls without control inputs."""
         for item in map(self.items.__getitem__, numbers):
             item.start = start
             waits = item.inputs or item.controls if item.inlined is None else item.inlined.waits
@@ -377,7 +377,7 @@ def _live(items: Sequence[Item]) -> set[int]:
 
 
 def _ordered(items: Sequence[Item], live: Sequence[int]) -> list[int]:
-    """`live` in topological order, of those that are ready the one that comes first there."""
+    """`live` in topological order; of the ready items the first in `live` comes first."""
     place = {number: i for i, number in enumerate(live)}
     order = [live[i] for i in topological([[place[n] for n in _before(items, number)] for number in live])]
     assert len(order) == len(live), "a loop's back edges are its Merges' alone"
@@ -393,7 +393,7 @@ def _before(items: Sequence[Item], number: int) -> Iterator[int]:
 
 
 def _merged(items: Sequence[Item], order: Sequence[int]) -> list[int]:
-    """Without items that are equal to others: Enters, Switches and Identities too."""
+    """The order without items that are equal to others, Enters, Switches and Identities included."""
     first: dict[object, int] = {}
     instead: dict[int, int] = {}
     kept: list[int] = []

@@ -1,11 +1,11 @@
 """The peak of a step with loops or conditionals as TensorFlow runs it: lowered, iterations concurrent.
 
-The runs are those of simulator/propagator.py. Requests and releases are those of kernels/kernel_memory.py and, of
-lists, of analysis/tensor_lists.py: a list that two edges hold is copied by the first that changes it, and its elements
-stay until both have let them go. Integers go with the tensors that hold them, through lists too, and say how often
-loops run and which branches are taken.
+The runs are those of simulator/propagator.py. Requests and releases are those of kernels/kernel_memory.py and, for
+lists, of analysis/tensor_lists.py: a list that two edges hold is copied by the first kernel that changes it, and its
+elements stay until both are freed. Known integers are propagated with their tensors, through lists too. They decide the
+number of iterations and the branches.
 
-Where the step's values decide it, a loop runs as often as it can, and the branch that makes the most bytes is taken.
+If the step's values decide, a loop runs its maximum number of iterations, and the branch with the most bytes is taken.
 
 Not handled: temporaries of kernels that run at the same time; loops with no bound run UNKNOWN_TRIPS times.
 """
@@ -34,12 +34,12 @@ from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MER
 from tfswap.simulator.propagator import Frame, Iteration, LoweredProgram, Propagator
 
 MOST_ITEMS = 60_000
-"""Fewer steps and runs of large steps: at most this number of items in all."""
+"""The most items of all runs together: large steps have fewer runs."""
 LARGEST = 200_000
-"""Steps with more items are not run so."""
+"""Steps with more items are not simulated this way."""
 MOST_RUNS = 9
 STEPS = 4
-"""Steps of a run: each finds another arena."""
+"""Steps of a run: each has another arena."""
 UNKNOWN_TRIPS = 8
 
 
@@ -58,9 +58,9 @@ def simulate_lowered(
     """Peak bytes that a run of the step on `device` is likely to have.
 
     Args:
-        graph: as traced, in the order in which TensorFlow gets it.
-        flow: the step's facts, for what is in the arena before it.
-        seconds: what a node's kernel takes.
+        graph: as traced, in TensorFlow's order of nodes.
+        flow: the step's facts, for the arena before it.
+        seconds: the seconds of a node's kernel.
 
     Raises:
         TooLarge: the step has more items than LARGEST.
@@ -108,7 +108,7 @@ class _Step(LoweredProgram):
         return {output: values for output in range(len(node.outputs)) if (values := known.get((node, output)))}
 
     def branch(self, item: Item, choice: Node, values: Values | None) -> int:
-        """Which branch is taken where the conditional reads these values."""
+        """The branch that is taken if the conditional reads these values."""
         bodies = item.scope.graph.bodies[choice]
         if values is None or isinstance(values, AtMost) or len(values) != 1:
             if choice not in self._branches:
@@ -123,12 +123,12 @@ class _Step(LoweredProgram):
 
 
 class _Tensor(propagator.Buffer):
-    """What an edge holds.
+    """The tensor of an edge.
 
     Attributes:
-        buffer: that it lies in.
+        buffer: its buffer.
         values: its integers where they are known.
-        cell: of a handle, the variable's buffer.
+        cell: for a handle, the variable's buffer.
     """
 
     __slots__ = ("buffer", "cell", "heap", "values")
@@ -167,7 +167,7 @@ class _Process:
         }
 
     def _constants(self, snapshot: ArenaSnapshot) -> dict[tuple[str, Node], list[Buffer]]:
-        """What is made with the step's kernels and stays."""
+        """Constants and other buffers that are allocated with the step's kernels and stay."""
         found: dict[tuple[str, Node], list[Buffer]] = {}
         for item in self.step.lowered.items:
             if item.node is not None and item.constant and item.kind == KERNEL:
@@ -180,7 +180,7 @@ class _Process:
         return found
 
     def run(self) -> int:
-        """Run some steps; returns how many items each has."""
+        """Run some steps; returns the number of items of each."""
         items, steps = 1, STEPS
         while steps > 0:
             run = _Run(self, self.chance)
@@ -191,7 +191,7 @@ class _Process:
         return items * (STEPS - max(0, steps))
 
     def play(self) -> None:
-        """What the heap has requested and released happens in the arena."""
+        """Carry out the heap's requests and releases in the arena."""
         log, addresses = self.heap.log, self._addresses
         for kind, number, nbytes in log:
             if kind == "request":
@@ -321,7 +321,7 @@ class _Run(Propagator):
         return outputs
 
     def _copy_before_update(self, handle: _Tensor | None) -> None:
-        """A variable that somebody reads yet is copied before it is written."""
+        """Copy a variable before it is written, if a reader still holds it."""
         if handle is None or not handle.cell:
             return
         old = handle.cell[0]

@@ -38,13 +38,13 @@ class Memory:
     Attributes:
         peak_bytes: the allocator's peak.
         peak_step: index in the schedule of the step at which it is reached.
-        before_bytes: per step, what is in use when it starts (first repeat).
-        during_bytes: per step, the most in use while it runs (first repeat).
+        before_bytes: per step, the bytes in use when it starts (first repeat).
+        during_bytes: per step, the most bytes in use while it runs (first repeat).
         host_peak_bytes: the peak of host memory.
         out_bytes, in_bytes: bytes copied to the host, and back.
-        alive_at_peak: values in device memory at the peak, where detail was asked for.
-        forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat, where detail
-            was asked for.
+        alive_at_peak: values in device memory at the peak, with `detail`.
+        forwarded: (value made, value whose buffer was forwarded to it), in the order of the first repeat, with
+            `detail`.
         disk_peak_bytes: the peak of bytes on disk.
     """
 
@@ -75,12 +75,12 @@ def simulate_memory(
     Args:
         snapshot: the contents before the step.
         live: count live bytes only, as if memory never fragmented.
-        detail: also list what is alive at the peak, and which buffers are forwarded.
-        arena: replay in this one, which has `snapshot`'s chunks.
+        detail: also list the values alive at the peak, and the forwarded buffers.
+        arena: the arena to replay in, which has `snapshot`'s chunks.
         disk: values that go to disk.
     """
     memory = memory_within(flow, steps, math.inf, snapshot=snapshot, live=live, detail=detail, arena=arena, disk=disk)
-    assert memory is not None, "any peak is within that"
+    assert memory is not None, "any peak is within an infinite limit"
     return memory
 
 
@@ -115,7 +115,7 @@ def memory_within(
             peak, peak_step = replay.peak, step
     if peak > most_bytes:
         return None
-    host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(flow, steps, disk)
+    host_peak, disk_peak, out_bytes, in_bytes = _host_copies(flow, steps, disk)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
 
@@ -149,7 +149,7 @@ def judge_memory(
 ) -> Memory:
     """The memory of `steps` in the worst case, over the extremes of bounds."""
     memory = Judge(flow, snapshot).memory(steps, disk)
-    assert memory is not None, "any peak is within that"
+    assert memory is not None, "any peak is within an infinite limit"
     return memory
 
 
@@ -179,16 +179,16 @@ class Judge:
             memories.append(memory)
         worst = max(memories, key=lambda memory: memory.peak_bytes)
         # Values on disk are numbered as in the facts themselves.
-        host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(self._flow, steps, disk)
+        host_peak, disk_peak, out_bytes, in_bytes = _host_copies(self._flow, steps, disk)
         return dataclasses.replace(
             worst, host_peak_bytes=host_peak, disk_peak_bytes=disk_peak, out_bytes=out_bytes, in_bytes=in_bytes
         )
 
 
-def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
-    """The peaks of host memory and of bytes on disk, and the bytes that travel out and in.
+def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
+    """The peaks of host memory and of bytes on disk, and the bytes copied out and in.
 
-    Tensors swapped inside of loops' bodies that stay after the loops are assumed to be there all the time.
+    Tensors swapped inside of loops' bodies that stay after the loops count throughout the step.
     """
     moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: its last copy in

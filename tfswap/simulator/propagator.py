@@ -27,8 +27,8 @@ class Buffer:
         references: edges and lists that hold it.
         pins: permanent owners: the caller, a variable, the graph.
         elements: the elements of a list.
-        variable: of a handle, the variable's buffer.
-        decision: of a predicate, whether a loop goes on, or which branch is taken.
+        variable: for a handle, the variable's buffer.
+        decision: for a predicate, whether a loop continues, or which branch is taken.
     """
 
     __slots__ = ("decision", "elements", "pins", "references", "variable")
@@ -63,8 +63,8 @@ class Iteration:
     """One iteration of a frame; the step's own frame has one.
 
     Attributes:
-        pending: as `LoweredProgram.pending`, of items that have got an input.
-        dead: how many of these inputs were dead.
+        pending: as `LoweredProgram.pending`, for items that have received an input.
+        dead: the number of these inputs that were dead.
         entries: by item and input, its value.
         running: items that are ready, or run.
         frames: loops that run in it.
@@ -110,7 +110,8 @@ class LoweredProgram(Program):
     """The parts of a lowered step that all runs share.
 
     Attributes:
-        pending: per item, how many edges it waits for; of a Merge twice its control edges, and one for the first input.
+        pending: per item, the number of edges that it waits for; for a Merge twice its control edges, and one for the
+            first input.
         wide: items with too many readers for a fixed order.
         roots: items without inputs.
     """
@@ -166,10 +167,10 @@ class Propagator(Executor):
         raise NotImplementedError
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
-        """How many iterations a loop has, in these of the loops around."""
+        """The number of a loop's iterations, in these iterations of the loops around."""
         raise NotImplementedError
 
-    # --- what the executor asks ------------------------------------------------------------------------------
+    # --- the interface of Executor ---------------------------------------------------------------------------
 
     def _begin(self) -> None:
         root = self.root.iterations[0]

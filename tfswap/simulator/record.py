@@ -1,7 +1,7 @@
-"""Records a simulated step for people: which tensors hold which bytes of the arena, and when.
+"""Records a simulated step for reports: the bytes of the arena that each tensor holds, over time.
 
-A planned step is replayed as `simulate_memory` does it, an unoptimised one as `simulate_baseline` does it, on an
-allocator that records. States of the arena are numbered: state n is what it holds after n requests and releases.
+A planned step is replayed as by `simulate_memory`, an unoptimised one as by `simulate_baseline`, on an allocator that
+records. States of the arena are numbered: state n is its content after n requests and releases.
 
 Invariant: in every state the held bytes and `others_bytes` add up to the simulated allocator's bytes in use, chunks
 counted whole, and the maximum of all states is the peak of `judge_memory`.
@@ -26,13 +26,13 @@ NO_ID = -1
 
 
 class Hold(NamedTuple):
-    """One stay of something in the arena.
+    """The time of one buffer in the arena.
 
     Attributes:
         value: the value in the buffer; NO_ID for a kernel's temporary.
         kernel: the kernel of a temporary; NO_ID for the rest of a chunk that a split keeps back.
         nbytes: of the chunk; for persistent tensors, of the request.
-        first, last: the states in which it is there, the last one excluded.
+        first, last: its states, the last one excluded.
     """
 
     value: int
@@ -48,10 +48,10 @@ class Record:
 
     Attributes:
         flow: the facts that it was replayed with.
-        holds: the stays in the arena, by their first state.
+        holds: the buffers in the arena, by their first state.
         in_use_bytes: by state, the allocator's bytes in use.
-        began_s: by state, when it began, in seconds from the step's start. They never fall.
-        total_s: when the last kernel ended.
+        began_s: by state, its begin in seconds from the step's start, in ascending order.
+        total_s: the end of the last kernel, in seconds.
     """
 
     flow: Dataflow
@@ -75,8 +75,8 @@ class PlannedRecord(Record):
 
     Attributes:
         steps: its schedule.
-        spans: when each step of it runs.
-        timing: of the whole.
+        spans: the times of each step of the schedule.
+        timing: the timing of the schedule.
     """
 
     steps: tuple[Step, ...]
@@ -85,7 +85,7 @@ class PlannedRecord(Record):
 
 
 class Recorder:
-    """An allocator that records what another one does.
+    """An allocator that records the calls of another one.
 
     Args:
         there: the first entries: value, address (-1 where unknown) and bytes.
@@ -138,7 +138,7 @@ class Recorder:
                 self._close(hold)
 
     def give(self, address: int, value: int) -> None:
-        """Give the buffer at `address` to `value`: since its request, or from now on where it was another value's."""
+        """Give the buffer at `address` to `value`: since its request, or from now on if it was another value's."""
         hold = self._open.get(address)
         if hold is None or hold.value == value:
             return
@@ -157,7 +157,7 @@ class Recorder:
         )
 
     def stamp(self, since: int) -> None:
-        """Give all states from this number on the present time."""
+        """Set the time of all states from this number on to the present time."""
         for state in range(since, len(self.began_s)):
             self.began_s[state] = self._clock()
 
@@ -179,14 +179,14 @@ class Recorder:
 
 
 class Watched(Replay):
-    """A replay whose allocator knows each buffer's value.
+    """A replay whose allocator records each buffer's value.
 
     Args:
-        spans: of its schedule, where it has one.
+        spans: the times of its schedule, if it has one.
 
     Attributes:
         notes: the record of the step that is replayed.
-        now_s: the time, where there is no schedule to give it.
+        now_s: the time, if there is no schedule.
     """
 
     def __init__(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, spans: Sequence[Span] = ()):
@@ -239,7 +239,7 @@ def record_planned(
     snapshot: ArenaSnapshot,
     disk: Collection[int] = (),
 ) -> PlannedRecord:
-    """The run of `steps` that `judge_memory` judges them by: at the worse extreme, and in the highest repeat."""
+    """The run of `steps` with the peak of `judge_memory`: at the worse extreme, and in the highest repeat."""
     spans: list[Span] = []
     timing = simulate_time(flow, steps, cost_s, rates, disk, spans)
     on_lane = _on_compute_lane(steps, spans)

@@ -32,7 +32,7 @@ MAX_REPEATS = 3
 
 
 class Buffer:
-    """One allocation: who still reads it, and how often it is pinned (a variable holds it)."""
+    """One allocation: the number of remaining reads, and of pins (a variable holds it)."""
 
     __slots__ = ("address", "pins", "refs")
 
@@ -48,7 +48,7 @@ class Replay:
     Args:
         arena: with the contents before the step, as `fill` does it.
         addresses: of the persistent values, in order.
-        snapshot: that content.
+        snapshot: the snapshot of these contents.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Replay:
             self.persistent[v].pins += 1
         self.forwarded: list[tuple[int, int]] | None = None  # a list to collect forwarded buffers in
         self.step = -1  # the number of the running step
-        self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
+        self.renewed: dict[int, int] = {}  # by value: the number of buffers after its original
         self.changed = False
 
     def _count_reads(self) -> None:
-        """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
+        """Count, per value, the reads of its original (`refs`) and of each later buffer (`late`)."""
         self.refs = refs = [0] * len(self.flow.values)
         self.late: dict[int, list[int]] = {}
         late, held = self.late, self.flow.held
@@ -79,7 +79,7 @@ class Replay:
                     else:
                         refs[v] += 1
             elif kind == OUT:
-                # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
+                # A copy reads too: by its own edge, then by its handle, until RELEASE.
                 if subject in late:
                     late[subject][-1] += 1
                 else:
@@ -93,7 +93,7 @@ class Replay:
             refs[v] += 1
 
     def _next_reads(self, value: int) -> int:
-        """How often the buffer of `value` that is made now will be read."""
+        """The number of reads of the buffer of `value` that is made now."""
         later = self.late.get(value)
         if later is None or value not in self.renewed:
             return self.refs[value]
@@ -167,13 +167,13 @@ class Replay:
         return peak_step
 
     def _make_anew(self, i: int, buffers: dict[int, Buffer]) -> None:
-        """A kernel is recomputed: its outputs get other buffers."""
+        """Recompute a kernel: its outputs get new buffers."""
         for _, v in self.flow.makes[i]:
             self.renewed.setdefault(v, 0)
             del buffers[v]
 
     def _splits_until(self, number: int) -> list[int]:
-        """The requests of the next kernel that get chunks of their own size: of the SPLIT steps up to this one."""
+        """The next kernel's requests that get exact chunks: those of the SPLIT steps up to this one."""
         first = number
         while first and self.steps[first - 1].kind == SPLIT:
             first -= 1
@@ -186,7 +186,7 @@ class Replay:
         return dict(self.persistent)
 
     def end(self, buffers: dict[int, Buffer]) -> None:
-        """A step has ended: the caller releases what was fetched, and variables are what they were updated to."""
+        """End a step: the caller releases the fetches, and variables have their updated buffers."""
         for v in sorted(self.flow.fetched):  # a buffer that a fetch shares with a variable stays
             buffer = buffers[v]
             buffer.refs -= 1
@@ -219,7 +219,7 @@ class Replay:
         return Buffer(self.arena.allocate(self.flow.values[value].nbytes), self._next_reads(value))
 
     def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
-        """A kernel starts: what it allocates. Returns its temporaries.
+        """Start a kernel: make its requests. Returns its temporaries.
 
         Args:
             takes_over: whether buffers that it reads last can be forwarded to its outputs.
@@ -272,7 +272,7 @@ class Replay:
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
-        """A kernel ends: its temporaries are freed, variables change, and inputs that it read last are freed."""
+        """End a kernel: free its temporaries, update variables, and free inputs that it read last."""
         flow, free = self.flow, self.arena.free
         for update in flow.updates[i]:
             self._commit(update, buffers, self.refs)

@@ -20,13 +20,13 @@ from tfswap.simulator.replay import Replay
 
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
-"""Events above this are splits: no request is as large."""
+"""Events above this are splits, since no request is as large."""
 END_ABOVE: Final = 1 << 53
 """Events above this are splits at the end of a chunk."""
 EXACT_CHUNKS: Final = 1 << 54
 """From this event on each request gets an exact chunk."""
 _REST: Final = -2
-"""Stands for the address of a split's separator."""
+"""The address of a split's separator, while recording."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapsh
 
 
 IN_PLACE: Final = ArenaSnapshot(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
-"""Stands for any arena with all of a step's variables, arguments and constants."""
+"""Any arena with all of a step's variables, arguments and constants."""
 
 
 def requests_of_one(flow: Dataflow, steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:

@@ -1,12 +1,12 @@
-"""The orders in which sums add where TensorFlow runs a step. For AddN it is the input that it begins with, which
-depends on the holders of its inputs when it runs, in each iteration. For sums that add terms as they are ready it is
-the order of the kernels that add one term each.
+"""The orders in which sums add when TensorFlow runs a step. For AddN it is the input that it begins with, which depends
+on the holders of its inputs when it runs, in each iteration. For sums that add each term when it is ready it is the
+order of the kernels that add one term each.
 
 The runs are those of simulator/propagator.py. A buffer is held by each edge with its value, by each list that keeps it,
 and permanently by variables, arguments and results. Views and buffer forwarding are those of kernels/kernel_memory.py.
 
-A loop whose number of iterations is not known, or large, runs a few. Where integers do not decide which branch is
-taken, the runs take one after the other.
+A loop of unknown or large number of iterations runs a few. If integers do not decide a branch, different runs take
+different branches.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from tfswap.simulator.sum_samples import FirstTerm, SumSamples
 
 MOST_RUNS = 25
 FEW_RUNS = 9
-"""Runs for one thread, where only the order of many readers of one node, and decisions, are by chance."""
+"""Runs for one thread, where only the order of many readers of one node, and decisions, are random."""
 MOST_ITEMS = 200_000
-"""Fewer runs of large steps: at most this number of items in all, but each at least once."""
+"""The most items of all runs together: large steps have fewer runs, at least one."""
 MOST_TRIPS = 24
 UNKNOWN_TRIPS = 12
 INNER_TRIPS = 6
-"""Iterations of a loop that are run: the most, the number where it is not known, and the number inside of another
-loop.
+"""Iterations of a loop that are run: the most, the number if it is unknown, and the most inside of another loop.
 """
 OUTCOMES = 32
-"""Runs where the step's values decide which branches are taken: all outcomes of the first decisions of two branches."""
+"""Runs of a step whose values decide branches: all outcomes of the first five decisions of two branches."""
 
 
 MOST_SEEN = 64
@@ -78,7 +77,7 @@ def simulate_sums(
     """The orders in which the sums of a step and of its bodies add.
 
     Args:
-        graph: the step, in the order in which TensorFlow gets it, with equal nodes merged.
+        graph: the step, in TensorFlow's order of nodes, with equal nodes merged.
         seconds: the seconds of a node's kernel.
         additions: by the name of a kernel that adds one term to a sum, the sum.
         by_decision: whether the first term may depend on which branches were taken.
@@ -130,7 +129,7 @@ class _Step(LoweredProgram):
         self.decided_before: dict[tuple[str, str], int] = {}
 
     def predicate(self, scope: Scope, conditional: Node) -> Predicate | None:
-        """What decides a conditional of `scope`."""
+        """The predicate of a conditional of `scope`."""
         key = scope.name, conditional.name
         if key not in self._predicates:
             predicate = self._predicates[key] = predicate_of(scope, conditional)
@@ -158,7 +157,7 @@ class _Step(LoweredProgram):
         return [] if scope.loop < 0 else [*self._loops_around(self.lowered.loops[scope.loop].scope), scope.loop]
 
     def trips_of(self, loop: int, iterations: Sequence[int]) -> tuple[int, int | None]:
-        """How many iterations of a loop are run, and how many there are, in these iterations of the loops around."""
+        """The number of a loop's iterations that are run, and their number, in these iterations of the loops around."""
         node, scope, _ = self.lowered.loops[loop]
         integers = self.numbers.trips(scope, node, iterations)
         trips = None if integers is None else len(integers) - 1
@@ -170,7 +169,7 @@ class _Run(Propagator):
     """One run.
 
     Attributes:
-        begun: of sums: part and name, iterations of the loops around, which input, and how many predicates were
+        begun: for sums: part and name, iterations of the loops around, the first input, and the number of predicates
             decided before.
         started: names of the kernels of the step itself, in the order of their start.
         outcome: the branches that were taken.
@@ -218,7 +217,7 @@ class _Run(Propagator):
         return self._kernel(item, item.node, reads, frame, iteration)
 
     def _branch(self, scope: Scope, conditional: Node, decides: Buffer, iterations: tuple[int, ...]) -> int:
-        """The branch that is taken. The runs together go through all outcomes of the first decisions."""
+        """The branch that is taken. The runs together have all outcomes of the first decisions."""
         branches = len(scope.graph.bodies[conditional])
         predicate = self._sums.predicate(scope, conditional)
         if decides.decision is None:
@@ -241,7 +240,7 @@ class _Run(Propagator):
         handle = reads[0] if reads else None
         if not item.scope.name:
             self.started.append(node.name)
-        if not item.inputs:  # constants, and what TensorFlow has folded; handles
+        if not item.inputs:  # constants, folded nodes, handles
             return {index: Buffer(pins=1) for index in range(len(node.outputs))}
         if handle is not None and reads_variable(node.op) and not writes_variable(node.op) and len(reads) == 1:
             if handle.variable is None:
@@ -303,5 +302,5 @@ class _Run(Propagator):
         if passes_on(node.op):
             return {index: value for index, value in enumerate(reads) if value is not None}
         elements = [e for value in reads if value is not None for e in value.elements] if variant else []
-        pins = int(not variant and any(t.type.dtype == "variant" for t in node.inputs))  # what a list may hold too
+        pins = int(not variant and any(t.type.dtype == "variant" for t in node.inputs))  # a list may hold it too
         return {index: Buffer(pins, elements) for index in range(len(node.outputs))}

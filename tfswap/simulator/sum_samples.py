@@ -1,7 +1,7 @@
 """The input that a sum begins with, by iteration and by the branches that were taken, from several runs.
 
-A table has a row for each branch of a decision that the order depends on. These are found as a decision tree is grown
-(Breiman et al., 1984): each time the one that makes the runs most predictable.
+A table has a row for each branch of a decision that the order depends on. These decisions are found like the splits of
+a decision tree (Breiman et al., 1984): each time the one that makes the runs most predictable.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tfswap.simulator.iteration_table import IterationTable
 EITHER = 2
 """The first inputs, whose order makes no difference: a + b is b + a."""
 MOST_KNOWN_TRIPS = 4096
-"""In a loop with more, the last iterations are assumed to be like those before."""
+"""In a loop with more iterations, the last ones are assumed to be like those before."""
 MOST_DECISIONS = 4
 MOST_OUTCOMES = 32
-"""Of the decisions of one sum, together."""
+"""The most decisions of one sum, and the most outcomes of these together."""
 NOTICED, NOTICED_IN_RACES = 32, 8
-"""A decision must make one in this number of runs predictable; one in more could be a race."""
+"""A decision must make one run in this number predictable. A smaller effect could be a race."""
 _ROUNDING = 1e-6
-"""Gains that differ by less are equal: the first decision is taken, on each machine."""
+"""Gains that differ by less are equal, so that each machine takes the first of such decisions."""
 
 
 class FirstTerm(NamedTuple):
@@ -48,7 +48,7 @@ _Cell = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class SumSamples:
-    """What a sum began with in each run of it.
+    """The first input of a sum in each of its runs.
 
     Args:
         races: whether threads race.
@@ -69,8 +69,8 @@ class SumSamples:
         """The input that the sum begins with most often.
 
         Args:
-            trips: by iterations of the loops around the next loop: how many iterations of that were run, and how many
-                it has; None where that is not known.
+            trips: by iterations of the loops around the next loop: the number of its iterations that were run, and
+                their number, None if unknown.
             seen: the decisions that it may depend on.
         """
         decisions = self._decisions(seen)
@@ -95,9 +95,9 @@ class SumSamples:
                 return by_branch(around, (), usual)
             ran, there_are = trips(around)
             begun = (s.iterations[len(around)] + 1 for s in self._samples if s.iterations[: len(around)] == around)
-            asked_more = max(0, max(begun, default=0) - ran)  # a condition runs once more
-            rows = [of((*around, i)) for i in range(max(1, ran + asked_more))]
-            return IterationTable.stack(_with_all(rows, None if there_are is None else there_are + asked_more))
+            more_conditions = max(0, max(begun, default=0) - ran)  # a condition runs once more
+            rows = [of((*around, i)) for i in range(max(1, ran + more_conditions))]
+            return IterationTable.stack(_with_all(rows, None if there_are is None else there_are + more_conditions))
 
         return FirstTerm(of(()), decisions)
 
@@ -131,7 +131,7 @@ class SumSamples:
         return tuple(chosen)
 
     def _gain(self, undecided: Sequence[int], cells: Sequence[_Cell], split: Sequence[_Cell]) -> float:
-        """By how much splitting the cells makes positions more predictable; 0 where it does so in no iteration."""
+        """The gain in predictability by splitting the cells; 0 if no iteration gains."""
         before, after = (self._impurity(undecided, each) for each in (cells, split))
         there = Counter(self._samples[i].iterations for i in undecided)
         gains = {at: before[at] - after.get(at, 0.0) for at in there}

@@ -1,8 +1,8 @@
-"""Converts sums that add terms as they are ready (AccumulateNV2) to TensorFlow's form, and to sums in an order.
+"""Converts sums that add each term when it is ready (AccumulateNV2) to TensorFlow's form, and to sums in an order.
 
-Before placement, and before its optimizers, TensorFlow replaces such a sum by a temporary variable of zeros, and a
-kernel for each term that adds it when both are ready (tensorflow/core/common_runtime/accumulate_n_optimizer.cc,
-RewriteIntoTempVariable). These kernels' order is that of the additions.
+Before placement and its optimizers TensorFlow replaces such a sum by a temporary variable of zeros, and by a kernel for
+each term that adds it when it is ready (tensorflow/core/common_runtime/accumulate_n_optimizer.cc,
+RewriteIntoTempVariable). The order of these kernels is the order of the additions.
 
 Not handled: such sums in the bodies of loops and conditionals, for which TensorFlow has no kernel.
 """
@@ -25,7 +25,7 @@ _VARIABLE, _ADD, _RESULT = "TemporaryVariable", "AssignAdd", "DestroyTemporaryVa
 def add_by_kernels(graph: Graph) -> None:
     """Replace sums of `graph` whose bits depend on the order by a kernel for each term, in place.
 
-    Nodes are named and numbered as TensorFlow does both.
+    Nodes have the names and numbers that TensorFlow gives them.
     """
     sums = [n for n in graph if adds_when_ready(n.op) and len(n.inputs) > _EXACT and is_rounded(n.outputs[0].dtype)]
     numbers = itertools.count()
@@ -79,7 +79,7 @@ def add_in_order(graph: Graph, node: Node, kernels: Sequence[Node]) -> None:
 
 
 def add_pairwise(graph: Graph, node: Node, terms: Sequence[Output]) -> None:
-    """Have `node` add `terms` to zero one after another, so that each is freed as soon as it is added."""
+    """Have `node` add `terms` to zero one after another, so that each is freed once it is added."""
     kind, attrs = node.outputs[0], {"T": Dtype(node.outputs[0].dtype), PRESERVE: True}
     place = {other: rank for rank, other in enumerate(graph)}
     followers: dict[Node, list[Node]] = {}

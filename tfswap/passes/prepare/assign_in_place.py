@@ -2,7 +2,7 @@
 
 TensorFlow's AssignVariableOp adopts the buffer of the value assigned. A variable that is assigned in each step
 (momentum, a moving average) then changes its address in each step and fragments the arena differently: peaks of the
-same order were seen to vary by 8%. The copy that replaces the assignment needs the variable's bytes once.
+same order varied by 8%. The copy that replaces the assignment takes the time of copying the variable once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Collectives: in one order on every worker, and those of one group concurrently.
 
-A collective ends when all members of its group have begun it. A worker whose plan begins another one first, since its
-arena differs, would wait for ever. The traced program, and the order in it, is the same on all workers. So collectives
-run in their traced order: each waits for the one before it on its device, of any group.
+A collective ends when all members of its group have begun it. Workers have different plans, since their arenas differ.
+If one of them began another collective first, it would wait for ever. The traced program, and the order in it, is the
+same on all workers. So collectives run in their traced order: each waits for the one before it on its device, of any
+group.
 
 Where several devices of one worker share an order, the members of a group can't run one after the other. While the step
 is planned they are one kernel, `TOGETHER`, with all of their inputs and outputs (`join_collectives`). The graph that
-runs has the members again, each at that kernel's place in the order (`expand_collectives`). TensorFlow matches members
-by counting, per group and device, and so does this pass.
+runs has the members, each at that kernel's place in the order (`expand_collectives`). TensorFlow matches members by
+counting them per group and device, and so does this pass.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def _in_order(graph: Graph) -> int:
 def traced_order(graph: Graph) -> list[Node]:
     """The collectives of a graph, in the order of the calls that made them.
 
-    TensorFlow takes a key for each, in that order, and where a call is given its keys they are inputs of the function,
-    whose order no rewriting of the graph changes. Other graphs' nodes are in the order in which they were made.
+    TensorFlow makes a key for each, in that order. Keys are captured inputs of the function, whose order no rewriting
+    of the graph changes. Without such keys, the nodes are in the order of their creation.
     """
     found = [node for node in graph.topological() if is_collective(node.op)]
     place = {feed: i for i, feed in enumerate(graph.feeds)}
@@ -78,7 +79,7 @@ def join_collectives(graph: Graph, _: Target) -> int:
         if group is None:
             raise UnsupportedGraph(
                 f"{node.name!r} ({node.op}) is one of the collectives of several devices, and its group is not known "
-                "before the step runs, so that it is unknown which of them have to run at the same time. Use those of "
+                "before the step runs, so it is unknown which of them must run at the same time. Use those of "
                 "tf.distribute, or optimize a function that runs on one device."
             )
         number = begun[group, node.device] = begun.get((group, node.device), 0) + 1
@@ -104,7 +105,7 @@ def _join(graph: Graph, members: Sequence[Node]) -> None:
 
 @graph_pass(
     requires="an order",
-    ensures="the members of each group are nodes again, each where their kernel was in the order",
+    ensures="the members of each group are nodes, each at the place of their kernel in the order",
 )
 def expand_collectives(graph: Graph, _: Target) -> int:
     """Replace each kernel by its members, in place; returns how many."""
@@ -139,7 +140,7 @@ def expand_collectives(graph: Graph, _: Target) -> int:
                 for member in members:
                     graph.add_control(node, member)
             elif any(t.node in members for t in node.inputs):
-                for member in members:  # what reads one of them comes after all
+                for member in members:  # a reader of one of them comes after all
                     graph.add_control(node, member)
         graph.fetches = [stands_for.get(t, t) for t in graph.fetches]
         graph.targets = [m for t in graph.targets for m in (members if t is made else (t,))]

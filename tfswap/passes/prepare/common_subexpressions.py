@@ -1,9 +1,9 @@
 """Merges equal nodes, as TensorFlow does when it makes a step.
 
-TensorFlow does so (tensorflow/core/graph/optimizer_cse.cc) unless control edges distinguish nodes. A planned step's
-order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are equal
-axes and sizes. And merged tensors have other holders of their buffers, which decide in which order TensorFlow adds
-(passes/prepare/ordered_sums.py). Nodes with control inputs are merged where these are the same.
+TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc) unless their control inputs differ. A planned
+step's order consists of control edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes
+are equal axes and sizes. Merging also changes the holders of buffers, on which the order of TensorFlow's sums depends
+(passes/prepare/ordered_sums.py). Nodes with the same control inputs are merged too.
 
 Not handled: loops, conditionals, and tensor lists, which are not merged.
 """
@@ -27,7 +27,7 @@ from tfswap.passes.contract import graph_pass
 def merge_equal_nodes(graph: Graph, _: Target) -> int:
     """Point the readers of repeated nodes at the first of them, in place; returns how many nodes were repeats.
 
-    What is fetched keeps its name.
+    Fetched nodes keep their names.
     """
     return len(_merge(graph, {*(f.node for f in graph.fetches), *graph.targets}))
 

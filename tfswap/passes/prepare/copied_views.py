@@ -1,8 +1,8 @@
-"""Copies a part of a tensor where only values decide whether a kernel shares its input's buffer, in bodies too.
+"""Makes kernels copy a part of a tensor where only values decide whether the part would be a view, in bodies too.
 
-TensorFlow's slices and repetitions share a part of their input's buffer where it begins at an aligned address and is
-contiguous, and copy it otherwise. A view keeps the whole buffer, so that the bytes that a step holds depend on where a
-slice begins. Where shapes and constants do not decide it, tfswap's own kernel always copies
+TensorFlow's slices and repetitions share a part of their input's buffer if it begins at an aligned address and is
+contiguous, and copy it otherwise. A view holds the whole buffer, so the bytes that a step holds depend on the begin of
+a slice. Where shapes and constants do not decide it, tfswap's own kernel always copies
 (csrc/core/copied_view_ops.cc). The bits are the same.
 
 Not handled: a transposition by a permutation that the step computes, of dimensions of one size (oneDNN's graph pass
@@ -37,7 +37,7 @@ def copy_undecided_views(graph: Graph, target: Target) -> int:
 
 
 def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[Node]:
-    """Nodes of which it is not known whether they share their input's buffer.
+    """Nodes that may or may not share their input's buffer.
 
     Args:
         follows: whether integers computed from others are known, as in a step and not in its bodies.

@@ -1,8 +1,8 @@
 """Keeps variables that a step reads or updates both in part and as a whole out of TensorFlow's copy-on-read mode.
 
 An access to a part (ResourceGather, ResourceScatterAdd) turns that mode on, and from then on every read and every
-update of the whole variable copies it: a table of embeddings once in each step, at another address each time, so that
-peaks of the same order differ. This pass gathers from a read of the variable, which shares its buffer. It turns the
+update of the whole variable copies it: a table of embeddings once in each step, at another address each time, so peaks
+of the same order differ. This pass gathers from a read of the variable, which shares its buffer. It turns the
 mode off again after an update of a part, and, since other functions can have turned it on, at the step's first access
 to the variable.
 
@@ -11,7 +11,7 @@ variable, in the bodies of loops and conditionals too.
 
 Not handled: a ResourceGather with batch dimensions, which no op of two inputs can replace: its variable stays as it is,
 as do those that are accessed in part only, which are never copied. Another thread that updates a part of the variable
-while the step runs can turn the mode on between two nodes: that costs a copy.
+while the step runs can turn the mode on between two nodes, which causes a copy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Gives copies from the host to a GPU a place in the order.
 
-Labels, tokens, indices and the keys of random numbers are in host memory (kernels/host_memory.py). Where a kernel reads
-them on the device, TensorFlow receives them there by a `_Recv` of its own, which requests memory whenever it runs. It
-does so with constants of int32 too, and folds no kernel that reads what it receives. A `ToDevice` before such kernels,
-in bodies too, makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is
-planned. The host does not wait for it.
+Labels, tokens, indices and the keys of random numbers are in host memory (kernels/host_memory.py). If a kernel reads
+them on the device, TensorFlow inserts a `_Recv`, which requests memory at a time that no plan decides. It does so for
+constants of int32 too, and does not fold the kernels that read them. A `ToDevice` before such kernels, in bodies too,
+makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is planned. The host
+does not wait for it.
 
-Not handled: portable models; host integers of 64 bits, which shapes may be; what is returned.
+Not handled: portable models; host integers of 64 bits, which may be shapes; results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfswap.passes.contract import graph_pass
 
 
 @graph_pass(
-    ensures="what a GPU's kernels read of the host's small integers is copied there by kernels of the step",
+    ensures="small integers of the host that kernels of a GPU read are copied by kernels of the step",
 )
 def copy_to_device(graph: Graph, target: Target) -> int:
     """Copy such values before they are read, in place; returns how many."""

@@ -1,8 +1,8 @@
 """Removes control edges from constants, and from nodes that TensorFlow computes from constants in advance.
 
-TensorFlow's gradients make constants, and kernels, that wait for the incoming gradient. Where that is computed from
-constants itself, as a mean's is, TensorFlow replaces it by its value (analysis/constants.py), and still runs its nodes
-in every step for those that wait for them, at times that no plan knows.
+TensorFlow's gradients add constants, and kernels, that wait for the incoming gradient. If that is computed from
+constants only, as a mean's is, TensorFlow replaces it by its value (analysis/constants.py), but still runs its nodes in
+each step for the nodes that wait for them, at times that no plan decides.
 
 Ensures: the same values, and the same order of all other nodes: a node that waited for a constant waits for the
 constant's control inputs. In TensorFlow 1's graphs only these may keep an update in the step, or before readers of its

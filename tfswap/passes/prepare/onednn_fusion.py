@@ -3,18 +3,18 @@
 oneDNN's graph pass joins nodes that wait for the same control inputs (mkl_layout_pass.cc, CheckForNodeMerge): a
 convolution with the Pad that it alone reads, or else with the BiasAdd that alone reads it; and a BiasAddGrad with the
 Conv2DBackpropFilter that reads the same gradient. The fused kernels save a pass over a feature map, and round or add in
-another order. An order's control edges would keep oneDNN from fusing them, so they are fused before: the bits stay
-those of the step as TensorFlow runs it.
+another order. An order's control edges would prevent the fusion, so they are fused before: the bits stay those of the
+step as TensorFlow runs it.
 
 The BiasAddGrad becomes an identity of the fused kernel's second output, with its name and shape: TensorFlow's shape
 inference would give that output the image's number of channels. The result of a convolution with a Pad gets an identity
 as well (`hide_padded_shapes`), since its shape is inferred as if there were no Pad.
 
-Where an order happens to give two nodes the same control inputs that were planned as two, `keep_unfused` puts a node
+If an order by chance gives two nodes that were planned separately the same control inputs, `keep_unfused` puts a node
 between them.
 
-Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN fuses the one that
-Grappler has put first (compiler/grappler.py keeps these in its order).
+If several filters' kernels read one gradient, as those of convolutions whose results are added, oneDNN fuses the one
+that Grappler has put first (compiler/grappler.py keeps these in its order).
 
 Not handled: several BiasAddGrads of one gradient, which are not fused. Grappler merges them where it is on.
 """
@@ -48,7 +48,7 @@ KERNEL_LABEL = b"MklNameChangeOp"
 
 @graph_pass(
     requires="no order yet: its control edges keep oneDNN's graph pass from fusing",
-    ensures="what oneDNN's graph pass would fuse is one kernel",
+    ensures="nodes that oneDNN's graph pass would fuse are one kernel",
 )
 def fuse_onednn(graph: Graph, target: Target) -> int:
     """Fuse such pairs of `graph`, in place; returns how many."""
@@ -192,7 +192,7 @@ def _join_gradients(graph: Graph, device: DeviceModel) -> int:
             biases[node.inputs[0]].append(node)
     pairs: list[tuple[Node, Node]] = []
     for gradient, found in biases.items():
-        # Of several convolutions that are added up, the first one's.
+        # If several convolutions are added, the first one's.
         joinable = (kernel for kernel in filters[gradient] if _are_joined(kernel, found[0], device))
         if len(found) == 1 and (kernel := next(joinable, None)) is not None:
             pairs.append((kernel, found[0]))

@@ -1,10 +1,10 @@
 """Has splits request their outputs in order, in bodies too.
 
-In TensorFlow's kernels for a CPU, threads request four outputs or more, as an LSTM's gates, in any order: their
-addresses, and the holes that they leave, then differ in each run. tfswap's own kernels request them one after the other
-(csrc/core/ordered_split_ops.cc). The bits are the same.
+In TensorFlow's CPU kernels several threads request four outputs or more, such as an LSTM's gates, in any order. Their
+addresses, and the fragmentation of the arena, then differ in each run. tfswap's own kernels request them one after the
+other (csrc/core/ordered_split_ops.cc). The bits are the same.
 
-Not handled: pieces that can't be copied byte by byte, which are small as a rule.
+Not handled: types that can't be copied bytewise, which are small as a rule.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 AddN begins with the first input whose buffer has no other holder when it runs, and swaps it with the first input
 (tensorflow/core/kernels/aggregate_ops.h): AddN(m, m, s) is m + m + s while another kernel reads s, and s + m + m once
-that has ended. A plan's order, swaps and recomputation change when others read, and must not change what is added
-first. So it is fixed here, before anything is planned:
+that has ended. A plan's order, swaps and recomputation change when other kernels read, and must not change the input
+that is added first. So it is fixed here, before anything is planned:
 
 - The executor's runs of the step as it was given are replayed, with loops and conditionals lowered as TensorFlow lowers
   them (simulator/sum_order.py). The input that a sum begins with in most runs becomes its first input. Where all other
@@ -11,10 +11,10 @@ first. So it is fixed here, before anything is planned:
   from run to run.
 - A sum that adds terms as they are ready (AccumulateNV2) becomes one that adds them in the order of most runs
   (passes/prepare/accumulated_sums.py).
-- In loops the order can differ from iteration to iteration: the first gets tensors that are still held outside, the
-  last overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
-- Where it depends on the branches that conditionals take, what decides on these is one more input of the sum, which is
-  tfswap's own op then, and its order is one by these too (passes/prepare/shared_decisions.py).
+- In loops the order can differ from iteration to iteration: tensors of the first one are still held outside, and the
+  last one overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
+- Where it depends on the branches that conditionals take, their predicates are inputs of the sum, which is then
+  tfswap's own op with an order by branch too (passes/prepare/shared_decisions.py).
 - The sum runs tfswap's own kernel, which adds inputs in their order for any holders (csrc/core/sum_ops.cc). A portable
   model has no such kernel and adds two tensors at a time, since a + b is b + a, in the order of most iterations.
 
@@ -55,7 +55,7 @@ EXACT = 2
     ensures="each sum of three or more rounded terms adds in the order of the unoptimised step, whatever is planned",
 )
 def order_sums(graph: Graph, target: Target) -> int:
-    """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many."""
+    """Fix the order in which sums of the given `graph` and of its bodies add, in place; returns how many."""
     parts = {"": graph, **graph.named_bodies()}
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
     add_by_kernels(graph)
@@ -74,7 +74,7 @@ def order_sums(graph: Graph, target: Target) -> int:
         fix_order(parts[name], [node for node in found if node.op != SUM], target)
     decisions.arrange()
     for node in accumulated:
-        if node.name in ready:  # the others are needed for nothing
+        if node.name in ready:  # other sums of this kind are not needed
             in_order = [graph[name] for name in ready[node.name]]
             add_in_order(graph, node, in_order)
     graph.prune()

@@ -1,14 +1,14 @@
-"""Swaps operands of outer products whose result is then not transposed.
+"""Swaps operands of outer products, so that the result need not be transposed.
 
 The gradient of `einsum("bt,bth->bh", weights, keys)` with respect to the keys is `einsum("bh,bt->bth", ...)`:
 TensorFlow multiplies to [b, h, t] and transposes that to [b, t, h] (linalg/einsum_op_impl.h), mostly on one core. With
 its operands swapped the product is [b, t, h]: of 64 x 100 x 256 it took 0.4 ms in place of 2, without a temporary of
-the result's size. In a decoder's backward loop, where all readers of these gradients wait for it, it was a quarter of
-the time.
+the result's size. In a decoder's backward loop, where all readers of these gradients wait for it, the transposition
+took a quarter of the time.
 
 Invariant: the bits are the same. Each element of an outer product is one product, and x * y is y * x.
 
-Not handled: products with a sum, which may be added up in another order; GPUs; sizes that are not known; bfloat16, of
+Not handled: products with a sum, which may be added in another order; GPUs; sizes that are not known; bfloat16, of
 which a product of infinity and zero can be another NaN.
 """
 

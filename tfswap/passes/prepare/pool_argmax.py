@@ -1,15 +1,14 @@
 """Keeps the positions of a pooling's maxima for its gradient, where oneDNN would keep them.
 
-oneDNN's graph pass has MaxPool and MaxPool3D give a second output, a byte for each value that they make, to the
-gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). It stays in the
-arena from the one kernel to the other, and the gradient's kernel need not pool again. In a graph with that output the
-positions are a tensor like others and can be planned, and the gradient's kernel stays oneDNN's, with its bits, where
-its inputs were swapped in between. In the bodies of loops and branches TensorFlow's own kernels run
-(`DeviceModel.in_bodies`).
+oneDNN's graph pass gives MaxPool and MaxPool3D a second output, one byte for each pooled value, for the gradient that
+reads the pooled tensor (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). It stays in the arena
+from one kernel to the other, and the gradient's kernel need not pool again. In a graph with that output the positions
+are a tensor like others and can be planned. The gradient's kernel stays oneDNN's, with its bits, even if its inputs
+were swapped in between. In the bodies of loops and branches TensorFlow's own kernels run (`DeviceModel.in_bodies`).
 
-A gradient that is not of the pool's own graph (taken outside, or of another gradient) has no positions: its kernel
-searches the maxima again, and of equal ones may find another. Where the pool is recomputed right before it, that has to
-stay so.
+A gradient outside of the pool's graph (taken outside, or of another gradient) has no positions: its kernel searches the
+maxima again, and may find another one of equal maxima. If the pool is recomputed right before the gradient, this must
+not change.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3), b"NDHWC": (1, 2, 3), b"NCDHW": (2, 
     ensures="positions of maxima that oneDNN keeps for a pooling's gradient are a tensor of the graph",
 )
 def keep_pool_argmax(graph: Graph, target: Target) -> int:
-    """Have the MaxPools of `graph` give places to their gradients, in place; returns how many gradients that were."""
+    """Have the MaxPools of `graph` give positions to their gradients, in place; returns the number of gradients."""
     if not target.onednn:
         return 0
     found = 0
@@ -68,9 +67,9 @@ def keep_pool_argmax(graph: Graph, target: Target) -> int:
     ensures="oneDNN's graph pass pairs no pooling with a gradient that it does not pair in `before`",
 )
 def keep_gradients_unpaired(graph: Graph, target: Target, before: Graph) -> int:
-    """Keep oneDNN's pass from pairing what it does not pair in `before`, the step that `graph` carries out.
+    """Keep oneDNN's pass from pairing nodes that it does not pair in `before`, the step that `graph` carries out.
 
-    In place; returns how many gradients that were.
+    In place; returns the number of such gradients.
     """
     if not target.onednn:
         return 0

@@ -1,9 +1,9 @@
 """Gives results of loops and conditionals the same addresses in all courses of the step.
 
-How often a loop runs, or which branch, may depend on the step's values. The addresses of its results then differ, and
-later requests find other chunks: there are as many peaks as courses. The kernels of such nodes relocate their results
-(csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) holds for any number of iterations
-and every sequence of branches.
+The number of a loop's iterations, or the branch taken, may depend on the step's values. The addresses of the results
+then differ, and later requests find other chunks: each course has its own peak. The kernels of such nodes relocate
+their results (csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) holds for any number
+of iterations and every sequence of branches.
 
 Requires: known sizes. Ensures: nodes whose bodies make results list those that are relocated. Not handled: nodes that
 return lists or optionals, whose elements keep their addresses.
@@ -23,7 +23,7 @@ from tfswap.passes.contract import graph_pass
 
 @graph_pass(
     requires="known sizes",
-    ensures="results of loops and conditionals lie at places that do not depend on how they ran",
+    ensures="addresses of results of loops and conditionals do not depend on iterations and branches",
 )
 def relocate_results(graph: Graph, target: Target) -> int:
     """Have results of loops and conditionals relocated, in place, where the step's values decide how they run; returns

@@ -4,11 +4,11 @@ Its passes before placement replace AccumulateNV2 by a temporary variable to whi
 (accumulate_n_optimizer.cc), and ParallelConcat, of `tf.parallel_stack`, by a buffer into which each part is written
 (parallel_concat_optimizer.cc). Then the planned graph would not be the one that runs.
 
-Such a sum begins with zero and adds terms as they are ready. Sums whose bits depend on that have been replaced before
-(passes/prepare/ordered_sums.py); the others add zero and their inputs. A concatenation holds all parts until the last
-is computed.
+Such a sum begins with zero and adds each term when it is ready. Sums whose bits depend on that have been replaced
+before (passes/prepare/ordered_sums.py); the others add zero and their inputs. A concatenation holds all parts until the
+last is computed.
 
-Not handled: the same tensor several times over, of which TensorFlow's optimizers make a product, as they do of AddN.
+Not handled: a sum of one tensor several times, which TensorFlow's optimizers replace by a product, as for AddN.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Keeps small results, which callers may hold, out of the arena's free chunks.
 
 A training loop that holds a loss while the next step runs changes that step's arena, and a plan near the floor may not
-fit then. So small results are copied into memory that their kernel has held since it was made. They count as constants
-of the step, and the arena is the same in each step. Larger results stay where they are: plans leave room for them.
+fit then. So small results are copied into memory that their kernel holds from its construction on. This memory counts
+as constants of the step, and the arena is the same in each step. Larger results stay where they are: plans leave room
+for them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ MOST_BYTES = 4096
 """The largest result, in bytes, that gets a slot."""
 
 SLOTS = 8
-"""How many results a caller may hold without further memory; for more, further slots are allocated."""
+"""The number of results that a caller may hold before further slots are allocated."""
 
 
 @graph_pass(
-    ensures="small results lie in memory that their kernel keeps, outside the free space of the arena",
+    ensures="small results are in memory that their kernel keeps, outside the free space of the arena",
 )
 def use_result_slots(graph: Graph, _: Target) -> int:
     """Give the small results of `graph` slots, in place, unless they have them; returns how many."""

@@ -1,14 +1,14 @@
 """Splits sums of many tensors: a sum holds all its inputs until the last of them is computed.
 
-The gradient of a weight that each step of an unrolled net uses is one AddN of as many tensors as there are steps, and
-these can be larger than all the rest of the step. Its kernel (tensorflow/core/kernels/aggregate_ops.h) adds from the
-left: the first two to nine inputs, so that the rest is a multiple of eight, and to these the sum of each further eight.
-The pass puts in nodes for exactly these sums, so that the additions, their order and every bit stay the same.
+The gradient of a weight that each step of an unrolled net uses is one AddN with a tensor per step. Together these can
+be larger than all other tensors of the step. Its kernel (tensorflow/core/kernels/aggregate_ops.h) adds from the left:
+the first two to nine inputs, so that the rest is a multiple of eight, then the sum of each further eight. The pass adds
+nodes for exactly these sums, so that the additions, their order and every bit stay the same.
 
 Requires the order of a sum's inputs to be that in which it adds (passes/prepare/ordered_sums.py).
 
-A sum is split where that frees memory: where its first tensors and those of each part are computed in the step, and
-nothing else holds them.
+A sum is split if that frees memory: if its first tensors and those of each part are computed in the step, and nothing
+else holds them.
 
 Not handled: sums in the bodies of loops and conditionals.
 """
@@ -34,10 +34,10 @@ need little memory.
 
 @graph_pass(
     requires="the inputs of each sum in the order in which it adds",
-    ensures="a sum of many tensors adds them as they come, in the same order",
+    ensures="a sum of many tensors adds each part when it is computed, in the same order",
 )
 def split_add_n(graph: Graph, target: Target) -> int:
-    """Split sums of `graph` into those that their kernels make one after another, in place; returns how many."""
+    """Split sums of `graph` into the partial sums of their kernels, in place; returns how many."""
     sums = [node for node in graph if _gains(node)]
     if not sums:
         return 0
@@ -55,13 +55,13 @@ def split_add_n(graph: Graph, target: Target) -> int:
 
 
 def split_into_pairs(graph: Graph, sums: Iterable[Node]) -> None:
-    """Split `sums` into sums of two tensors, in place: with the same additions in the same order, and no others where
-    TensorFlow's optimizers see them.
+    """Split `sums` into sums of two tensors, in place: with the same additions in the same order, which TensorFlow's
+    optimizers do not change.
     """
     parts = _Parts(graph, {PRESERVE: True})
 
     def pair_up(node: Node, inputs: tuple[Output, ...]) -> tuple[Output, ...]:
-        """The last two to be added of a sum of at least as many."""
+        """The last two terms to be added, of a sum of two or more."""
         total = inputs[0]
         for addend in inputs[1:-1]:
             total = parts.add(node, (total, addend))

@@ -1,10 +1,10 @@
 """Bypasses IdentityN nodes, which hold all their inputs until the last of them is computed.
 
-Optimizers put one around all gradients, which then pile up until the backward pass has ended. Its readers read its
-inputs instead. Values stay the same; an IdentityN with control inputs is kept.
+Optimizers add one for all gradients, which are then held until the backward pass has ended. After this pass, its
+readers read its inputs. Values stay the same; an IdentityN with control inputs is kept.
 
-`tf.custom_gradient` puts one around all arguments and results of a function, which defines the gradient. Its readers
-get a view that refuses to be differentiated.
+`tf.custom_gradient` adds one for all arguments and results of a function; it defines the gradient. Its readers get a
+view that raises an error when it is differentiated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes large constants that hold one value part of the step.
 
-Grappler folds zeros and ones of known sizes into constants (constant_folding.cc, MaterializeConstantValuedNode), as for
-gradients that nothing contributes to. A constant is in the arena for as long as the step exists. Each of these becomes
-a Fill that TensorFlow does not fold, which takes less time than to read it. The bits are the same.
+Grappler folds zeros and ones of known sizes into constants (constant_folding.cc, MaterializeConstantValuedNode), such
+as gradients that are zero. A constant is in the arena for as long as the step exists. Each of these becomes a Fill that
+TensorFlow does not fold, which takes less time than reading the constant. The bits are the same.
 
 Not handled: constants in bodies, which may run several times in a step.
 """

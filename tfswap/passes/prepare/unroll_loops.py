@@ -1,20 +1,20 @@
 """Unrolls loops of few iterations, so that each iteration's kernels are planned as kernels of the step.
 
 TensorFlow lowers a loop, and kernels of several iterations run concurrently. A planned loop is one kernel, whose
-iterations run one after the other, and oneDNN's graph pass does not see into its body. Gradients accumulated over a few
+iterations run one after the other, and oneDNN's graph pass does not rewrite its body. Gradients accumulated over a few
 micro-batches are most of a step: unrolled, their kernels take part in the step's order, swaps, encodings and pairs.
 
-Ensures: the nodes of an iteration are named "loop/iteration_k/node", where k counts from 0. Effects come in the loop's
-order: where a body writes, or acts otherwise, no node that reads or writes a state runs before all such nodes of the
-iteration before, but for reads of variables that nothing in the body writes. Values are the loop's.
+Ensures: the nodes of an iteration are named "loop/iteration_k/node", where k counts from 0. Effects have the loop's
+order: if a body writes, or has other effects, no node that reads or writes a state runs before all such nodes of the
+iteration before, except reads of variables that nothing in the body writes. Values are the loop's.
 
-A loop is unrolled where constants decide how many iterations there are, where these are few, and where copies of a
-body's node have the same values as repeated runs of one (`is_one_node` in ir/op_traits.py): the kernel of a random op
-keeps its generator's state from one iteration to the next. A loop of small kernels stays one: its own kernel runs them
-in less time than the executor, which takes a few microseconds for each kernel of an order.
+A loop is unrolled if constants decide the number of its iterations, if these are few, and if copies of a body's node
+have the same values as repeated runs of one node. (They have not for a random op, whose kernel keeps its generator's
+state from one iteration to the next: `is_one_node` in ir/op_traits.py.) A loop of small kernels is not unrolled: its
+own kernel runs them in less time than the executor, which takes a few microseconds for each kernel of an order.
 
-Not handled: loops with tensor lists among their variables, whose backward loops pop what they push; and loops inside of
-bodies that stay bodies.
+Not handled: loops with tensor lists among their variables, whose backward loops pop the elements; loops inside of
+bodies that are not unrolled.
 """
 
 from __future__ import annotations

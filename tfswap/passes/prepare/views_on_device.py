@@ -1,13 +1,13 @@
-"""Keeps reshaped integers on the GPU that has them.
+"""Keeps reshaped integers in the memory of their GPU.
 
-TensorFlow's kernels of views (`Reshape` and the like) of int32 for GPUs have their input in host memory. Where the
-input is on the device, as tokens that a kernel has checked, it is copied to the host, and back for kernels that read
-the result there. The host waits for that, and the input is freed whenever the copy has ended. A view of the same bits
-as uint32 is on the device:
+TensorFlow's GPU kernels of views (such as `Reshape`) of int32 have their input in host memory. If the input is on the
+device, such as tokens that a kernel has checked, it is copied to the host, and back for kernels that read the result on
+the device. The host waits for that, and the input is freed when the copy has ended, at an unplanned time. A view of the
+same bits as uint32 stays on the device:
 
     Reshape(x)  ->  Bitcast(Reshape(Bitcast(x, uint32)), int32)
 
-Not handled: views that the host reads too, or that are returned.
+Not handled: views that the host reads too, and results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OTHER = "uint32"
 
 
 @graph_pass(
-    ensures="integers of the device that are reshaped for its kernels do not travel to the host and back",
+    ensures="integers of the device that are reshaped for its kernels are not copied to the host and back",
 )
 def keep_views_on_device(graph: Graph, target: Target) -> int:
     """Carry such views out on the device, in place; returns how many."""

@@ -1,14 +1,14 @@
-"""Replaces zeros, and ones, like a tensor by ops that hold its shape alone.
+"""Replaces zeros and ones like a tensor by ops that need its shape only.
 
-A ZerosLike or OnesLike holds the whole tensor until it runs, since its kernel may write over it. Gradients make them of
-feature maps: for an unused output (of a split), for the branch that was not taken (of a Select). Each becomes a Fill,
-which may run when it is needed, of a Shape, which runs immediately (planner/ordering.py). The bits are the same.
+A ZerosLike or OnesLike holds the whole tensor until it runs, since its kernel may write over it. Gradients have them
+for feature maps: for an unused output of a split, for the other branch of a Select. Each becomes a Fill, which may run
+when it is needed, of a Shape, which runs immediately (planner/ordering.py). The bits are the same.
 
-Zeros like a list are one tensor for all elements of a size, where TensorFlow makes one for each: the gradient of each
-loop begins with such zeros, for each list that the loop was given.
+Zeros like a list become one tensor for all elements of a size, where TensorFlow has one for each element. The gradient
+of each loop begins with such zeros, for each list among the loop's inputs.
 
-Not handled: lists on a GPU; tensors in the bodies of loops and conditionals, whose shapes need not be known; persistent
-tensors, such as variables and arguments; types other than floating point, which gradients have.
+Not handled: lists on a GPU; tensors in the bodies of loops and conditionals, whose shapes may be unknown; persistent
+tensors, such as variables and arguments; types other than floating point, the type of gradients.
 """
 
 from __future__ import annotations

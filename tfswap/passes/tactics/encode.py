@@ -1,8 +1,8 @@
 """Gives kernels an encoding in place of a tensor of which they need only a part.
 
-Each keeps its name and its readers and becomes the op that reads the encoding. A new node encodes the tensor, one for
-all kernels with the same encoding. The encoding is then a value like any other: the order says that it is computed
-immediately (planner/ordering.py) and read late, and it may be swapped.
+Each keeps its name and its readers and becomes the op that reads the encoding. One new node encodes the tensor for all
+kernels with the same encoding. The encoding is then a value like any other: it is computed immediately
+(planner/ordering.py) and read late, and it may be swapped.
 
 Requires: kernels that `find_encodings` lists for this graph. Ensures: they read nothing of the tensor but its
 encoding, whose bits give the same results; nothing else is changed.
@@ -73,7 +73,7 @@ def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Outpu
     kept = tuple(node.inputs[position] for position in codec.kept)
     inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
     attrs = _copied(node, codec.copied)
-    if codec.wants_shape:
+    if codec.takes_shape:
         inputs += (shape_of(graph, like, node.device),)
         attrs["Tshape"] = Dtype("int32")
     node.op, node.inputs, node.attrs = codec.take, inputs, attrs

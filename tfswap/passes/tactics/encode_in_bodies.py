@@ -3,8 +3,8 @@
 Within one body the pass is that of a step (passes/tactics/encode.py). A tensor that another body saves is encoded
 there, before it is pushed; the list keeps encodings, and the kernels read popped ones.
 
-Requires: bodies without an order, and kernels that `find_inner_encodings` lists for this graph, all those of a list
-with each. Ensures: the same elements are pushed and popped in the same order; the same values. Decides nothing.
+Requires: bodies without an order, and kernels that `find_inner_encodings` lists for this graph, with all kernels of the
+same list. Ensures: the same elements are pushed and popped in the same order; the same values. Decides nothing.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ HANDLE_DTYPES = frozenset(("resource", "variant"))
 
 @graph_pass(
     requires="a gate",
-    ensures="the gate checks before each step whether the limit is kept in the arena that it finds",
+    ensures="the gate checks before each step whether the limit is kept in the present arena",
 )
 def write_limit(graph: Graph, target: Target, limit_bytes: int, extremes: Sequence[Sequence[int]]) -> int:
     """Write the limit into the gate of `graph`, in place; returns 1.

@@ -1,8 +1,8 @@
 """Recomputes tensors in a backward loop in place of saving them in the forward loop.
 
-The loop no longer pushes the tensor on an accumulator, and the tensor's kernels run in the backward loop, from tensors
-that it has anyway (analysis/loop_recompute.py). A tensor that is the same in all iterations becomes one more argument
-of it.
+The loop no longer pushes the tensor on an accumulator. The tensor's kernels run in the backward loop, from tensors that
+it has anyway (analysis/loop_recompute.py). A tensor that is the same in all iterations becomes an argument of the
+backward loop.
 
 Requires: bodies without an order. Ensures: constants of the backward loop have no control inputs; other lists between
 the two loops keep the same elements in the same order; the same values. Decides nothing.
@@ -47,8 +47,8 @@ def recompute_in_loops(graph: Graph, _: Target, names: Collection[str]) -> int:
 
 def _impossible(name: str) -> InvalidModel:
     return InvalidModel(
-        f"this plan recomputes what loops save in {name!r}, and this graph has no such list, or can't recompute "
-        "what is in it. Plan again for this graph."
+        f"this plan recomputes the elements of the list {name!r} that a loop saves, and this graph has no such list, "
+        "or can't recompute its elements. Plan again for this graph."
     )
 
 

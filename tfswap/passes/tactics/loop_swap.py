@@ -4,7 +4,7 @@ Where a body pushes a tensor on an accumulator (analysis/accumulators.py), the c
 tensor is computed, its handle is pushed, and the iteration ends with the copy's release. Where a body pops, the
 iteration starts with the pops and the copies back, and each copy is awaited just before its element is first read. So
 the list keeps handles, which are outside of the arena, and elements are in the arena for one iteration in either loop.
-Prefetched elements are there for one iteration longer: each iteration starts the copies for the next one's pops, after
+Prefetched elements are in it for one iteration longer: each iteration starts the copies for the next one's pops, after
 its own.
 
 Requires: bodies that have an order (passes/tactics/order_bodies.py). Ensures: they have an order, with every allocation
@@ -85,8 +85,8 @@ def swap_in_loops(graph: Graph, _: Target, swapped: Collection[str], prefetched:
 
 
 def looped_pops(graph: Graph, accumulators: Iterable[Accumulator]) -> dict[str, list[Place]]:
-    """By name of an accumulator: the pops that each iteration does once, of the list that the iteration before has
-    left. Accumulators without such pops are left out.
+    """By name of an accumulator: the pops that each iteration does once, of the list after the iteration before.
+    Accumulators without such pops are left out.
     """
     loops = [
         bodies[1]

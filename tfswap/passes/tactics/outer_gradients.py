@@ -3,9 +3,9 @@
 `fix_sides` fixes, for any plan, which nodes are before and after the caller's part (`Tfswap>Outside`): all effects of
 the forward pass are before it, all effects of the backward pass after it. The plan chooses the side of the other
 kernels, which compute from the forward pass's tensors alone. `cut` makes two graphs of the one that carries out a plan.
-Requires: the order is one chain, with the caller's part in it. Ensures: each kernel is in one of the two, after the
-same kernels as before; a tensor that the second half reads is taken from the first in a carrier
-(csrc/core/outside_ops.cc), so that it is freed when its last reader there has run. Nodes without cost are in both:
+Requires: the order is one chain, with the caller's part in it. Ensures: each kernel is in one of the two functions,
+after the same kernels as before. A tensor of the forward function that the backward function reads is passed in a
+carrier (csrc/core/outside_ops.cc), so that it is freed when its last reader has run. Nodes without cost are in both:
 constants, arguments, views.
 """
 
@@ -76,11 +76,11 @@ def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tupl
 
     Args:
         kernels: names of the kernels that have a place in the order.
-        gate: of the second half; the first has the step's own.
+        gate: of the backward function; the forward function has the step's.
     """
     forward, backward = graph.copy(), graph.copy()
     before = {node.name for node in graph.needed([outside_of(graph)])} - {outside_of(graph).name}
-    half = _SecondHalf(backward, before, frozenset(kernels), add_gate(backward, gate))
+    half = _BackwardFunction(backward, before, frozenset(kernels), add_gate(backward, gate))
     carried = half.finish(results)
     outside = outside_of(forward)
     last = forward.add(
@@ -106,8 +106,8 @@ def _carry(graph: Graph, tensor: Output) -> Output:
     ).out()
 
 
-class _SecondHalf:
-    """The half after the caller's part, made in place from a copy of the whole graph."""
+class _BackwardFunction:
+    """The backward function, made in place from a copy of the whole graph."""
 
     def __init__(self, graph: Graph, before: Collection[str], kernels: Collection[str], gate: Node):
         self.graph = graph
@@ -125,7 +125,7 @@ class _SecondHalf:
             node.controls = ()
 
     def finish(self, results: int) -> list[str]:
-        """Makes the half a graph of its own; returns the names of what it takes from the other, in order."""
+        """Makes it a graph of its own; returns the names of the tensors from the forward function, in order."""
         graph, outside = self.graph, self.outside
         own = [n for n in graph if n.name not in self.before and n not in self.feeds and n is not outside]
         for node in own:
@@ -143,7 +143,7 @@ class _SecondHalf:
         return list(self.carriers)
 
     def here(self, tensor: Output) -> Output:
-        """`tensor` in this half."""
+        """`tensor` in the backward function."""
         node = tensor.node
         if node is self.outside:
             return self.gradients[tensor.index].out()

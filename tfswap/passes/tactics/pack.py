@@ -3,8 +3,8 @@
 The encoding node runs after the last read before the wait, and the decoding node when all other inputs of the first
 reader after it are computed: control edges ensure it in any order.
 
-Requires: packings of tensors by a form that they have in this graph, for kernels that read them. Ensures: these read
-the decoded tensor, views in between are repeated on it, and nothing else is changed. Raises InvalidModel where the
+Requires: packings of tensors by a form that they have in this graph, for kernels that read them. Ensures: these kernels
+read the decoded tensor, views in between are repeated on it, and nothing else is changed. Raises InvalidModel where the
 graph has no such tensor or reader.
 """
 
@@ -30,7 +30,7 @@ from tfswap.passes.tactics.encode import shape_of
 
 @graph_pass(
     requires="packings of tensors by a form that they have in this graph",
-    ensures="the late readers read what is decoded, and the tensor is free in between",
+    ensures="the late readers read the decoded tensor, and the tensor is freed in between",
 )
 def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> int:
     """Carry out `packings` in `graph`, in place; returns how many nodes were added."""
@@ -43,8 +43,8 @@ def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> i
         unknown = next((name for name in late if name not in readers), None)
         if unknown is not None or not all(packing.readers):
             raise InvalidModel(
-                f"this plan lets {unknown!r} read {packing.tensor!r} as {packing.form}, and that is no kernel that "
-                "reads it. Plan again for this graph."
+                f"this plan has {unknown!r} read {packing.tensor!r} as {packing.form}, and this graph has no such "
+                "reader of it. Plan again for this graph."
             )
         encode = encode_after(
             graph,
@@ -63,7 +63,7 @@ def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> i
                 form.decode,
                 form.decode_attrs,
                 [encode.out(i) for i in range(len(form.kept))],
-                wants_shape=form.wants_shape,
+                takes_shape=form.takes_shape,
                 awaits=_runs,
             )
     graph.bring_forward(before)
@@ -82,7 +82,7 @@ def _forms(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> li
             numbers = f"from {packing.minimum} on" if packing.form != SPARSE else f"of {packing.capacity} values"
             raise InvalidModel(
                 f"this plan keeps {packing.tensor!r} as {packing.form} {numbers}, and the graph has no such tensor, or "
-                "one that such a form does not hold. Plan again for this graph."
+                "its values do not fit this form. Plan again for this graph."
             )
         found.append((tensor, form))
     return found
@@ -128,7 +128,7 @@ def decode_for(
     attrs: Mapping[str, object],
     kept: Sequence[Output],
     *,
-    wants_shape: bool,
+    takes_shape: bool,
     awaits: Callable[[Node], bool],
 ) -> None:
     """Have `readers` read the result of a new decoding node, which runs when the first reader's other inputs are
@@ -136,14 +136,14 @@ def decode_for(
 
     Args:
         kept: the encoded tensor.
-        wants_shape: whether it reads the tensor's shape as well.
+        takes_shape: whether it reads the tensor's shape as well.
         awaits: whether it waits for this node, which computes another input of the first reader.
     """
     on = tensor.node.device
     decode = graph.add(
         op,
         graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
-        (*kept, shape_of(graph, tensor, on)) if wants_shape else tuple(kept),
+        (*kept, shape_of(graph, tensor, on)) if takes_shape else tuple(kept),
         controls=dict.fromkeys(read.node for read in readers[0].inputs if origin(read) != tensor and awaits(read.node)),
         attrs=attrs,
         outputs=(tensor.type,),

@@ -26,7 +26,7 @@ from tfswap.passes.tactics.pack import decode_for, encode_after
 
 @graph_pass(
     requires="tensors that the backward pass reads",
-    ensures="the backward pass reads these tensors as they are in fewer bits",
+    ensures="the backward pass reads these tensors rounded to fewer bits",
 )
 def reduce_precision(graph: Graph, target: Target, reductions: Sequence[Reduction]) -> int:
     """Carry out `reductions` in `graph`, in place; returns how many nodes were added."""
@@ -65,8 +65,8 @@ def _reduce(
         unknown = next((name for name in group if name not in readers), None)
         if unknown is not None or not group:
             raise InvalidModel(
-                f"this plan lets {unknown!r} read {reduction.tensor!r} in {reduction.precision}, and that is no kernel "
-                "of the backward pass that reads it. Plan again for this graph."
+                f"this plan has {unknown!r} read {reduction.tensor!r} in {reduction.precision}, and this graph has no "
+                "such reader of it in the backward pass. Plan again for this graph."
             )
         decode_for(
             graph,
@@ -75,6 +75,6 @@ def _reduce(
             precision.decode,
             {**attrs, "Tshape": Dtype("int32")},
             [encode.out()],
-            wants_shape=True,
+            takes_shape=True,
             awaits=backward.__contains__,
         )

@@ -73,7 +73,7 @@ class _Travel:
     views: dict[Output, Output] = field(default_factory=dict)
 
     def renew(self, tensor: Output) -> None:
-        """From now on late readers read `tensor`."""
+        """Have later readers read `tensor`."""
         self.source = tensor
         self.views = {self.original: tensor}
 

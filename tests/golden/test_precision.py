@@ -12,7 +12,7 @@ from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.phases import backward_nodes
-from tfswap.analysis.reduced_precision import FORMATS, Reduction, asked_for, saved_tensors
+from tfswap.analysis.reduced_precision import FORMATS, Reduction, requested_precisions, saved_tensors
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.request import as_rules
@@ -133,11 +133,11 @@ fetches %loss, %next
 def test_the_first_pattern_that_fits_holds():
     saved = saved_tensors(chain())
     rules = as_rules([("relu3", "exact"), ("relu[15]", "int8"), ("relu*", "fp16")])
-    asked = asked_for(saved, rules, smallest_bytes=1)
+    asked = requested_precisions(saved, rules, smallest_bytes=1)
     assert asked == {"relu1:0": "int8", "relu5:0": "int8", "relu7:0": "fp16", "relu9:0": "fp16", "relu11:0": "fp16"}
-    assert not asked_for(saved, rules, smallest_bytes=1 << 30)
+    assert not requested_precisions(saved, rules, smallest_bytes=1 << 30)
     with pytest.raises(InvalidModel, match="'rellu\\*', and no float .* for example, relu1, relu3"):
-        asked_for(saved, as_rules({"rellu*": "fp8"}), smallest_bytes=1)
+        requested_precisions(saved, as_rules({"rellu*": "fp8"}), smallest_bytes=1)
 
 
 def test_where_nothing_can_be_reduced_the_step_stays_and_one_line_says_so(caplog):
@@ -158,8 +158,8 @@ fetches %y
 
 def test_what_has_no_fewer_bits_stays():
     saved = saved_tensors(step("float16"))
-    assert asked_for(saved, as_rules("fp16"), smallest_bytes=1) == {}
-    assert asked_for(saved, as_rules("fp8"), smallest_bytes=1) == {"map:0": "fp8"}
+    assert requested_precisions(saved, as_rules("fp16"), smallest_bytes=1) == {}
+    assert requested_precisions(saved, as_rules("fp8"), smallest_bytes=1) == {"map:0": "fp8"}
 
 
 @pytest.mark.parametrize(

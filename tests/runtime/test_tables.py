@@ -97,7 +97,7 @@ settle()
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 KIB = 1024
 
-def asked_for(function):
+def requested_precisions(function):
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     tf.config.experimental.reset_memory_stats("CPU:0")
     function()
@@ -115,12 +115,12 @@ for case in variables_in_part():
     run = lambda: program.function(*program.arguments)
     update = tf.zeros([512, 256])
     run()
-    in_part, reads, updates = asked_for(run), asked_for(read), asked_for(whole)
+    in_part, reads, updates = requested_precisions(run), requested_precisions(read), requested_precisions(whole)
     for handle in handles:
         tf.raw_ops.DisableCopyOnRead(resource=handle)
-    shared = asked_for(read), asked_for(whole)
+    shared = requested_precisions(read), requested_precisions(whole)
     held = read()
-    copied = asked_for(run)
+    copied = requested_precisions(run)
     found[case.op] = [in_part, reads, updates, *shared, copied]
 print(json.dumps(found))
 """

@@ -62,9 +62,8 @@ def record(
         integers: the known integers of each input.
         strict: raise UnboundedLoop where a loop keeps bytes of each iteration, and their number is unknown. Otherwise a
             few iterations represent it.
-        given_up: for lowered nodes, the value of the step that each input is. The node holds it only until a body's
-        last
-            read of it.
+        given_up: for lowered nodes, the value of the step that each input is. The node holds it only until the last
+            read of it by a body.
         lowered: gives the seconds of a kernel. With it, the node is lowered: kernels of bodies have no order, and the
             record is that of the run with the median peak.
         course: the decisions of the step. None: the record is an upper bound.

@@ -164,8 +164,8 @@ class FunctionRuns:
                 rest,
                 {n: memory_in(body, n, self._device) for n in rest},
                 uses,
-                Integers(body, rest, asked=(*deciding, *body.fetches)),
-                Integers(body, rest, asked=body.fetches),
+                Integers(body, rest, roots=(*deciding, *body.fetches)),
+                Integers(body, rest, roots=body.fetches),
                 constant_nodes(body, order),
                 any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
                 [

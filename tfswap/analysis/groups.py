@@ -168,17 +168,17 @@ def _values(
     """The buffer of each output of the group's kernels and views."""
     values: dict[tuple[Node, int], _Value] = {}
     for n, node in enumerate(group):
-        asked = {output for output, _ in _requests(node, memory[node])}
+        requested = {output for output, _ in _requests(node, memory[node])}
         for tensor in node.inputs:
             if tensor in values:
                 values[tensor].users |= 1 << n
                 values[tensor].reads += 1
         for output, source in memory[node].alias:
             viewed = values.get(node.inputs[source])
-            if output not in asked and viewed is not None:
+            if output not in requested and viewed is not None:
                 values[node, output] = viewed
                 viewed.viewed = True
-        for output in asked:
+        for output in requested:
             if output >= 0:
                 values[node, output] = _Value(n)
     outside = [t for node in body if node not in number for t in node.inputs]

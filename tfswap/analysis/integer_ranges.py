@@ -40,9 +40,9 @@ def range_of_type(dtype: str) -> Range | None:
     return Range(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if dtype.startswith("int") else None
 
 
-Asked = Callable[[int], "Range | None"]
+RangeOf = Callable[[int], "Range | None"]
 """Gives the range of the input at a position."""
-Rule = Callable[[Node, int, Asked], "Range | None"]
+Rule = Callable[[Node, int, RangeOf], "Range | None"]
 """Gives the range of the output at a position; None, or a range beyond the type's, where it is unknown."""
 
 
@@ -51,9 +51,9 @@ def _below(count: int | None) -> Range | None:
     return Range(0, max(0, count - 1)) if count is not None else None
 
 
-def _positions(node: Node, index: int, asked: Asked) -> Range | None:
+def _positions(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """Positions along the axis in the second input; along the longest axis, where that is unknown."""
-    shape, axis = node.inputs[0].type.shape, asked(1)
+    shape, axis = node.inputs[0].type.shape, range_of(1)
     if not shape or None in shape or axis is None:
         return None
     dims = cast("tuple[int, ...]", shape)
@@ -61,12 +61,12 @@ def _positions(node: Node, index: int, asked: Asked) -> Range | None:
     return _below(dims[axis.low] if known else max(dims))
 
 
-def _along_the_last(node: Node, index: int, asked: Asked) -> Range | None:
+def _along_the_last(node: Node, index: int, range_of: RangeOf) -> Range | None:
     shape = node.inputs[0].type.shape
     return _below(shape[-1]) if index == 1 and shape else None
 
 
-def _places_in_images(node: Node, index: int, asked: Asked) -> Range | None:
+def _places_in_images(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """Positions of MaxPoolWithArgmax: within an image, or within all of them."""
     kind = node.inputs[0].type
     images = 1 if node.attrs.get("include_batch_in_index") else (kind.shape or (None,))[0]
@@ -75,30 +75,30 @@ def _places_in_images(node: Node, index: int, asked: Asked) -> Range | None:
     return Range(-1, kind.num_elements // images - 1)  # -1 where there is nothing to pool
 
 
-def _first_of_many(node: Node, index: int, asked: Asked) -> Range | None:
+def _first_of_many(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """Places in a vector (Unique's second output)."""
     return _below(node.inputs[0].type.num_elements) if index == 1 else None
 
 
-def _same(node: Node, index: int, asked: Asked) -> Range | None:
-    return asked(0)
+def _same(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    return range_of(0)
 
 
-def _second(node: Node, index: int, asked: Asked) -> Range | None:
-    return asked(1)
+def _second(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    return range_of(1)
 
 
 def _either(*positions: int) -> Rule:
     """Values of these inputs; of all inputs, where none is given."""
 
-    def rule(node: Node, index: int, asked: Asked) -> Range | None:
-        return _joined([asked(p) for p in positions or range(len(node.inputs))])
+    def rule(node: Node, index: int, range_of: RangeOf) -> Range | None:
+        return _joined([range_of(p) for p in positions or range(len(node.inputs))])
 
     return rule
 
 
-def _all_but_the_last(node: Node, index: int, asked: Asked) -> Range | None:
-    return _joined([asked(p) for p in range(len(node.inputs) - 1)])
+def _all_but_the_last(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    return _joined([range_of(p) for p in range(len(node.inputs) - 1)])
 
 
 def _joined(ranges: list[Range | None]) -> Range | None:
@@ -108,55 +108,55 @@ def _joined(ranges: list[Range | None]) -> Range | None:
     return Range(min(r.low for r in known), max(r.high for r in known))
 
 
-def _padded(node: Node, index: int, asked: Asked) -> Range | None:
-    return _joined([asked(0), Range(0, 0)])
+def _padded(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    return _joined([range_of(0), Range(0, 0)])
 
 
-def _sum(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _sum(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     return Range(a.low + b.low, a.high + b.high) if a and b else None
 
 
-def _difference(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _difference(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     return Range(a.low - b.high, a.high - b.low) if a and b else None
 
 
-def _product(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _product(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     if not (a and b):
         return None
     ends = [x * y for x in a for y in b]
     return Range(min(ends), max(ends))
 
 
-def _remainder(node: Node, index: int, asked: Asked) -> Range | None:
+def _remainder(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """A remainder has the divisor's sign."""
-    b = asked(1)
+    b = range_of(1)
     return Range(0, b.high - 1) if b and b.low > 0 else None
 
 
-def _quotient(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _quotient(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     if not (a and b) or b.low <= 0:
         return None
     ends = [x // y for x in a for y in b]
     return Range(min(ends), max(ends))
 
 
-def _larger(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _larger(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     return Range(max(a.low, b.low), max(a.high, b.high)) if a and b else None
 
 
-def _smaller(node: Node, index: int, asked: Asked) -> Range | None:
-    a, b = asked(0), asked(1)
+def _smaller(node: Node, index: int, range_of: RangeOf) -> Range | None:
+    a, b = range_of(0), range_of(1)
     return Range(min(a.low, b.low), min(a.high, b.high)) if a and b else None
 
 
-def _counted(node: Node, index: int, asked: Asked) -> Range | None:
+def _counted(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """From a start in steps up to a limit, which is excluded."""
-    start, limit, step = asked(0), asked(1), asked(2)
+    start, limit, step = range_of(0), range_of(1), range_of(2)
     if start is None or limit is None or step is None or step.low <= 0 or limit.high <= start.low:
         return None
     return Range(start.low, limit.high - 1)
@@ -165,16 +165,16 @@ def _counted(node: Node, index: int, asked: Asked) -> Range | None:
 def _drawn(low: int, high: int) -> Rule:
     """From the input at `low` to below that at `high`."""
 
-    def rule(node: Node, index: int, asked: Asked) -> Range | None:
-        a, b = asked(low), asked(high)
+    def rule(node: Node, index: int, range_of: RangeOf) -> Range | None:
+        a, b = range_of(low), range_of(high)
         return Range(a.low, b.high - 1) if a and b and b.low > a.high else None
 
     return rule
 
 
-def _added_up(node: Node, index: int, asked: Asked) -> Range | None:
+def _added_up(node: Node, index: int, range_of: RangeOf) -> Range | None:
     """A sum of at most all elements of the input."""
-    one, count = asked(0), node.inputs[0].type.num_elements
+    one, count = range_of(0), node.inputs[0].type.num_elements
     return Range(min(one.low, 0) * count, max(one.high, 0) * count) if one and count is not None else None
 
 
@@ -198,7 +198,7 @@ _RULES: dict[str, Rule] = {
     "Minimum": _smaller,
     "Mul": _product,
     "OneHot": _either(2, 3),
-    "OnesLike": lambda node, index, asked: Range(1, 1),
+    "OnesLike": lambda node, index, range_of: Range(1, 1),
     "Pack": _either(),
     "Pad": _padded,
     "PadV2": _either(0, 2),
@@ -222,7 +222,7 @@ _RULES: dict[str, Rule] = {
     "Transpose": _same,
     "Unique": _first_of_many,
     "Unpack": _same,
-    "ZerosLike": lambda node, index, asked: Range(0, 0),
+    "ZerosLike": lambda node, index, range_of: Range(0, 0),
     "Tfswap>ToDevice": _same,
 }
 

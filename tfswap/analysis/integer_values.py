@@ -292,11 +292,11 @@ class Integers:
     Args:
         order: its nodes in topological order.
         lengths: propagate the lengths of lists as well, as the lists' values.
-        asked: propagate only values on which these tensors depend. None: all.
+        roots: propagate only values on which these tensors depend. None: all.
     """
 
     def __init__(
-        self, graph: Graph, order: Sequence[Node], *, lengths: bool = False, asked: Iterable[Output] | None = None
+        self, graph: Graph, order: Sequence[Node], *, lengths: bool = False, roots: Iterable[Output] | None = None
     ):
         self._constants: Known = {(node, 0): values for node, values in graph.small_constants.items()}
         self._rules: dict[Node, Rule] = {}  # in the nodes' order
@@ -305,8 +305,8 @@ class Integers:
             rule = (_LENGTHS.get(node.op) if lengths else None) if variant else rule_of(node)
             if rule is not None:
                 self._rules[node] = rule
-        if asked is not None:
-            needed = {tensor.node for tensor in asked}
+        if roots is not None:
+            needed = {tensor.node for tensor in roots}
             for node in reversed(order):
                 if node in needed and node in self._rules:
                     needed.update(tensor.node for tensor in node.inputs)
@@ -381,12 +381,12 @@ class Loop(NamedTuple):
             bound: whether to find a bound where the number is not exact.
             most: the most iterations to evaluate.
         """
-        asked = (self.condition.fetches[0].node, self.condition.fetches[0].index)
+        condition = (self.condition.fetches[0].node, self.condition.fetches[0].index)
         results = [(f.node, f.index) for f in self.body.fetches]
         found: list[list[Values | None]] = [list(given)]
         certain = True
         while len(found) <= most + 1:
-            goes_on = self.test.follow(as_feeds(self.condition, found[-1])).get(asked)
+            goes_on = self.test.follow(as_feeds(self.condition, found[-1])).get(condition)
             if goes_on == (0,):
                 return found, certain
             known = self.change.follow(as_feeds(self.body, found[-1]))
@@ -395,12 +395,14 @@ class Loop(NamedTuple):
                 certain = False
                 if after == found[-1] or not bound:
                     break
-                if len(found) == LOOKED_AHEAD and not self._ends(found[-1], after, asked):
+                if len(found) == LOOKED_AHEAD and not self._ends(found[-1], after, condition):
                     break
             found.append(after)
         return None, certain
 
-    def _ends(self, before: Sequence[Values | None], after: Sequence[Values | None], asked: tuple[Node, int]) -> bool:
+    def _ends(
+        self, before: Sequence[Values | None], after: Sequence[Values | None], condition: tuple[Node, int]
+    ) -> bool:
         """Whether the condition is false after MOST_TRIPS steps of the counters as from `before` to `after`."""
         far = [
             one
@@ -410,7 +412,7 @@ class Loop(NamedTuple):
             else None
             for one, other in zip(before, after, strict=True)
         ]
-        return self.test.follow(as_feeds(self.condition, far)).get(asked) == (0,)
+        return self.test.follow(as_feeds(self.condition, far)).get(condition) == (0,)
 
     def unchanging(self, given: Sequence[Values | None]) -> list[Values | None]:
         """The loop variables' integers that are the same in all iterations."""

@@ -161,17 +161,17 @@ def _varying(graph: Graph) -> set[Node]:
     return found
 
 
-def speaks_of(node: str, rules: Rules) -> bool:
+def has_rule(node: str, rules: Rules) -> bool:
     """Whether a rule other than the one for all nodes matches this node's name."""
     return any(pattern != EVERYTHING and fnmatchcase(node, pattern) for pattern, _ in rules)
 
 
-def asked_precision(node: str, rules: Rules) -> str:
+def precision_of(node: str, rules: Rules) -> str:
     """The precision for a node by `rules`, of PRECISIONS."""
     return next((precision for pattern, precision in rules if fnmatchcase(node, pattern)), EXACT)
 
 
-def asked_for(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> dict[str, str]:
+def requested_precisions(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> dict[str, str]:
     """The precision of each tensor of `saved` that rules make smaller and that has at least `smallest_bytes`.
 
     Raises:
@@ -184,12 +184,12 @@ def asked_for(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> 
                 f"precision has the pattern {pattern!r}, and no float that this step keeps for its backward pass is "
                 f"called so. Those that it keeps are, for example, {known or 'none'}."
             )
-    asked = {
-        name: asked_precision(s.tensor.node.name, rules) for name, s in saved.items() if _nbytes(s) >= smallest_bytes
+    requested = {
+        name: precision_of(s.tensor.node.name, rules) for name, s in saved.items() if _nbytes(s) >= smallest_bytes
     }
     return {
         name: precision
-        for name, precision in asked.items()
+        for name, precision in requested.items()
         if precision != EXACT and FORMATS[precision].nbytes(_elements(saved[name])) < _nbytes(saved[name])
     }
 
@@ -200,15 +200,15 @@ def find_reductions(
     cost_s: Sequence[float],
     rates: Rates,
     saved: Mapping[str, Saved],
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     exact: Collection[str],
 ) -> list[Reduction]:
-    """The reductions among those in `asked`, with their readers.
+    """The reductions among those in `requested`, with their readers.
 
     Args:
         order: the kernels of `flow` in order.
         cost_s: the seconds of each kernel.
-        asked: precisions by tensor, as of `asked_for`.
+        requested: precisions by tensor, as of `requested_precisions`.
         exact: names of kernels that read an exact encoding.
     """
     place = {flow.nodes[i].name: position for position, i in enumerate(order)}
@@ -216,7 +216,7 @@ def find_reductions(
     for i in order:
         starts.append(starts[-1] + cost_s[i])
     found: list[Reduction] = []
-    for name, precision in asked.items():
+    for name, precision in requested.items():
         tensor, forward, backward = saved[name]
         last = max(place[node.name] for node in (tensor.node, *forward))
         groups: list[list[str]] = []

@@ -136,7 +136,7 @@ def as_planned(
     given = {node.name for node in graph if node.device}
     for node in made:
         if node.name not in given and node.device == _device_name(device):
-            node.device = ""  # the trace asked for no device
+            node.device = ""  # the trace names no device
     for node in graph:
         call = differentiated(node)
         if call is not None and node.name in made and call.name in made:

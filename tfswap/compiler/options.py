@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from tfswap.analysis.reduced_precision import PRECISIONS, Rules, speaks_of
+from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
@@ -83,7 +83,7 @@ class Options:
 
     def names(self, node: str) -> bool:
         """Whether a rule other than the one for all nodes, or `keep`, names this node."""
-        return speaks_of(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
+        return has_rule(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]

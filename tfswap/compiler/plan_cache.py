@@ -275,9 +275,9 @@ class StepPlans:
         self._cache = cache
         digest = hashlib.sha256(f"{_versions()}\n{fingerprint}\n{device!r}\n{others!r}\n".encode())
         profile = "" if options.profile is None else options.profile.to_json()
-        asked = options.tactics, options.host_limit_bytes, options.spill, options.solver
-        asked = *asked, options.portable
-        digest.update(f"{asked!r}\n{options.precision!r}\n{profile}\n".encode())
+        key = options.tactics, options.host_limit_bytes, options.spill, options.solver
+        key = *key, options.portable
+        digest.update(f"{key!r}\n{options.precision!r}\n{profile}\n".encode())
         # A plan depends on the names of nodes and on permits, which are no part of the fingerprint.
         for part in (graph, *graph.all_bodies()):
             permits = sorted(f"{tensor.name} {sorted(permit.tactics)}" for tensor, permit in part.permits.items())

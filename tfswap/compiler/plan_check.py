@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfswap.analysis.reduced_precision import asked_precision
+from tfswap.analysis.reduced_precision import precision_of
 from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
 from tfswap.plan.plan import Plan
@@ -48,7 +48,7 @@ def _require_tactics(plan: Plan, options: Options) -> None:
 def _require_precision(plan: Plan, options: Options) -> None:
     for reduction in plan.reduced:
         node = reduction.tensor.rpartition(":")[0]
-        if asked_precision(node, options.precision) != reduction.precision:
+        if precision_of(node, options.precision) != reduction.precision:
             raise InvalidModel(
                 f"this plan keeps {reduction.tensor!r} as {reduction.precision} for the backward pass, and "
                 f"precision does not ask for that: give precision={{{node!r}: {reduction.precision!r}}}, or plan "

@@ -7,7 +7,7 @@ import logging
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.permits import permit_of
-from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
+from tfswap.analysis.reduced_precision import find_reductions, requested_precisions, saved_tensors
 from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import PLAIN, Rewriting, Variant
 from tfswap.ir.views import origin
@@ -31,14 +31,14 @@ def in_precision(plain: Variant, device: DeviceModel, options: Options, costs: C
     order = choose_order(flow, cost_s)
     live = simulate_memory(flow, build_schedule(order, ()), live=True)
     saved = {name: s for name, s in saved_tensors(graph).items() if permit_of(graph, s.tensor).allows("encode")}
-    asked = asked_for(saved, options.precision, smallest_bytes(live.peak_bytes))
+    requested = requested_precisions(saved, options.precision, smallest_bytes(live.peak_bytes))
     exact = tuple(
         e.kernel.name
         for e in find_encodings(graph, device, same_bits=False)
-        if any(origin(t).name in asked for t in e.dropped)
+        if any(origin(t).name in requested for t in e.dropped)
         and all(permit_of(graph, t).allows("encode") for t in e.dropped)
     )
-    reductions = find_reductions(flow, order, cost_s, costs.rates, saved, asked, exact)
+    reductions = find_reductions(flow, order, cost_s, costs.rates, saved, requested, exact)
     if not reductions:
         log.warning(
             "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",

@@ -67,7 +67,7 @@ def _devices(advice: list[str]) -> list[dict[str, Any]]:
             del held
             limit = arena.device_limit_bytes(name) if device.device_type in ("CPU", "GPU") else None
         except (TfswapError, ValueError, tf.errors.OpError) as error:
-            advice.append(f"{name} can't be asked about its memory: {error}")
+            advice.append(f"the memory of {name} can't be read: {error}")
             keeps, limit = False, None
         found.append({"name": name, "keeps_figures": keeps, "limit_bytes": limit, "kind": device.device_type})
     return found

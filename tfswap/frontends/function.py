@@ -40,7 +40,7 @@ from tfswap.frontends.tracing import (
 from tfswap.native.forks import note_step, refuse_in_late_child
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.program import Program
 from tfswap.runtime.step import Step
@@ -183,7 +183,7 @@ class OptimizedFunction(Generic[P, R]):
             raise UnsupportedGraph(f"{self.__name__}: {self._refuses_outer_gradients}")
         if not tf.executing_eagerly():
             return WITHIN
-        arguments = [*inputs, *without_asking(concrete)]
+        arguments = [*inputs, *with_placeholders(concrete)]
         if in_forward_mode(arguments):
             return FORWARD_MODE
         if gradients != FIRST_ORDER:

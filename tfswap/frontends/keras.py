@@ -321,7 +321,7 @@ def _await_rest() -> None:
         time.sleep(REST_S)
 
 
-def traced_for(asked: Sequence[Any], traced: Collection[Signature]) -> Signature:
+def traced_for(wanted: Sequence[Any], traced: Collection[Signature]) -> Signature:
     """The signature of the trace that Keras runs for a batch: the closest existing one that accepts the batch, or else
     one for this batch and all that was traced before.
 
@@ -332,7 +332,7 @@ def traced_for(asked: Sequence[Any], traced: Collection[Signature]) -> Signature
     def takes(signature: Signature, other: Sequence[Any]) -> bool:
         return all(given.is_subtype_of(taken) for given, taken in zip(other, signature, strict=True))
 
-    made = tuple(asked)
+    made = tuple(wanted)
     if made in traced:
         return made
     if taking := [each for each in traced if takes(each, made)]:

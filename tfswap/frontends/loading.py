@@ -43,7 +43,7 @@ from tfswap.importers.library import through_call
 from tfswap.ir.graph import Graph
 from tfswap.native.load import load_for
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import open_function
 from tfswap.runtime.program import Program
 from tfswap.runtime.step import Step
@@ -264,7 +264,7 @@ class FileTrace(Trace):
             imported = super().import_graph(arguments, sizes, keeps=keeps)
         else:
             imported = Imported(self._original(arguments))
-            place(self.name, imported.graph, [*arguments, *without_asking(self.concrete)], self.device.model)
+            place(self.name, imported.graph, [*arguments, *with_placeholders(self.concrete)], self.device.model)
         graph, plan = imported.graph, self._file_step.plan
         same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
         self._file_plan = plan if same else None
@@ -379,17 +379,17 @@ class _Passing:
     @staticmethod
     def of(route: _Route, concrete: Any, function: StepFunction) -> _Passing | None:
         """None where the trace gives the step other variables than the file's function has."""
-        own = without_asking(function.concrete)
+        own = with_placeholders(function.concrete)
         count = len(route.arguments) - len(own)
         before = len(concrete.inputs) - len(concrete._captured_inputs)
-        captured = without_asking(concrete)
+        captured = with_placeholders(concrete)
         for position, capture in zip(route.arguments[count:], own, strict=True):
             if position < before or captured[position - before] is not capture:
                 return None
         return _Passing(concrete, function, route.arguments[:count], route.results, concrete.function_type.pack_output)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        given = [*inputs, *without_asking(self.concrete)]
+        given = [*inputs, *with_placeholders(self.concrete)]
         results = self.function.run([given[p] for p in self.arguments])
         return self.pack([results[i] for i in self.results])
 

@@ -197,7 +197,7 @@ def _optimize_proto(
         return optimize_meta_graph_def(model, signature, wanted, request, sizes.bind)
     _refuse(signature=signature)
     if feeds is None or not wanted:
-        raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
+        raise TfswapError("a GraphDef needs feeds= and fetches=: the tensors that are fed, and those that are fetched")
     return optimize_graph_def(model, names("feeds", feeds, ("x",)), wanted, request, sizes.bind)
 
 

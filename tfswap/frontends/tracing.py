@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import has_size
 
 HANDLE_TYPES = (20, 21)
@@ -116,7 +116,7 @@ def watched(concrete: Any, inputs: Sequence[Any]) -> int | None:
         return None
     for variable in concrete.graph.variables:
         resource_variable_ops.variable_accessed(variable)
-    arguments = [*inputs, *without_asking(concrete)]
+    arguments = [*inputs, *with_placeholders(concrete)]
     return gradients_util.PossibleTapeGradientTypes(arguments) or None
 
 

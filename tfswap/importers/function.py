@@ -168,8 +168,8 @@ def _restore_compiled(graph_def: Any) -> None:
 
 def compiled_by(attributes: Any) -> str | None:
     """The attribute of a node or function by which XLA compiles it; None where there is none."""
-    asked = (a for a in XLA_ATTRIBUTES if a in attributes and (attributes[a].b or attributes[a].s))
-    return next(asked, None)
+    found = (a for a in XLA_ATTRIBUTES if a in attributes and (attributes[a].b or attributes[a].s))
+    return next(found, None)
 
 
 def refuse_xla(name: str, attributes: Any) -> None:

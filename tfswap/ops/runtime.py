@@ -362,8 +362,8 @@ def onednn_dtypes() -> tuple[str, ...]:
     """The types of elements that oneDNN's kernels support on this processor."""
     import tensorflow as tf
 
-    asked = (tf.bfloat16, tf.float16, tf.float32)
-    return tuple(dtype.name for dtype in asked if load().c.tfswap_onednn_takes(dtype.as_datatype_enum))
+    candidates = (tf.bfloat16, tf.float16, tf.float32)
+    return tuple(dtype.name for dtype in candidates if load().c.tfswap_onednn_takes(dtype.as_datatype_enum))
 
 
 def new_gate() -> int:

@@ -128,8 +128,8 @@ class Ladder:
 
     def choice(self, nbytes: int) -> Choice | None:
         """The solver's choice for a target of `nbytes`, solved where no earlier choice holds for it."""
-        for asked, choice in self._choices:
-            if asked.least <= nbytes < asked.beyond:
+        for target, choice in self._choices:
+            if target.least <= nbytes < target.beyond:
                 return choice
         target = LiveTarget(nbytes)
         self._choices.append((target, self.solve(self.problem, target)))

@@ -18,7 +18,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.device import arena
 from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import StepVariables
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ArenaView:
         """
         import tensorflow as tf
 
-        captures = without_asking(concrete)
+        captures = with_placeholders(concrete)
         graph, feeds = optimizer.graph, optimizer.graph.feeds
         written = {feeds[p].name for p in written_variables(graph, optimizer.flow)}
         used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}

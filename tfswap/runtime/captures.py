@@ -14,10 +14,10 @@ from tfswap.importers.shapes import HANDLES
 
 def captured(concrete: Any) -> list[Any] | None:
     """The captures of a call that begins now; None where they are the same at each call."""
-    return concrete.captured_inputs if _asks(concrete) else None
+    return concrete.captured_inputs if _has_computed(concrete) else None
 
 
-def _asks(concrete: Any) -> bool:
+def _has_computed(concrete: Any) -> bool:
     return any(map(callable, concrete._captured_inputs))  # in every call
 
 
@@ -27,11 +27,11 @@ def deferred(concrete: Any) -> list[bool]:
     return [False] * (len(concrete.inputs) - len(late)) + late
 
 
-def without_asking(concrete: Any) -> list[Any]:
+def with_placeholders(concrete: Any) -> list[Any]:
     """The trace's captures, with zeros for those that only a call may compute."""
     import tensorflow as tf
 
-    if not _asks(concrete):
+    if not _has_computed(concrete):
         return concrete.captured_inputs
     made: list[Any] = []
     placeholders = concrete.inputs[-len(concrete._captured_inputs) :]

@@ -32,7 +32,7 @@ from tfswap.ir.graph import Graph, Output
 from tfswap.ir.op_traits import is_const, is_pure
 from tfswap.ir.types import TensorType
 from tfswap.native.load import load
-from tfswap.runtime.captures import deferred, without_asking
+from tfswap.runtime.captures import deferred, with_placeholders
 from tfswap.runtime.output_sizes import SizeRule, size_rule
 from tfswap.support.reach import reach
 from tfswap.support.sizes import format_bytes
@@ -72,7 +72,7 @@ class DataDependentSizes:
 
     def sizes(self, concrete: Any, inputs: Sequence[Any]) -> Sizes:
         """The shapes of these tensors in a call with these arguments, which have values."""
-        given = [*inputs, *without_asking(concrete)]
+        given = [*inputs, *with_placeholders(concrete)]
         return tuple(shape for each in self.rounds for shape in each.compute(given))
 
     def types(self, sizes: Sizes) -> dict[str, TensorType]:
@@ -97,11 +97,11 @@ def find_data_dependent_sizes(
         types = computed.types(computed.sizes(concrete, inputs))
         graph = import_function(concrete, inputs, types)
         open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
-        asked = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
-        if not asked:
+        rules = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
+        if not rules:
             return None if sizeless(graph) or computed is known else computed
         computed = DataDependentSizes(
-            (*computed.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit)))
+            (*computed.rounds, Round([*rules], _computing(graph, rules, concrete, under_limit)))
         )
     return None
 
@@ -137,18 +137,18 @@ def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
     if rule is None:
         return SizeRule((), lambda shape: shape, tensor) if _follows(graph, (tensor,), concrete) else None
     if rule.of is not None and (shape := _traced_shape(concrete, rule.of)) is not None:
-        rule = SizeRule(rule.asked, functools.partial(_with_shape, rule.shape, shape))
+        rule = SizeRule(rule.needed, functools.partial(_with_shape, rule.shape, shape))
     return rule if _follows(graph, _computed(rule), concrete) else None
 
 
-def _with_shape(of: Callable[..., Any], shape: Sequence[int], *asked: Any) -> Any:
+def _with_shape(of: Callable[..., Any], shape: Sequence[int], *values: Any) -> Any:
     import tensorflow as tf
 
-    return of(tf.constant(shape, tf.int64), *asked)
+    return of(tf.constant(shape, tf.int64), *values)
 
 
 def _computed(rule: SizeRule) -> list[Output]:
-    return [*rule.asked] if rule.of is None else [rule.of, *rule.asked]
+    return [*rule.needed] if rule.of is None else [rule.of, *rule.needed]
 
 
 def _traced_shape(concrete: Any, tensor: Output) -> tuple[int, ...] | None:
@@ -202,7 +202,7 @@ def _computing(
         shapes = []
         for rule in rules.values():
             of = [] if rule.of is None else [tf.shape(next(made), tf.int64)]
-            shapes.append(tf.cast(rule.shape(*of, *(next(made) for _ in rule.asked)), tf.int64))
+            shapes.append(tf.cast(rule.shape(*of, *(next(made) for _ in rule.needed)), tf.int64))
         return shapes
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
@@ -244,9 +244,9 @@ def _in_host_memory(concrete: Any) -> Callable[..., Any]:
 def _located(error: Any, locate: SourceLines) -> Exception:
     """TensorFlow's error at a node that sizes are computed by, with the user's source line of that node."""
     line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
-    said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
+    message = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
     where = f" It is made at {line}." if line else ""
-    return type(error)(None, None, f"{said}\nA size in the step depends on it.{where}")
+    return type(error)(None, None, f"{message}\nA size in the step depends on it.{where}")
 
 
 def _refusal(error: InfeasibleMemoryLimit, computed: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:

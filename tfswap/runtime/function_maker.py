@@ -21,7 +21,7 @@ from tfswap.passes.memory_reservation import Reservation, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.runtime.audit import Audit, gates_of
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import format_bytes
 
@@ -65,7 +65,7 @@ class FunctionMaker:
         """
         import tfswap.ops
 
-        captures = without_asking(self._trace.concrete)
+        captures = with_placeholders(self._trace.concrete)
         refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, self._trace.device.model)
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)

@@ -48,11 +48,11 @@ class StepLimit:
         """Compute the bytes: a share depends on the unoptimised peak."""
         limit = self._request.limit(self._trace.device.name)
         if limit is not None:
-            asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
+            requested = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
-                asked = max(asked, self._granted_bytes)
+                requested = max(requested, self._granted_bytes)
             # A limit above the arena's own is not one that can be reached.
-            self.bytes = min(asked, snapshot.limit_bytes or asked)
+            self.bytes = min(requested, snapshot.limit_bytes or requested)
 
     def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
         """Whether a step with this peak leaves the margin."""
@@ -84,15 +84,15 @@ class StepLimit:
     ) -> InfeasibleMemoryLimit:
         """`error`, with the arena's own limit where that is the lower one."""
         arena_bytes = snapshot.limit_bytes
-        asked = self._request.limit(self._trace.device.name)
-        assert asked is not None, "a plan for no limit is never refused"
-        asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
-        if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
+        requested = self._request.limit(self._trace.device.name)
+        assert requested is not None, "a plan for no limit is never refused"
+        requested_bytes = parse_limit(requested, lambda: optimizer.baseline.peak_bytes)
+        if not arena_bytes or max(error.floor_bytes, requested_bytes) <= arena_bytes:
             return error
         return InfeasibleMemoryLimit(
             messages.refused_by_the_arena(
                 error, self._trace.device.name, arena_bytes, len(regions_of(snapshot.chunks))
             ),
             floor_bytes=error.floor_bytes,
-            limit_bytes=asked_bytes,
+            limit_bytes=requested_bytes,
         )

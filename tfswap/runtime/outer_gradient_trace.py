@@ -23,7 +23,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.prepare.result_slots import MOST_BYTES
 from tfswap.passes.tactics.outer_gradients import cut, outside_of
 from tfswap.plan.plan import Plan
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.joint_trace import Joint, saved
 from tfswap.runtime.trace import Exported, Imported, Trace
 
@@ -189,7 +189,7 @@ class OuterGradientTrace(Trace):
     def make_kernels(self, function: StepFunctions, inputs: Sequence[Any]) -> None:
         import tensorflow as tf
 
-        arguments = [*inputs, *without_asking(self.concrete)]
+        arguments = [*inputs, *with_placeholders(self.concrete)]
         function.forward(arguments)
         nothing = tf.raw_ops.OptionalNone()
         given = [

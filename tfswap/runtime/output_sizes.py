@@ -19,13 +19,13 @@ class SizeRule(NamedTuple):
     """The rule for a tensor's size.
 
     Attributes:
-        asked: tensors of the graph whose values it needs.
+        needed: tensors of the graph whose values it needs.
         shape: from these values, as symbolic tensors, to the vector of the axes' lengths; its first argument is the
             shape of `of`, if there is one.
         of: a tensor whose shape alone matters.
     """
 
-    asked: Sequence[Output]
+    needed: Sequence[Output]
     shape: Callable[..., Any]
     of: Output | None = None
 
@@ -148,8 +148,8 @@ def _padded(tensor: Output) -> SizeRule | None:
         levels = [*zip(kinds, partitions, strict=True)][counted:]
         longest = [_LONGEST[kind](each) for kind, each in levels]
         found = tf.stack([tf.cast(rows, tf.int64), *longest, *(tf.constant(d, tf.int64) for d in kept)])
-        asked = tf.broadcast_to(tf.cast(wanted, tf.int64), tf.shape(found))
-        return tf.where(asked < 0, found, asked)
+        requested = tf.broadcast_to(tf.cast(wanted, tf.int64), tf.shape(found))
+        return tf.where(requested < 0, found, requested)
 
     return SizeRule((wanted, *partitions), shape)
 

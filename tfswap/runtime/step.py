@@ -99,7 +99,7 @@ class Step:
         self._margins = Margins()
         self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
-        self._nested = NestedStep(trace, self._maker, lambda given: self._in_turn(given, plain=True, asked=None))
+        self._nested = NestedStep(trace, self._maker, lambda given: self._in_turn(given, plain=True, captures=None))
         self._compiler = StepCompiler(
             trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_ahead
         )
@@ -181,20 +181,20 @@ class Step:
         Args:
             plain: the call runs eagerly, with neither a tape nor a cancellation manager.
         """
-        asked = captured(self._trace.concrete)
+        captures = captured(self._trace.concrete)
         if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):
-            result = self._call(inputs, plain, asked)
+            result = self._call(inputs, plain, captures)
             if self._maker.has_made:
                 self._maker.audit_new(self._trace.device.read_arena(before=False))
         else:
-            result = self._in_turn(inputs, plain, asked)
+            result = self._in_turn(inputs, plain, captures)
         return self._trace.finish(result, self._run_part)
 
-    def _in_turn(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
+    def _in_turn(self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None) -> Any:
         """Run it now, in its turn, on a device whose arena can be read.
 
         Args:
-            asked: the call's captures, where they are computed for each call.
+            captures: the call's captures, where they are computed for each call.
         """
         outer = turn.held()
         try:
@@ -206,15 +206,15 @@ class Step:
                 before = self._arena.read_before()
             if self._calls_steps:
                 turn.end(outer)  # each of the called steps has its own
-            return self._watched(inputs, plain, asked, before, ticket)
+            return self._watched(inputs, plain, captures, before, ticket)
         finally:
             turn.end(outer)
 
     def _watched(
-        self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CArenaReading, ticket: int
+        self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None, before: CArenaReading, ticket: int
     ) -> Any:
         with self._watch.explained():
-            result = self._call(inputs, plain, asked)
+            result = self._call(inputs, plain, captures)
         self._watch.notice(before, ticket, result)
         return result
 
@@ -234,11 +234,11 @@ class Step:
         finally:
             turn.end(outer)
 
-    def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
+    def _call(self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None) -> Any:
         takes_turns = self._trace.device.has_arena and not self._request.changes_nothing
         inside = self._inside if takes_turns and not (plain or runs_at_once()) else None
         rewritten = self._gate is not None
-        return self._trace.call(self.function, inputs, asked, rewritten=rewritten, plain=plain, inside=inside)
+        return self._trace.call(self.function, inputs, captures, rewritten=rewritten, plain=plain, inside=inside)
 
     def _inside(self) -> Any:
         """The function that a caller's trace calls: it runs this step when the caller runs, where Python can."""

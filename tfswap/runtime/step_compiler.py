@@ -21,7 +21,7 @@ from tfswap.planner.promise import promised
 from tfswap.planner.small_slots import LARGEST_BYTES
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
 from tfswap.runtime.margins import Margins
@@ -198,7 +198,7 @@ class StepCompiler:
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
-        captures = without_asking(self._trace.concrete)
+        captures = with_placeholders(self._trace.concrete)
         given = zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True)
         return [t.shape.num_elements() * t.dtype.size for by, t in given if _is_made_around(by, t)]
 
@@ -220,5 +220,5 @@ def _is_made_around(given: Any, planned: Any) -> bool:
 
     if not tf.is_symbolic_tensor(given) or planned.dtype.name in HANDLES or not planned.shape.is_fully_defined():
         return False
-    outer = getattr(given.graph, "outer_graph", None)  # where sizes are asked for there is none
+    outer = getattr(given.graph, "outer_graph", None)  # None where only sizes are computed
     return given.op.type != "Placeholder" or (outer is not None and outer.building_function)

@@ -14,7 +14,7 @@ from tfswap.device.live import device_of
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.plan.plan import Plan
-from tfswap.runtime.captures import without_asking
+from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Trace:
     def __init__(self, name: str, concrete: Any):
         self.name = name
         self.concrete = concrete
-        self.device = device_of(concrete, without_asking(concrete))
+        self.device = device_of(concrete, with_placeholders(concrete))
 
     def planning(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while the step is planned."""
@@ -84,7 +84,7 @@ class Trace:
 
         device, model = self.device.name, self.device.model
         graph = import_function(self.concrete, arguments, sizes)
-        given = [*arguments, *without_asking(self.concrete)]
+        given = [*arguments, *with_placeholders(self.concrete)]
         measure_compiled(graph, self.concrete, given, device, model)
         place(self.name, graph, given, model)
         return Imported(as_planned(graph, self.concrete, model, keeps=keeps))
@@ -106,7 +106,7 @@ class Trace:
 
     def make_kernels(self, function: Any, inputs: Sequence[Any]) -> None:
         """Call the function of `export` with its gate closed: it makes its kernels and runs none."""
-        function.call([*inputs, *without_asking(function)])
+        function.call([*inputs, *with_placeholders(function)])
 
     def call(
         self,

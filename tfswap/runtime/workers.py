@@ -45,10 +45,10 @@ class Meeting:
         self._number = next(_meetings)  # the same on all workers, which run one program
         self._rounds = itertools.count()
 
-    def exchange(self, said: Any) -> list[Any]:
+    def exchange(self, value: Any) -> list[Any]:
         """The JSON value of each worker, by rank; waits for all."""
         topic = f"tfswap/{self._number}/{next(self._rounds)}"
-        self._put(f"{topic}/{self.rank}", json.dumps(said))
+        self._put(f"{topic}/{self.rank}", json.dumps(value))
         return [json.loads(self._get(f"{topic}/{rank}")) for rank in range(self.workers)]
 
     def hand_out(self, plan: Plan) -> Plan:

@@ -71,7 +71,7 @@ class Numbers:
 
 def _trips(graph: Graph, loop: Node, known: Known) -> list[list[Values | None]] | None:
     condition, body = graph.bodies[loop]
-    test, change = (Integers(g, g.topological(), asked=g.fetches) for g in (condition, body))
+    test, change = (Integers(g, g.topological(), roots=g.fetches) for g in (condition, body))
     given = [known.get((t.node, t.index)) for t in loop.inputs]
     found, certain = Loop(condition, body, test, change).run(given, bound=False)
     return found if certain else None

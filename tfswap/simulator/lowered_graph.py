@@ -280,8 +280,8 @@ class _Lowering:
         carried = [i for i, is_handle in enumerate(handles) if not is_handle]
         merges = {i: self._add(MERGE, inner, [(enters[i], 0), (enters[i], 0)]) for i in carried}
         around = [(enter, 0) for enter in enters]
-        asked = [(merges[i], 0) if i in merges else around[i] for i in range(len(enters))]
-        condition = self._called(self._callee(item, 0, loop), asked, [merges[carried[0]]])
+        inputs_of_test = [(merges[i], 0) if i in merges else around[i] for i in range(len(enters))]
+        condition = self._called(self._callee(item, 0, loop), inputs_of_test, [merges[carried[0]]])
         decision = self._add(LOOP_CONDITION, inner, [(condition, 0)])
         switches = {i: self._add(SWITCH, inner, [(merges[i], 0), (decision, 0)]) for i in carried}
         given = [(switches[i], 1) if i in switches else around[i] for i in range(len(enters))]

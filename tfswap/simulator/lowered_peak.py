@@ -278,8 +278,8 @@ class _Run(Propagator):
             return {0: next(value for value in reads if value is not None)}
         return {0: reads[0]} if reads and reads[0] is not None else {}
 
-    def _goes_on(self, asked: _Tensor | None, frame: Frame, iteration: Iteration) -> _Tensor:
-        values = None if asked is None else asked.values
+    def _goes_on(self, condition: _Tensor | None, frame: Frame, iteration: Iteration) -> _Tensor:
+        values = None if condition is None else condition.values
         made = _Tensor(self._heap, Buffer(None, 0))
         if values is None or isinstance(values, AtMost):
             made.decision = int(iteration.number < frame.trips)

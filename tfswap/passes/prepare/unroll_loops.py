@@ -126,7 +126,7 @@ class _Unrolling:
         condition, body = self.graph.bodies[loop]
         if not _may_be_copied(body) or _has_effects(condition):
             return None
-        test, change = (Integers(g, g.topological(), asked=g.fetches) for g in (condition, body))
+        test, change = (Integers(g, g.topological(), roots=g.fetches) for g in (condition, body))
         given = [known.get(self._now(tensor)) for tensor in loop.inputs]
         found, certain = Loop(condition, body, test, change).run(given, bound=False, most=MOST_TRIPS)
         if found is None or not certain:

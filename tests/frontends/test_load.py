@@ -69,8 +69,8 @@ def test_loaded_steps_keep_the_files_limit(
 def test_what_cant_keep_the_limit_is_refused_before_it_runs(models: dict[str, Path]) -> None:
     found = called("refused", str(models["plain_smaller"]), BATCH)
     limit = tfswap.Plan.load(models["plain_smaller"] / "tfswap_plan.json").limit_bytes
-    for said in ("tfswap.load", f"a limit of {limit} bytes", "are in use before it begins"):
-        assert said in found["error"]
+    for errors in ("tfswap.load", f"a limit of {limit} bytes", "are in use before it begins"):
+        assert errors in found["error"]
     assert found["rise"] < 2**16, "its kernels have run"
     assert found["same"]
     assert found["floor"] > limit
@@ -103,8 +103,8 @@ def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others_mib", [0, 12])
 def test_a_sessions_step_is_refused_too(others_mib: int) -> None:
-    said = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
-    assert ("was planned for a limit of" in said) == bool(others_mib), said
+    errors = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
+    assert ("was planned for a limit of" in errors) == bool(others_mib), errors
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +123,12 @@ def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it
     found = on_arena(
         f"import json, load_programs\nprint(json.dumps(load_programs.run_signature({folder!r}, {way!r}, {others_mib})))"
     )
-    if found["said"]:
-        assert f"a limit of {limits[way]} bytes" in found["said"][0]
+    if found["errors"]:
+        assert f"a limit of {limits[way]} bytes" in found["errors"][0]
         assert found["peak"] < found["before"] + 2**16, "its kernels have run, or the peak is of the region"
     else:
         assert found["peak"] <= limits[way]
-    assert bool(found["said"]) or not others_mib
+    assert bool(found["errors"]) or not others_mib
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_what_is_known_by_bounds_gets_the_region_that_it_needs_or_is_refused(tmp
     limit = tfswap.Plan.load(tmp_path / "made" / "tfswap_plan.json").limit_bytes
     assert limit is not None
     found = ran(tmp_path / "made", 512)  # in a region of the limit's size convolutions are given all of it
-    assert not found["said"]
+    assert not found["errors"]
     assert found["peak"] <= limit
     less = with_limit(tmp_path / "made", tmp_path / "less", found["peak"] - 2**20)
     refused = ran(less, 512)
-    assert f"a limit of {found['peak'] - 2**20} bytes" in refused["said"][0]
+    assert f"a limit of {found['peak'] - 2**20} bytes" in refused["errors"][0]
     assert refused["peak"] < limit / 2, "its kernels have run"
-    assert ran(tmp_path / "made", found["peak"] // 2**20 - 2)["said"], "no room for that region"
+    assert ran(tmp_path / "made", found["peak"] // 2**20 - 2)["errors"], "no room for that region"
 
 
 def test_codecs_are_loaded_that_only_joined_kernels_have(tmp_path: Path) -> None:

@@ -572,7 +572,7 @@ def test_a_tape_that_can_not_be_planned_for_gets_the_right_gradients_and_one_war
             assert all(np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, expected, strict=True))
             assert all(g is not None for g in found)
     warned = [r for r in caplog.records if "tape" in r.message]
-    assert len(warned) == 1, "said once for a function"
+    assert len(warned) == 1, "reported once for a function"
     # Without a tape it is the planned one again.
     assert bits(forward(x)) == bits(unoptimised(reference, x))
     assert forward.plan().order

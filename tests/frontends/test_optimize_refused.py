@@ -230,8 +230,8 @@ def test_a_step_without_a_backward_pass_is_planned_like_any_other():
     forward, reference = tfswap.optimize(tf.function(net.loss), memory_limit="105%"), tf.function(net.loss)
     assert bits(forward(batch())) == bits(unoptimised(reference, batch()))
     assert forward.plan().order
-    for said in (forward.report().headline(), str(forward.report()), forward.report()._repr_html_()):
-        assert "no backward pass" in said
+    for reported in (forward.report().headline(), str(forward.report()), forward.report()._repr_html_()):
+        assert "no backward pass" in reported
     assert not forward.report().trains
     with pytest.raises(tfswap.InfeasibleMemoryLimit) as error:
         tfswap.optimize(tf.function(net.loss), memory_limit=1000)(batch())

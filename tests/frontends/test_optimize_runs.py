@@ -249,7 +249,7 @@ print(json.dumps([step.plan().limit_bytes, peak, len(plans), losses]))
 
 
 def test_a_step_that_was_left_as_it_is_is_planned_when_it_passes_its_limit_after_all():
-    before, after, said = capped("""
+    before, after, reported = capped("""
 import tfswap.frontends.function
 records = []
 handler = logging.Handler()
@@ -268,14 +268,14 @@ first = step.plan()
 tf.config.experimental.reset_memory_stats("CPU:0")
 extra = step.report().baseline_peak_bytes * 4 // 10
 step(x)
-said, extra = list(records), 0
+reported, extra = list(records), 0
 held.clear()
 step(x)
-print(json.dumps([first.changes_nothing, step.plan().changes_nothing, said]))
+print(json.dumps([first.changes_nothing, step.plan().changes_nothing, reported]))
 """)
     assert before
     assert not after
-    assert any("over its limit" in message for message in said)
+    assert any("over its limit" in message for message in reported)
 
 
 def test_a_rewritten_concrete_function_can_be_a_signature(tmp_path):

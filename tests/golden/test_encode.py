@@ -278,17 +278,17 @@ def test_a_saved_plan_says_what_is_encoded():
 
 
 @pytest.mark.parametrize(
-    ("encoded", "said"),
+    ("encoded", "reported"),
     [
         (["loss"], "'loss', which this graph does not have, or which can't take one"),
         (["nothing"], "'nothing', which this graph does not have"),
         ([], "names the node 'tfswap/encoded/"),
     ],
 )
-def test_a_plan_for_other_encodings_is_refused(encoded, said):
+def test_a_plan_for_other_encodings_is_refused(encoded, reported):
     optimizer, plan = encoded_plan()
     content = {**json.loads(plan.to_json()), "encoded": encoded}
-    with pytest.raises(InvalidModel, match=said):
+    with pytest.raises(InvalidModel, match=reported):
         optimizer.rewrite(Plan.from_json(json.dumps(content)))
 
 

@@ -144,19 +144,19 @@ def test_late_readers_read_what_is_decoded():
 
 
 @pytest.mark.parametrize(
-    ("packing", "said"),
+    ("packing", "reported"),
     [
         (Packing("lost:0", "uint8", (("late",),)), "keeps 'lost:0' as uint8 from 0"),
         (Packing("best:0", "uint16", (("late",),)), "keeps 'best:0' as uint16"),
         (Packing("best:0", "uint8", (("late",),), minimum=1), "keeps 'best:0' as uint8 from 1"),
         (Packing("now:0", "bits", (("than",),)), "keeps 'now:0' as bits"),
-        (Packing("best:0", "uint8", (("both",),)), "lets 'both' read 'best:0'"),
-        (Packing("best:0", "uint8", ((),)), "lets None read 'best:0'"),
+        (Packing("best:0", "uint8", (("both",),)), "has 'both' read 'best:0'"),
+        (Packing("best:0", "uint8", ((),)), "has None read 'best:0'"),
         (Packing("now:0", "sparse", (("than",),), capacity=9), "keeps 'now:0' as sparse of 9 values"),
     ],
 )
-def test_what_has_no_such_form_or_reader_is_refused(packing, said):
-    with pytest.raises(InvalidModel, match=said):
+def test_what_has_no_such_form_or_reader_is_refused(packing, reported):
+    with pytest.raises(InvalidModel, match=reported):
         pack_tensors(Golden("pack").graph, Target(PLAIN), [packing])
 
 

@@ -163,7 +163,7 @@ def test_what_has_no_fewer_bits_stays():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "reported"),
     [
         ("fp7", "precision names 'fp7'; known are 'bf16'"),
         ({"a": "magic"}, "precision names 'magic'"),
@@ -172,10 +172,10 @@ def test_what_has_no_fewer_bits_stays():
         (["fp8"], "precision is ['fp8'], of type list"),
     ],
 )
-def test_malformed_rules_are_refused(given, said):
+def test_malformed_rules_are_refused(given, reported):
     with pytest.raises(TfswapError) as error:
         Options(precision=as_rules(given))
-    assert said in str(error.value)
+    assert reported in str(error.value)
 
 
 # --- the rewrite ------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_the_backward_pass_reads_what_is_decoded():
     ],
 )
 def test_what_the_backward_pass_does_not_read_is_not_rounded(tensor, precision, readers):
-    with pytest.raises(InvalidModel, match="this plan (keeps|lets)"):
+    with pytest.raises(InvalidModel, match="this plan (keeps|has)"):
         reduce_precision(step(), Target(PLAIN), [Reduction(tensor, precision, readers)])
 
 
@@ -264,13 +264,13 @@ def test_a_saved_plan_says_what_is_rounded():
 def test_a_plan_that_rounds_needs_to_be_asked_for():
     plan = optimizer_of().plan("60%")
     for other in (None, "fp16", {"relu1": "exact", "*": "fp8"}):
-        with pytest.raises(InvalidModel, match="keeps 'relu1:0' as fp8 .* precision does not ask"):
+        with pytest.raises(InvalidModel, match="keeps 'relu1:0' as fp8 .* precision does not request"):
             optimizer_of(other).rewrite(plan)
     with pytest.raises(InvalidModel, match="plan.order names no kernels"):
         Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), paired=()).to_json())
     content = json.loads(plan.to_json())
     content["reduced"][0]["readers"] = [["loss"]]
-    with pytest.raises(InvalidModel, match="lets 'loss' read"):
+    with pytest.raises(InvalidModel, match="has 'loss' read"):
         optimizer_of().rewrite(Plan.from_json(json.dumps(content)))
 
 

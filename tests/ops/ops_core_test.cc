@@ -368,14 +368,14 @@ void LaneHearsOfFailure() {
           ++pieces;
           if (begin < 3000) return {bytes, ""};
           if (throws) throw std::runtime_error("thrown");
-          return {bytes, "said"};
+          return {bytes, "reported"};
         },
         [&](const CopyLane::Ended& how) {
           error = how.error;
           ended = true;
         });
     while (!ended) std::this_thread::yield();
-    CHECK(error == (throws ? "thrown" : "said"));
+    CHECK(error == (throws ? "thrown" : "reported"));
     CHECK(pieces >= 4 && pieces <= 5);  // those that the other thread was at; the rest is not tried
   }
   std::vector<char> from(5000, 1), to(5000);

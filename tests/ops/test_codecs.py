@@ -596,12 +596,12 @@ def spread_groups(dtype: Any, seed: int) -> np.ndarray:
 @random_tensors
 @given(seed=SEEDS)
 def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, special, seed):
-    said = (
+    reported = (
         "within 1/{} of the range of its 256 neighbours, 1/{} next to infinities and NaNs, "
         "plus a unit in the last place of the largest and 1.3e-38"
     )
     levels = 2**width - 1, 2**width - 4
-    assert reduced_precision.FORMATS[f"int{width}"].error == said.format(*levels)
+    assert reduced_precision.FORMATS[f"int{width}"].error == reported.format(*levels)
     x = spread_groups(dtype, seed)
     if special:
         random = np.random.default_rng(seed)

@@ -427,7 +427,7 @@ def test_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "reported"),
     [
         ({"memory": 1000}, "An emulated GPU with 1000 bytes: TensorFlow's own needs are 1048576, so give it more."),
         ({"count": 0}, "0 emulated GPUs: there can be 1 to 64."),
@@ -436,10 +436,10 @@ def test_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
         ({"early_events": ("nowhere",)}, "No stream has the role 'nowhere': roles are compute, in, out, between."),
     ],
 )
-def test_devices_that_cannot_be_are_refused_in_one_line(wrong, said):
+def test_devices_that_cannot_be_are_refused_in_one_line(wrong, reported):
     with pytest.raises(EmulatedGpuError) as raised:
         Gpus(**wrong).environment()
-    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert reported in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_release_without_a_table_is_refused_in_one_line(monkeypatch):
@@ -452,7 +452,7 @@ def test_a_release_without_a_table_is_refused_in_one_line(monkeypatch):
 
 
 def test_a_process_that_has_gpus_is_given_no_others(on_gpus):
-    said = on_gpus(
+    reported = on_gpus(
         """
         import json
         emulated_gpu.attach.cache_clear()
@@ -462,7 +462,7 @@ def test_a_process_that_has_gpus_is_given_no_others(on_gpus):
             print(json.dumps(str(error)))
         """
     )
-    assert said.startswith("This process has GPUs already") and "\n" not in said
+    assert reported.startswith("This process has GPUs already") and "\n" not in reported
 
 
 def test_without_a_compiler_tests_say_why_they_skip(monkeypatch):

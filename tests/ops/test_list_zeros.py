@@ -109,12 +109,12 @@ def test_optionals_in_a_list_are_of_zeros_too() -> None:
 
 def test_what_has_no_zeros_is_left_to_tensorflow() -> None:
     words = tf.raw_ops.TensorListFromTensor(tensor=tf.constant(["a"]), element_shape=tf.constant([], tf.int32))
-    said = []
+    reported = []
     for own in (False, True):
         with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported dtype string") as error:
             zeros_like(words, own=own)
-        said.append(error.value.message.partition("Trying")[2].splitlines()[0])
-    assert said[0] == said[1]
+        reported.append(error.value.message.partition("Trying")[2].splitlines()[0])
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize(("limit", "options"), [("30MiB", "tactics=()"), ("85%", ""), ("70%", "")])

@@ -177,7 +177,7 @@ def test_a_condition_may_be_of_any_type(value):
 
 CONDITIONS = {
     "less": lambda i, n: i < n,
-    "less, said of 64 bits": lambda i, n: tf.cast(i, tf.int64) < tf.cast(n, tf.int64),
+    "less, in 64 bits": lambda i, n: tf.cast(i, tf.int64) < tf.cast(n, tf.int64),
     "less or equal": lambda i, n: i <= n,
     "greater": lambda i, n: n > i,
     "greater or equal": lambda i, n: n >= i,

@@ -231,9 +231,9 @@ def test_who_waits_for_another_process_says_so(tmp_path, quick_compiler):
         fcntl.flock(handle, fcntl.LOCK_EX)
         waiting = start_python(IMPORT_AND_SWAP, **environment)
         assert waiting.stderr is not None
-        said = next(line for line in waiting.stderr if "tfswap" in line)
+        messages = next(line for line in waiting.stderr if "tfswap" in line)
     rest = waiting.communicate(timeout=60)[1]
-    assert "waiting for another process, which compiles the ops" in said
+    assert "waiting for another process, which compiles the ops" in messages
     assert waiting.returncode == 0, rest
 
 
@@ -504,9 +504,9 @@ def test_a_cache_that_others_may_write_to_is_refused_and_left_alone(tmp_path, qu
     for path in (cache, library.parent, library, library.parent / "manifest.json"):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(before | stat.S_IWOTH)
-        said = run_forked(FAIL_TO_IMPORT, **env).stdout
-        assert f"loads no ops from the cache {library.parent}: every user may write to {str(path)!r}" in said
-        assert "Set TFSWAP_CACHE_DIR" in said
+        messages = run_forked(FAIL_TO_IMPORT, **env).stdout
+        assert f"loads no ops from the cache {library.parent}: every user may write to {str(path)!r}" in messages
+        assert "Set TFSWAP_CACHE_DIR" in messages
         assert stat.S_IMODE(path.stat().st_mode) == before | stat.S_IWOTH
         path.chmod(before)
     assert links(tmp_path) == 1

@@ -243,17 +243,17 @@ def run_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
     step = tf.saved_model.load(f"{folder}/{way}").signatures["serving_default"]
     x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    said: list[str] = []
+    errors: list[str] = []
 
     def run() -> None:
         try:
             for _ in range(3):
                 step(x=x)
         except tf.errors.ResourceExhaustedError as error:
-            said.append(str(error))
+            errors.append(str(error))
 
     peak = peak_of(run)
-    return {"said": said, "peak": peak, "before": before, "others": int(tf.size(others))}
+    return {"errors": errors, "peak": peak, "before": before, "others": int(tf.size(others))}
 
 
 def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
@@ -357,18 +357,18 @@ def in_small_regions(folder: str) -> dict[str, Any]:
     batch = pair(ROWS)
     peak = peak_of(lambda: [model.inner.step(batch, 0.1) for _ in range(3)])
     loss = float(model.inner.step(batch, 0.1)["loss"])
-    larger, said = pair(ROWS + 1), ""
+    larger, errors = pair(ROWS + 1), ""
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 
     def run() -> None:
-        nonlocal said
+        nonlocal errors
         try:
             model.inner.step(larger, 0.1)
         except tf.errors.ResourceExhaustedError as error:
-            said = error.message
+            errors = error.message
 
     rise = peak_of(run) - before
-    return {"peak": peak, "loss": loss, "larger": said, "rise": rise}
+    return {"peak": peak, "loss": loss, "larger": errors, "rise": rise}
 
 
 def drawing_loop() -> Any:
@@ -496,13 +496,13 @@ def run_convolving(path: str) -> dict[str, Any]:
         tf.SparseTensor(places, drawn, [IMAGES, DRAWN]),
         tf.SparseTensor(places, tf.ones([len(places)]), [IMAGES, DRAWN]),
     )
-    said: list[str] = []
+    errors: list[str] = []
 
     def run() -> None:
         try:
             for _ in range(3):
                 model.train_step(x, ids, weights)
         except tf.errors.ResourceExhaustedError as error:
-            said.append(error.message)
+            errors.append(error.message)
 
-    return {"peak": peak_of(run), "said": said}
+    return {"peak": peak_of(run), "errors": errors}

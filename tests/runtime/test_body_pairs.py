@@ -336,8 +336,8 @@ x = tf.random.stateless_normal([700, 700], seed=(1, 2))
 def inner(n, x):
     where = tf.numpy_function(reported, [], tf.float32)
     with tf.control_dependencies([where]):
-        y, said = ops.tfswap_pair(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
-    return n + 1, tf.ensure_shape(x + 0 * y + said, x.shape)
+        y, messages = ops.tfswap_pair(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
+    return n + 1, tf.ensure_shape(x + 0 * y + messages, x.shape)
 
 def outer(n, x):
     return n + 1, tf.while_loop(lambda n, x: n < 4, inner, (0, x))[1]

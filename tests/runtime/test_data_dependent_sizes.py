@@ -272,19 +272,19 @@ def test_values_that_tensorflow_refuses_are_refused_in_its_own_words() -> None:
         with pytest.raises(tf.errors.InvalidArgumentError) as planned:
             step(tf.constant(n), tf.constant(by))
         assert "Requires" in plain.value.message
-        said = plain.value.message.partition("Requires")[2].splitlines()[0]
-        assert said in planned.value.message
+        messages = plain.value.message.partition("Requires")[2].splitlines()[0]
+        assert messages in planned.value.message
 
 
 @pytest.mark.parametrize(
-    ("size", "good", "bad", "said"),
+    ("size", "good", "bad", "messages"),
     [
         (lambda n, k: [n // k], [3000, 1], [3000, 0], "division by zero"),
         (lambda n, k: [tf.gather([3000, 4000], k)], [0, 1], [0, 7], "not in [0, 2)"),
         (lambda n, k: [n, k], [3000, 2], [1 << 40, 1 << 40], "2**63 - 1"),
     ],
 )
-def test_errors_of_what_computes_sizes_name_the_line(size: Any, good: Any, bad: Any, said: str) -> None:
+def test_errors_of_what_computes_sizes_name_the_line(size: Any, good: Any, bad: Any, messages: str) -> None:
     @tf.function
     def filled(n: Any, k: Any) -> Any:
         return tf.fill(size(n, k), 1.0) * 2.0
@@ -293,7 +293,7 @@ def test_errors_of_what_computes_sizes_name_the_line(size: Any, good: Any, bad: 
     step(*tf.unstack(tf.constant(good, tf.int64)))
     with pytest.raises(tf.errors.InvalidArgumentError) as reported:
         step(*tf.unstack(tf.constant(bad, tf.int64)))
-    assert said in reported.value.message
+    assert messages in reported.value.message
     assert "test_data_dependent_sizes.py:" in reported.value.message
     assert "stack traces unavailable" not in reported.value.message
 

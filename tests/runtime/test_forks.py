@@ -15,7 +15,7 @@ import tfswap
 
 def in_child(*roads):
     '''What each gives in a child of its own that may take 60 s.'''
-    said = []
+    reported = []
     for road in roads:
         reader, writer = os.pipe()
         pid = os.fork()
@@ -31,9 +31,9 @@ def in_child(*roads):
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            said.append(pipe.read())
+            reported.append(pipe.read())
         assert os.waitpid(pid, 0)[1] == 0, (road, "hangs")
-    return said
+    return reported
 
 def body(x):
     return tf.reduce_sum(tf.map_fn(tf.nn.relu, x @ x))
@@ -90,7 +90,7 @@ signature = by_tensorflow.signatures["serving_default"]
 calls_file = tf.function(lambda x: by_tensorflow.train_step(x) + 1.0)
 loaded.train_step(rows), calls_file(rows)
 
-said = in_child(
+reported = in_child(
     lambda: loaded.train_step(rows), lambda: by_tensorflow.train_step(rows), lambda: signature(x=rows),
     lambda: calls_file(rows),
     lambda: planned(x), lambda: ordered(x), lambda: never(x), lambda: concrete(x),
@@ -99,7 +99,7 @@ said = in_child(
     fitted(True), fitted(False), lambda: in_child(lambda: planned(x)),
 )
 assert planned(x) == within(x) - 1.0  # the parent goes on
-print(json.dumps(said))
+print(json.dumps(reported))
 """
 
 EARLY = """
@@ -131,16 +131,16 @@ if __name__ == "__main__":
 
 
 def test_in_a_late_child_every_road_says_what_to_do():
-    said = json.loads(run_python(PRELUDE + LATE).stdout.splitlines()[-1])
-    *direct, nested = said
+    reported = json.loads(run_python(PRELUDE + LATE).stdout.splitlines()[-1])
+    *direct, nested = reported
     for each in (*direct, nested):
-        assert "forked from one in which TensorFlow had started" in each, said
+        assert "forked from one in which TensorFlow had started" in each, reported
         assert "spawn" in each
 
 
 def test_an_early_child_runs():
-    said = json.loads(run_python(PRELUDE + EARLY).stdout.splitlines()[-1])
-    assert said == ["ran: 27000000.0"] * 2
+    reported = json.loads(run_python(PRELUDE + EARLY).stdout.splitlines()[-1])
+    assert reported == ["ran: 27000000.0"] * 2
 
 
 def test_a_spawned_process_runs(tmp_path):

@@ -25,17 +25,17 @@ before = [each.numpy() for each in variables]
 try:
     step(x)
 except tf.errors.ResourceExhaustedError as error:
-    said = error.message.splitlines()[0]
+    reported = error.message.splitlines()[0]
 GPUS.set_others(0)
 tf.config.experimental.reset_memory_stats(DEVICE)
 step(x).numpy()
 peak = tf.config.experimental.get_memory_info(DEVICE)["peak"]
-found = {"said": said, "kept": peak <= step.plan().limit_bytes, "host": tfswap.ops.stats().pool_in_use_bytes}
+found = {"reported": reported, "kept": peak <= step.plan().limit_bytes, "host": tfswap.ops.stats().pool_in_use_bytes}
 """
         + END,
         TF_FORCE_GPU_ALLOW_GROWTH="true",
     )
-    assert "the device has given its allocator" in found["said"] and "another process" in found.pop("said")
+    assert "the device has given its allocator" in found["reported"] and "another process" in found.pop("reported")
     assert found == {"kept": True, "host": 0, "report": []}
 
 

@@ -50,7 +50,7 @@ PARTS = {
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part):
-    code, said = PARTS[part]
+    code, reported = PARTS[part]
     program = """
         def loss_of(variables, x):
             h = x @ variables[0]
@@ -67,9 +67,9 @@ def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part
             step(tf.constant(draws(512, 128)))
         except tfswap.UnsupportedGraph as error:
             same = all((each.numpy() == value).all() for each, value in zip(variables, before))
-            found = {"said": str(error), "same": same}
+            found = {"reported": str(error), "same": same}
     """
     scoped = f"with tf.device('CPU:0'): {code}"
     inside, outside = ("pass", scoped) if part == "a variable" else (scoped if part == "a device" else code, "pass")
     found = on_gpus(PROGRAM + textwrap.dedent(program).replace("INSIDE", inside).replace("OUTSIDE", outside) + END)
-    assert said in found["said"] and found["same"] and "\n" not in found["said"]
+    assert reported in found["reported"] and found["same"] and "\n" not in found["reported"]

@@ -105,7 +105,7 @@ def test_in_a_file_what_is_said_of_the_result_counts(weighted: bool, tmp_path: P
 
         return step
 
-    model.said, model.open = steps(True), steps(False)
+    model.declared, model.open = steps(True), steps(False)
     tf.saved_model.save(model, str(tmp_path / "model"))
     shapes = {
         "given_0": (128, 2),
@@ -116,7 +116,7 @@ def test_in_a_file_what_is_said_of_the_result_counts(weighted: bool, tmp_path: P
         "given_1_2": (2,),
     }
     asked = {"memory_limit": "100%", "mode": "analyze", "input_shapes": shapes}
-    assert tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="said", **asked).trains
+    assert tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="declared", **asked).trains
     with pytest.raises(tfswap.UnsupportedGraph, match="save the model anew: y = tf.ensure_shape"):
         tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="open", **asked)
 

@@ -156,15 +156,15 @@ def traced_then(held_mib):
     others = tf.zeros([held_mib << 18])
     reset()
     try:
-        said, same = "", float(outer(x)) == expected
+        reported, same = "", float(outer(x)) == expected
     except tf.errors.ResourceExhaustedError as error:
-        said, same = error.message, net.bits == before
-    return said, same, peak(), net.step.plan().moves
+        reported, same = error.message, net.bits == before
+    return reported, same, peak(), net.step.plan().moves
 
 print(json.dumps([traced_then(mib) for mib in (1, 4, 9)]))
 """)
     assert [same for _, same, _, _ in found] == [True] * 3
-    assert [bool(said) for said, *_ in found] == [False, False, True]
+    assert [bool(reported) for reported, *_ in found] == [False, False, True]
     assert "this step needs at least" in found[2][0]
     assert all(peak <= 12 * 2**20 for _, _, peak, _ in found[:2])
     assert found[0][3] < found[1][3]
@@ -231,14 +231,14 @@ def fails(x):
     return loss
 step = tfswap.optimize(tf.function(fails), memory_limit="9MiB")
 refused = tfswap.optimize(tf.function(net.train), memory_limit="1MiB")
-said = []
+reported = []
 for each, error in ((step, tf.errors.InvalidArgumentError), (refused, tfswap.InfeasibleMemoryLimit)):
     try:
         each(x)
     except error:
-        said.append("failed")
+        reported.append("failed")
 other = tfswap.optimize(tf.function(net.train), memory_limit="12MiB")
-print(json.dumps([said, len(together(rounds(other, 1, 2))[0])]))
+print(json.dumps([reported, len(together(rounds(other, 1, 2))[0])]))
 """)
     assert found == [["failed", "failed"], 2]
 
@@ -282,7 +282,7 @@ def holds():
     turn.end(0)
 
 signal.signal(signal.SIGALRM, interrupt)
-taken, end, said = threading.Event(), threading.Event(), []
+taken, end, reported = threading.Event(), threading.Event(), []
 other = threading.Thread(target=holds, daemon=True)
 other.start()
 taken.wait()
@@ -291,11 +291,11 @@ try:
     turn.begin(waits=False)
 except Interrupted:
     turn.end(0)
-    said.append(turn.held())
+    reported.append(turn.held())
 end.set()
 other.join()
-said.append(turn.alone(turn.begin(waits=False)))
+reported.append(turn.alone(turn.begin(waits=False)))
 turn.end(0)
-print(json.dumps(said))
+print(json.dumps(reported))
 """)
     assert found == [0, True]

@@ -100,17 +100,17 @@ def test_options_take_them_by_name(name):
 
 
 @pytest.mark.parametrize(
-    ("solver", "tactics", "said"),
+    ("solver", "tactics", "reported"),
     [
         ("best", ("swap",), "solver is 'best'; known are 'default'"),
         ("sqrt", ("swap",), "solver='sqrt' takes tactics 'recompute'; or 'recompute' and 'swap', and tactics is"),
         ("vdnn_all", (), "solver='vdnn_all' takes tactics 'swap'; or"),
     ],
 )
-def test_a_solver_without_its_tactics_is_refused(solver, tactics, said):
+def test_a_solver_without_its_tactics_is_refused(solver, tactics, reported):
     with pytest.raises(TfswapError) as error:
         optimizer_of(training_step([Layer("dense", 0)], 64, 64), tactics=tactics, solver=solver)
-    assert said in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_all_solvers_are_asked_alike(monkeypatch):

@@ -96,7 +96,7 @@ def test_a_gpu_without_codecs_swaps_and_recomputes():
         Options(precision=(("*", "fp16"),)).on(other)
 
 
-@pytest.mark.parametrize(("said", "nbytes"), [("", None), ("32", 32 * MIB), ("much", None)])
-def test_a_workspace_limit_is_read_as_tensorflow_reads_it(said, nbytes):
-    with mock.patch.dict(os.environ, {cudnn.WORKSPACE_LIMIT: said}):
+@pytest.mark.parametrize(("given", "nbytes"), [("", None), ("32", 32 * MIB), ("much", None)])
+def test_a_workspace_limit_is_read_as_tensorflow_reads_it(given, nbytes):
+    with mock.patch.dict(os.environ, {cudnn.WORKSPACE_LIMIT: given}):
         assert cudnn.workspace_limit_bytes() == nbytes

@@ -77,8 +77,8 @@ def test_what_can_not_be_applied_is_an_error_of_one_line(
     if text is not None:
         path.write_text(text)
     assert cli.main(["opt", str(path), f"--passes={passes}"]) == cli.FAILED
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert message in reported and reported.count("\n") == 1
 
 
 def test_a_graph_is_printed_after_the_passes_that_are_named(
@@ -89,9 +89,9 @@ def test_a_graph_is_printed_after_the_passes_that_are_named(
     PASSES["free-constants"](graph, target)
     PASSES["merge-equal-nodes"](graph, target)
     PASSES["prune"](graph, target)
-    said = capsys.readouterr().err
-    assert said.count("# after merge-equal-nodes: 1 changes") == said.count("# after") == 1
-    assert "%sum = AddV2(%a, %a)" in said
+    reported = capsys.readouterr().err
+    assert reported.count("# after merge-equal-nodes: 1 changes") == reported.count("# after") == 1
+    assert "%sum = AddV2(%a, %a)" in reported
 
 
 def test_watchers_see_each_pass_and_its_changes() -> None:
@@ -134,8 +134,8 @@ def test_passes_carry_out_a_plan_that_is_given(
 def test_times_are_said_for_each_pass(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["opt", graph_file, "--passes=merge-equal-nodes,prune", "--times"]
     assert cli.main(asked) == cli.OK
-    said = capsys.readouterr().out
-    assert said.startswith("# merge-equal-nodes: 1 changes, ") and len(parse_graph(said)) == 3
+    reported = capsys.readouterr().out
+    assert reported.startswith("# merge-equal-nodes: 1 changes, ") and len(parse_graph(reported)) == 3
     assert cli.main([*asked, "--json"]) == cli.OK
     assert json.loads(capsys.readouterr().out)["seconds"].keys() == {"merge-equal-nodes", "prune"}
 

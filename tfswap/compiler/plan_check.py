@@ -51,7 +51,7 @@ def _require_precision(plan: Plan, options: Options) -> None:
         if precision_of(node, options.precision) != reduction.precision:
             raise InvalidModel(
                 f"this plan keeps {reduction.tensor!r} as {reduction.precision} for the backward pass, and "
-                f"precision does not ask for that: give precision={{{node!r}: {reduction.precision!r}}}, or plan "
+                f"precision does not request that: give precision={{{node!r}: {reduction.precision!r}}}, or plan "
                 "again"
             )
 

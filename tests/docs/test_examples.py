@@ -39,7 +39,7 @@ def limit(printed: str) -> float:
 
 
 def test_a_decoder_with_attention_keeps_a_limit():
-    command = [sys.executable, "seq2seq.py", "--length", "30", "--limit", "40%", "--steps", "2"]
+    command = [sys.executable, "seq2seq.py", "--length", "12", "--limit", "40%", "--steps", "2"]
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held, losses identical" in done.stdout

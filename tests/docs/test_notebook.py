@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from processes import ROOT
+from slow import slow
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -47,7 +48,7 @@ class Ran:
     printed: str
 
 
-@pytest.fixture(scope="module", params=sorted(ASKED))
+@pytest.fixture(scope="module", params=["first_step", *slow("keras")])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     name = request.param
     folder = tmp_path_factory.mktemp(name)
@@ -65,7 +66,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 pytestmark = pytest.mark.filterwarnings("ignore:::jupyter_client", "ignore:::zmq", "ignore:::traitlets")
 of_first_step = pytest.mark.parametrize("ran", ["first_step"], indirect=True)
-of_keras = pytest.mark.parametrize("ran", ["keras"], indirect=True)
+of_keras = pytest.mark.parametrize("ran", slow("keras"), indirect=True)
 
 
 def shown(notebook: Any) -> list[str]:

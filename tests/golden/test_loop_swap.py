@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 from test_passes import Golden, edges
 
 from tfswap.analysis.accumulators import find_accumulators
@@ -422,7 +423,14 @@ def run(program: str, limit: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "program",
-    ["while_loop", "nested", "branches", "scan", "map_fn", "cond", "lstm", "gru", "bidirectional", "until_small"],
+    [
+        "nested",
+        "scan",
+        "cond",
+        "lstm",
+        "until_small",
+        *slow("while_loop", "branches", "map_fn", "gru", "bidirectional"),
+    ],
 )
 def test_sixty_per_cent_of_the_unoptimised_peak(program):
     """Below what any of these steps takes while its lists are whole."""
@@ -435,7 +443,13 @@ def test_sixty_per_cent_of_the_unoptimised_peak(program):
 
 @pytest.mark.parametrize(
     "program",
-    ["while_loop", "nested", "branches", "scan", "lstm", "bidirectional", "until_small", "recurrent_micro_batches"],
+    [
+        "while_loop",
+        "branches",
+        "scan",
+        "until_small",
+        *slow("nested", "lstm", "bidirectional", "recurrent_micro_batches"),
+    ],
 )
 def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(program):
     pytest.importorskip("tensorflow")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slow import slow
 
 tf = pytest.importorskip("tensorflow")
 if os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0":
@@ -657,6 +658,7 @@ def test_wrong_groups_are_refused():
 FREE_BYTES = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FREE_BYTES < 8 << 30, reason="needs 8 GiB of memory")
 def test_tensors_of_more_than_two_gibibytes():
     zeros = 1 << 29
@@ -679,7 +681,7 @@ def test_tensors_of_more_than_two_gibibytes():
         del back  # one at a time
 
 
-@pytest.mark.parametrize("architecture", [b"sm_80", b"sm_90"])
+@pytest.mark.parametrize("architecture", [b"sm_80", *slow(b"sm_90")])
 def test_the_gpu_kernels_compile(architecture):
     """With the compiler that a user's machine has, TensorFlow's NVRTC; needs no GPU."""
     message = ctypes.create_string_buffer(10_000)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -117,7 +118,7 @@ def test_what_has_no_zeros_is_left_to_tensorflow() -> None:
     assert reported[0] == reported[1]
 
 
-@pytest.mark.parametrize(("limit", "options"), [("30MiB", "tactics=()"), ("85%", ""), ("70%", "")])
+@pytest.mark.parametrize(("limit", "options"), [("30MiB", "tactics=()"), *slow(("85%", "")), ("70%", "")])
 def test_second_order_through_lists_is_planned_to_the_byte(limit: str, options: str) -> None:
     found = on_arena(
         f"""

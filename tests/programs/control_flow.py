@@ -3,7 +3,8 @@
     python control_flow.py PROGRAM unoptimised
     python control_flow.py PROGRAM default        # TensorFlow as it is: the reference for the unoptimised peak
     python control_flow.py PROGRAM predicted      # only the unoptimised peak that tfswap expects
-    python control_flow.py PROGRAM LIMIT          # "floor", or a share such as 120%
+    python control_flow.py PROGRAM floor          # the smallest limit, then unoptimised
+    python control_flow.py PROGRAM LIMIT          # bytes, or a share such as 120%
 
 Prints a JSON object: the measured peak, the planned figures, and a digest of losses and variables.
 """
@@ -107,7 +108,9 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
         try:
             tfswap.optimize(tf.function(step), memory_limit=1, **options)(*arguments)
         except tfswap.InfeasibleMemoryLimit as error:
-            return {"floor": error.floor_bytes}
+            floor = error.floor_bytes
+        with grappler_off():
+            return {"floor": floor, **train(holder, tf.function(step), arguments)}
     optimized = tfswap.optimize(
         tf.function(step), memory_limit=limit if "%" in limit else int(limit), on_exceeded="raise", **options
     )

@@ -9,7 +9,7 @@ from processes import last_json, run_python
 
 pytest.importorskip("tensorflow")
 
-CALLS = int(os.environ.get("TFSWAP_FUZZ_CALLS", "500"))
+CALLS = int(os.environ.get("TFSWAP_FUZZ_CALLS", "250"))
 
 
 def test_wrong_arguments_are_refused():

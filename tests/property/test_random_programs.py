@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 pytest.importorskip("tensorflow")
 
 
-def test_values_and_peaks_of_random_programs():
-    entries = on_arena("import sys, random_programs; sys.argv[1:] = ['0', '8']; random_programs.main()")
+@pytest.mark.parametrize(("first", "count"), [(0, 4), *slow((4, 20))])
+def test_values_and_peaks_of_random_programs(first: int, count: int) -> None:
+    entries = on_arena(f"import sys, random_programs; sys.argv[1:] = ['{first}', '{count}']; random_programs.main()")
     assert [e for e in entries if "peak" not in e] == [], "refused at the floor that it named"
     assert [(e["seed"], e["share"]) for e in entries if not e["same"]] == [], "values differ"
     assert [(e["seed"], e["limit"], e["peak"]) for e in entries if e["peak"] > e["limit"]] == [], "over the limit"
@@ -17,8 +19,8 @@ def test_values_and_peaks_of_random_programs():
     planned = [e for e in entries if not e["unchanged"]]
     assert [e for e in planned if not e["peak"] <= e["planned"] <= 1.02 * e["peak"]] == []
     assert len(planned) > 0.7 * len(entries)
-    assert sum(e["swapped"] for e in entries) > 50
-    assert sum(e["reruns"] for e in entries) > 50
-    assert sum(e["encoded"] > 0 for e in entries) > 1  # where they let a tensor go early, and nowhere else
+    assert sum(e["swapped"] for e in entries) > 6 * count
+    assert sum(e["reruns"] for e in entries) > 6 * count
+    assert sum(e["encoded"] > 0 for e in entries) >= 1  # where they let a tensor go early, and nowhere else
     assert all(e["swapped"] or e["reruns"] or e["encoded"] for e in entries if e["share"] == 0)
     assert min(e["peak"] / e["unoptimised"] for e in entries) < 0.6

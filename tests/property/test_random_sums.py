@@ -44,7 +44,7 @@ def test_bits_of_many_random_sums_in_loops(first: int):
 
 
 def test_bits_of_random_sums_after_decisions():
-    check(0, 2, "decided")
+    check(0, 1, "decided")
 
 
 @pytest.mark.slow

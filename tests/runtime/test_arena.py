@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 pytest.importorskip("tensorflow")
 
@@ -249,7 +250,7 @@ def step(x):
 x = tf.random.stateless_normal([2048, 128], seed=(1, 1))
 function = tf.function(step)
 """
-FORWARD = ["cond", "while_loop", "nested"]
+FORWARD = ["nested", *slow("cond", "while_loop")]
 
 
 @pytest.mark.parametrize("forward", FORWARD)

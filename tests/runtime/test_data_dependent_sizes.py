@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -70,7 +71,7 @@ def ragged(longest, seed):
 LONGEST = (60, 90, 30, 61, 88, 12)
 RAGGED = [ragged(longest, seed) for seed, longest in enumerate(LONGEST)]
 GIVEN = {
-    "padded": RAGGED, "targets": RAGGED, "recurrent": RAGGED[:3],
+    "padded": RAGGED, "targets": RAGGED, "recurrent": RAGGED[:2],
     "masked": [tf.constant([longest] + [4] * 15) for longest in LONGEST],
     "first": [tf.constant(longest) for longest in LONGEST],
 }
@@ -137,7 +138,7 @@ def test_inside_of_another_function_arguments_say_nothing() -> None:
         outer(rows)
 
 
-@pytest.mark.parametrize("longest", [3, 6, 12, 30])
+@pytest.mark.parametrize("longest", [3, *slow(6, 12), 30])
 def test_a_first_batch_of_few_words_is_computed_as_others_are(longest: int) -> None:
     """What a few words make is not small: each takes a row of the table."""
     found = on_arena(

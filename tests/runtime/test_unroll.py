@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 from tfswap.compiler import unoptimised
 from tfswap.compiler.compiler import Optimizer
@@ -254,7 +255,7 @@ def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple
     assert found["concurrent"] or any("iteration_3" in name for name in found["order"])
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(2), *slow(range(2, 40))])
 def test_random_loops_have_their_bits_and_no_higher_floor(seeds: range) -> None:
     found = on_arena(f"from unrolled_steps import *\nprint(json.dumps(random_loops({seeds})))")
     assert found == [[True] * 4] * len(seeds)

@@ -28,7 +28,7 @@ PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensor
 OLDEST := 2.18.1
 OLDEST_TESTS := frontends/test_optimize ops/test_loop_ops ops/test_emulated_gpu frontends/test_load
 
-.PHONY: demo test test-fast test-oldest lint docs wheels sanitize format clean
+.PHONY: demo test test-fast test-oldest oldest lint docs wheels sanitize format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -41,8 +41,11 @@ test: $(VENV)/test
 test-fast: $(VENV)/test
 	$(BIN)/python -m pytest -n 0 -m fast --without-tensorflow tests/unit $(PYTEST_ARGS)
 
-test-oldest:
+test-oldest: oldest
 	$(MAKE) test VENV=$(VENV)-oldest VERSION=$(OLDEST) PYTEST_ARGS="$(OLDEST_TESTS:%=tests/%.py) $(PYTEST_ARGS)"
+
+oldest: # its environment alone
+	$(MAKE) $(VENV)-oldest/test VENV=$(VENV)-oldest VERSION=$(OLDEST)
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
@@ -67,14 +70,12 @@ clean:
 
 # An empty file stands for each installed extra. Editable, so that a changed source needs no new install.
 $(VENV)/plot $(VENV)/test $(VENV)/lint $(VENV)/docs $(VENV)/release: $(VENV)/%: $(VENV)/base
-	@echo "installing what '$*' needs ..."
+	@echo "installing what '$*' needs, with TensorFlow ($(TENSORFLOW)): a minute or so, once ..."
 	$(PIP) --editable ".[$(TENSORFLOW),$*]" $(PINNED)
 	@touch $@
 
 $(VENV)/base: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v[:2] <= (3, 13) and \
 	    f"tfswap needs Python 3.10 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11")'
-	@echo "making $(VENV) with TensorFlow ($(TENSORFLOW)): a minute or so, once ..."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable ".[$(TENSORFLOW)]" $(PINNED)
 	@touch $@

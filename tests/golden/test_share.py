@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from processes import last_json, run_forked
 
 from tfswap.ir import op_traits
 
@@ -43,10 +41,9 @@ print(json.dumps([op.name for op in found.op if op.is_commutative]))
 
 
 def test_a_sum_starts_where_tensorflow_starts_it():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+    run_forked(PROGRAM)
 
 
 def test_commutative_ops_are_those_of_tensorflow():
-    ran = subprocess.run([sys.executable, "-c", COMMUTATIVE], check=True, capture_output=True, text=True)
-    known = sorted(name for name in json.loads(ran.stdout.splitlines()[-1]) if op_traits.is_known(name))
+    known = sorted(name for name in last_json(run_forked(COMMUTATIVE)) if op_traits.is_known(name))
     assert sorted(op for op in known if op_traits.is_commutative(op)) == known

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 from folders import ROOT
-from processes import on_arena
+from processes import last_json, on_arena, run_forked
 
 from tfswap.ir import op_traits
 from tfswap.ir.types import TensorType
@@ -186,34 +182,23 @@ def test_every_op_with_a_memory_rule_has_traits():
 
 
 REGISTRY = """
-import json, sys
-import tensorflow
+import json
 from tensorflow.python.framework import op_def_registry
-found = {name: op_def_registry.get(name) for name in json.load(sys.stdin)}
-json.dump({name: None if op is None else op.is_stateful for name, op in found.items()}, sys.stdout)
+found = {name: op_def_registry.get(name) for name in NAMES}
+print(json.dumps({name: None if op is None else op.is_stateful for name, op in found.items()}))
 """
 
 
 def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
     # tfswap's own ops are registered by its library, not by TensorFlow.
     names = sorted({name for table in _tables().values() for name in table if not name.startswith("Tfswap>")})
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(
-        [sys.executable, "-c", REGISTRY],
-        input=json.dumps(names),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    registry = json.loads(ran.stdout)
+    registry = last_json(run_forked(f"NAMES = {names}\n{REGISTRY}"))
     assert [name for name, stateful in registry.items() if stateful is None] == []
     assert [name for name, stateful in registry.items() if stateful and op_traits.is_pure(name)] == []
 
 
 FUNCTIONS = """
-import json, sys
-import tensorflow
+import json
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session as session
 ops = op_def_pb2.OpList.FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
@@ -221,15 +206,13 @@ made = {"Dataset": [], "other": []}
 for op in ops.op:
     if any("func" in attribute.type for attribute in op.attr):
         made["Dataset" if "Dataset" in op.name else "other"].append(op.name)
-json.dump(made, sys.stdout)
+print(json.dumps(made))
 """
 
 
 def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
     """What is no pipeline runs its functions in the step, and is refused where they can't be seen."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run([sys.executable, "-c", FUNCTIONS], capture_output=True, text=True, env=environment, check=True)
-    made = json.loads(ran.stdout)
+    made = last_json(run_forked(FUNCTIONS))
     assert [op for op in made["Dataset"] if not op_traits.makes_pipeline(op)] == ["ReduceDataset"]
     assert [op for op in made["other"] if op_traits.makes_pipeline(op)] == ["OneShotIterator"]
 

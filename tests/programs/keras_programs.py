@@ -60,7 +60,7 @@ def transformer() -> Program:
 
     def build() -> Any:
         inputs = keras.Input((64, 1))
-        x = encoder(encoder(inputs))
+        x = encoder(inputs)
         x = layers.GlobalAveragePooling1D(data_format="channels_last")(x)
         x = layers.Dropout(0.4)(layers.Dense(128, activation="relu")(x))
         model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
@@ -148,7 +148,6 @@ def lstm() -> Program:
     def build() -> Any:
         inputs = keras.Input(shape=(None,), dtype="int32")
         x = layers.Embedding(2000, 32)(inputs)
-        x = layers.LSTM(16, return_sequences=True)(x)
         x = layers.Bidirectional(layers.LSTM(16))(x)
         model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))
         model.compile("adam", "binary_crossentropy", metrics=["accuracy"])

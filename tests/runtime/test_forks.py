@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from processes import run_python
+from processes import last_json, run_forked, run_python
 
 PRELUDE = """
 import json, os, signal, tempfile
@@ -131,7 +129,7 @@ if __name__ == "__main__":
 
 
 def test_in_a_late_child_every_road_says_what_to_do():
-    reported = json.loads(run_python(PRELUDE + LATE).stdout.splitlines()[-1])
+    reported = last_json(run_forked(PRELUDE + LATE))
     *direct, nested = reported
     for each in (*direct, nested):
         assert "forked from one in which TensorFlow had started" in each, reported
@@ -139,7 +137,7 @@ def test_in_a_late_child_every_road_says_what_to_do():
 
 
 def test_an_early_child_runs():
-    reported = json.loads(run_python(PRELUDE + EARLY).stdout.splitlines()[-1])
+    reported = last_json(run_forked(PRELUDE + EARLY))
     assert reported == ["ran: 27000000.0"] * 2
 
 

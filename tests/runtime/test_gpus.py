@@ -9,6 +9,7 @@ from __future__ import annotations
 import emulated
 import pytest
 from gpu_compare import END, LOSS, PROGRAM, SMALL, check
+from slow import slow
 
 tf = pytest.importorskip("tensorflow")
 
@@ -458,13 +459,10 @@ ACCEPTED = {
     "resnet50": True,
     "vgg16": True,
 }
-TAKE_MINUTES = ("mobilenet_v2", "resnet50", "vgg16")
 
 
 @pytest.mark.emulated_gpu(memory=2048 * MIB)
-@pytest.mark.parametrize(
-    "net", [pytest.param(net, marks=[pytest.mark.slow] if net in TAKE_MINUTES else []) for net in ACCEPTED]
-)
+@pytest.mark.parametrize("net", ["transformer", *slow("mlp", "lstm", "mobilenet_v2", "resnet50", "vgg16")])
 def test_models_keep_their_limit_and_their_values(on_gpus, net):
     """The nets of `benchmarks/emulated.py`, at 60% of their peaks; VGG16 at 70%, below which it has no plan."""
     program = "import json, emulated\nprint(json.dumps(emulated.train({!r}, {!r}, GPUS)))"

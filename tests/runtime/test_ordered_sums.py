@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from folders import GOLDEN
-from processes import last_json, on_arena, run_python
+from processes import last_json, on_arena, run_forked
 
 from tfswap.ir.custom_ops import FIRST, KERNEL
 from tfswap.ir.op_traits import depends_on_owners
@@ -410,7 +410,7 @@ smaller = tf.saved_model.load({str(tmp_path / "smaller")!r})
 print(json.dumps(smaller.step(x).numpy().tobytes() == expected.tobytes()))
 """
     )
-    assert last_json(run_python(program, TF_ENABLE_ONEDNN_OPTS="0")) is True
+    assert last_json(run_forked(program)) is True
 
 
 CALLS = """

@@ -309,7 +309,7 @@ def traced_before(x):
 
 for _ in range(TRACED):  # what it makes is named by a counter of the process
     tf.function(traced_before).get_concrete_function(tf.zeros([]))
-net, factor = Net(12), tf.random.stateless_normal([128], (1, 2))
+net, factor = Net(6), tf.random.stateless_normal([128], (1, 2))
 
 @tf.custom_gradient
 def passed(x):

@@ -390,7 +390,7 @@ graph = training_step([Layer(kind, (3 * i) // 4) for i, kind in enumerate(kinds)
 optimizer = Optimizer(graph, DeviceModel())
 floor = optimizer.floor_bytes()
 span = optimizer.baseline.peak_bytes - floor
-texts = [optimizer.plan(floor + span * k // 8).to_json() for k in range(8)]
+texts = [optimizer.plan(floor + span * k // 4).to_json() for k in range(4)]
 swapped = sum(len(json.loads(t)["evictions"]) for t in texts)
 print(json.dumps([hashlib.sha256("".join(texts).encode()).hexdigest(), swapped]))
 """

@@ -23,6 +23,7 @@ from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
 from tfswap.passes.prepare.copy_to_device import copy_to_device
+from tfswap.passes.prepare.copy_to_host import copy_to_host
 from tfswap.passes.prepare.defer_constants import defer_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
 from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
@@ -163,6 +164,15 @@ def test_integers_of_a_gpu():
     assert copy_to_device(golden.graph, gpu) == 3
     golden.check()
     assert keep_views_on_device(golden.graph, gpu) == copy_to_device(golden.graph, gpu) == 0
+
+
+def test_what_the_host_reads_of_a_gpus_results():
+    golden = Golden("copy_to_host")
+    assert copy_to_host(golden.graph, Target(DeviceModel())) == 0
+    gpu = Target(DeviceModel("gpu"))
+    assert copy_to_host(golden.graph, gpu) == 5
+    golden.check()
+    assert copy_to_host(golden.graph, gpu) == 0
 
 
 def test_split_sums():

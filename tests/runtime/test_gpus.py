@@ -450,11 +450,34 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
     check(found)
 
 
+@pytest.mark.emulated_gpu(jitter=7, kernel_us=20.0)
+def test_what_a_kernel_makes_on_the_device_and_the_host_reads_has_a_place_in_the_plan(on_gpus):
+    """Seeds, conditions of a conditional and a loop, and a shape of 64 bits."""
+    found = on_gpus(
+        PROGRAM
+        + """
+def loss_of(variables, x, state):
+    for i, variable in enumerate(variables):
+        seed = tf.cast(state + tf.cast(i, tf.uint32), tf.int32)
+        x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed)
+    rows = tf.cast(tf.reduce_max(x) * 0.0 + 256.0, tf.int64)
+    x = tf.reshape(x, tf.stack([rows, 256]))
+    x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: x - 1.0)
+    (small,) = tf.while_loop(lambda y: tf.reduce_max(y) > 0.01, lambda y: (y * 0.5,), [tf.stop_gradient(x[:4])])
+    return tf.reduce_mean(x * x) + tf.reduce_mean(small)
+
+found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), np.arange(2, dtype="uint32"), tactics=("swap",))
+"""
+        + END
+    )
+    check(found)
+
+
 # By net, whether its plan is exact in each run. docs/emulated_gpu.md has what differs.
 ACCEPTED = {
     "mlp": True,
     "lstm": False,
-    "transformer": False,
+    "transformer": True,
     "mobilenet_v2": True,
     "resnet50": True,
     "vgg16": True,

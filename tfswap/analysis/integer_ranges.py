@@ -224,6 +224,7 @@ _RULES: dict[str, Rule] = {
     "Unpack": _same,
     "ZerosLike": lambda node, index, range_of: Range(0, 0),
     "Tfswap>ToDevice": _same,
+    "Tfswap>ToHost": _same,
 }
 
 

@@ -198,6 +198,7 @@ _RULES: dict[str, Rule] = {
     "Select": _select,
     "SelectV2": _select,
     "Tfswap>ToDevice": _same,
+    "Tfswap>ToHost": _same,
     "Shape": _shape,
     "Size": _size,
     "StridedSlice": _strided_slice,

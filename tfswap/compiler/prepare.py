@@ -15,6 +15,7 @@ from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copied_views import copy_undecided_views
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
 from tfswap.passes.prepare.copy_to_device import copy_to_device
+from tfswap.passes.prepare.copy_to_host import copy_to_host
 from tfswap.passes.prepare.defer_constants import defer_constants
 from tfswap.passes.prepare.free_constants import free_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
@@ -69,6 +70,7 @@ REST = (
     Row(fill_uniform_constants, own_ops, "before other constants are deferred, which may be computed from these"),
     Row(defer_constants, own_ops, "no later pass adds constants"),
     Row(keep_views_on_device, own_ops, "before the copies that these views would need"),
+    Row(copy_to_host, own_ops, "what views still read on the host is known"),
     Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
     Row(use_result_slots, slots, "fetches are final"),
     Row(merge_equal_nodes, always, "the others add nodes that are equal"),

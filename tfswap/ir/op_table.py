@@ -174,6 +174,7 @@ TRAITS: dict[str, Trait] = {
     "_DeviceRetval": _FETCH,  # the same, in device memory
     "Tfswap>HandOver": _PURE | Trait.INLINE | Trait.NOT_FOLDED,  # a copy for the caller to keep
     "Tfswap>ToDevice": _PURE | Trait.NOT_FOLDED,  # a copy of what the host has
+    "Tfswap>ToHost": _PURE | Trait.NOT_FOLDED,  # a copy of what the device has
     # Variables.
     "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
     "VarIsInitializedOp": _READS,  # of the variable's state

@@ -1,15 +1,17 @@
-"""Which int32 inputs a GPU's kernels read in device memory.
+"""Which inputs a GPU's kernels read in device memory, and which in host memory.
 
 Values of int32 are in host memory, but for those of a few kernels (host_memory.py); labels, tokens and the indices of a
-gather are read on the device. TensorFlow then copies them there. The tests compare this with the registrations of
-TensorFlow's GPU wheel.
+gather are read on the device. Shapes, axes, seeds and bounds are read on the host. TensorFlow copies what is elsewhere.
+The tests compare this with the registrations of TensorFlow's GPU wheel.
 
-Not handled: ops with lists of inputs; TensorFlow 1's variables.
+Not handled: ops with lists of inputs, but for lists of int32; TensorFlow 1's variables.
 """
 
 from __future__ import annotations
 
 from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.op_traits import control_flow, is_collective
+from tfswap.ir.types import REFERENCES
 
 READ_ON_DEVICE: dict[str, tuple[int, ...]] = {
     "AdjustContrast": (0,),
@@ -142,6 +144,144 @@ READ_ON_DEVICE: dict[str, tuple[int, ...]] = {
 }
 """By op, the positions of inputs that its kernel reads on the device though they are of int32."""
 
+LISTS_ON_DEVICE = frozenset(
+    {
+        "DynamicStitch",
+        "SparseConcat",
+    }
+)
+"""Ops that read lists of int32 on the device."""
+
+READ_ON_HOST: dict[str, tuple[int, ...]] = {
+    "All": (1,),
+    "Any": (1,),
+    "BatchMatrixBandPart": (1, 2),
+    "BatchToSpace": (1,),
+    "BatchToSpaceND": (1, 2),
+    "BlockLSTM": (0,),
+    "BlockLSTMGrad": (0,),
+    "BlockLSTMGradV2": (0,),
+    "BlockLSTMV2": (0,),
+    "BroadcastArgs": (0, 1),
+    "BroadcastGradientArgs": (0, 1),
+    "BroadcastTo": (1,),
+    "CTCLossV2": (1,),
+    "ConjugateTranspose": (1,),
+    "Conv3DBackpropInputV2": (0,),
+    "CudnnRNNBackpropV2": (11,),
+    "CudnnRNNBackpropV3": (12,),
+    "Cumprod": (1,),
+    "Cumsum": (1,),
+    "CumulativeLogsumexp": (1,),
+    "DenseBincount": (1,),
+    "EmptyTensorList": (0,),
+    "EuclideanNorm": (1,),
+    "ExpandDims": (1,),
+    "FakeQuantWithMinMaxVars": (1, 2),
+    "FakeQuantWithMinMaxVarsGradient": (2, 3),
+    "FakeQuantWithMinMaxVarsPerChannel": (1, 2),
+    "FakeQuantWithMinMaxVarsPerChannelGradient": (2, 3),
+    "Fill": (0,),
+    "GatherV2": (2,),
+    "GenerateBoundingBoxProposals": (4, 6),
+    "HistogramFixedWidth": (1,),
+    "ImageProjectiveTransformV3": (3,),
+    "InvertPermutation": (0,),
+    "LinSpace": (0, 1, 2),
+    "LoopCond": (0,),
+    "MatrixBandPart": (1, 2),
+    "MatrixDiagPartV2": (2,),
+    "MatrixDiagPartV3": (2,),
+    "MatrixDiagV2": (4,),
+    "MatrixDiagV3": (4,),
+    "Max": (1,),
+    "Mean": (1,),
+    "Min": (1,),
+    "MirrorPad": (1,),
+    "MirrorPadGrad": (1,),
+    "NonMaxSuppressionV2": (3,),
+    "NonMaxSuppressionV3": (3, 4),
+    "NonMaxSuppressionV4": (3, 4),
+    "Pad": (1,),
+    "PadV2": (1, 2),
+    "ParameterizedTruncatedNormal": (0,),
+    "Prod": (1,),
+    "Qr": (0,),
+    "QuantizeAndDequantizeV2": (1, 2),
+    "QuantizeAndDequantizeV3": (1, 2),
+    "QuantizeAndDequantizeV4": (1, 2),
+    "QuantizeAndDequantizeV4Grad": (2, 3),
+    "RaggedFillEmptyRows": (2,),
+    "RandomUniformInt": (1, 2),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "ResourceStridedSliceAssign": (1, 2, 3),
+    "Reverse": (1,),
+    "ReverseV2": (1,),
+    "RngReadAndSkip": (2,),
+    "RngSkip": (1, 2),
+    "Roll": (1, 2),
+    "ScatterNd": (2,),
+    "Slice": (1, 2),
+    "SpaceToBatch": (1,),
+    "SpaceToBatchND": (1, 2),
+    "SparseFillEmptyRows": (2,),
+    "SparseMatrixAdd": (2, 3),
+    "SparseMatrixZeros": (0,),
+    "SparseReshape": (1, 2),
+    "SparseSegmentMeanWithNumSegments": (3,),
+    "SparseSegmentSqrtNWithNumSegments": (3,),
+    "SparseSegmentSumWithNumSegments": (3,),
+    "SparseSlice": (2, 3, 4),
+    "SparseSplit": (0, 3),
+    "SparseTensorDenseMatMul": (2,),
+    "SparseTensorToCSRSparseMatrix": (2,),
+    "SparseToDense": (1, 3),
+    "SplitV": (1,),
+    "StatefulStandardNormalV2": (1, 2),
+    "StatefulTruncatedNormal": (1, 2),
+    "StatefulUniform": (1, 2),
+    "StatefulUniformFullInt": (1, 2),
+    "StatefulUniformInt": (1, 2, 3, 4),
+    "StatelessMultinomial": (2,),
+    "StatelessRandomGammaV2": (0, 1),
+    "StatelessRandomGammaV3": (0,),
+    "StatelessRandomGetKeyCounter": (0,),
+    "StatelessRandomGetKeyCounterAlg": (0,),
+    "StatelessRandomNormal": (0, 1),
+    "StatelessRandomNormalV2": (0,),
+    "StatelessRandomUniform": (0, 1),
+    "StatelessRandomUniformFullInt": (0, 1),
+    "StatelessRandomUniformFullIntV2": (0,),
+    "StatelessRandomUniformInt": (0, 1, 2, 3),
+    "StatelessRandomUniformIntV2": (0, 4, 5),
+    "StatelessRandomUniformV2": (0,),
+    "StatelessTruncatedNormal": (0, 1),
+    "StatelessTruncatedNormalV2": (0,),
+    "StridedSlice": (1, 2, 3),
+    "StridedSliceGrad": (0, 1, 2, 3),
+    "Sum": (1,),
+    "Switch": (1,),
+    "TensorArraySplitV2": (2,),
+    "TensorArraySplitV3": (2,),
+    "TensorListConcatV2": (1, 2),
+    "TensorListFromTensor": (1,),
+    "TensorListGetItem": (2,),
+    "TensorListReserve": (0,),
+    "TensorListScatter": (2,),
+    "TensorListScatterV2": (2,),
+    "TensorListSplit": (1, 2),
+    "TensorStridedSliceUpdate": (1, 2, 3),
+    "Tile": (1,),
+    "TopKV2": (1,),
+    "Transpose": (1,),
+    "UnsortedSegmentMax": (2,),
+    "UnsortedSegmentMin": (2,),
+    "UnsortedSegmentProd": (2,),
+    "UnsortedSegmentSum": (2,),
+}
+"""By op, the positions of inputs that its kernel reads on the host, of whatever type."""
+
 _HOSTS_TOO = frozenset({"LoopCond", "Switch", "Merge", "Assert", "Print", "PrintV2"})
 """Ops that read a boolean of the host there."""
 
@@ -158,3 +298,18 @@ def reads_on_device(op: str, position: int, dtype: str) -> bool:
     if dtype == "bool":
         return op not in _HOSTS_TOO
     return dtype == "uint64"
+
+
+def reads_on_host(op: str, position: int, dtype: str) -> bool:
+    """Whether the kernel reads an input of such a type on the host, though it may be in device memory.
+
+    The first input of a conditional is its condition; a loop or a conditional has its int32 arguments in host memory.
+    """
+    if op.startswith(NAMESPACE) or dtype in REFERENCES or is_collective(op):
+        return False
+    flow = control_flow(op)
+    if op == "Assert" or (flow is not None and position < flow.first_argument):
+        return True
+    if dtype == "int32":
+        return op not in LISTS_ON_DEVICE and position not in READ_ON_DEVICE.get(op, ())
+    return position in READ_ON_HOST.get(op, ())

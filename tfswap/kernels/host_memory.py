@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.custom_ops import NAMESPACE, TO_HOST
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
@@ -27,9 +27,46 @@ ON_HOST = frozenset(
         "StatelessRandomGetKeyCounter",  # uint64: the seeds of the kernels of random numbers
         "StatelessRandomGetKeyCounterAlg",
         "TensorListElementShape",
+        TO_HOST,
     }
 )
 """Ops whose results are on the host, whatever their type."""
+
+PARTLY_ON_HOST = frozenset(
+    {
+        "BroadcastArgs",
+        "BroadcastGradientArgs",
+        "CSRSparseMatrixToSparseTensor",
+        "ConcatOffset",
+        "CudnnRNNV2",
+        "CudnnRNNV3",
+        "DataFormatDimMap",
+        "DataFormatVecPermute",
+        "DeserializeSparse",
+        "EnsureShape",
+        "InvertPermutation",
+        "LinSpace",
+        "LoopCond",
+        "OptionalHasValue",
+        "ParallelDynamicStitch",
+        "Qr",
+        "RaggedTensorFromVariant",
+        "SparseConcat",
+        "SparseReshape",
+        "SparseSlice",
+        "SparseSplit",
+        "TensorArrayConcatV2",
+        "TensorArrayConcatV3",
+        "TensorListConcat",
+        "TensorListConcatV2",
+        "Unique",
+        "Unpack",
+        "VarIsInitializedOp",
+        "VariableShape",
+        "Where",
+    }
+)
+"""Ops of which some results, other than int32, are or may be on the host, and are counted as the device's."""
 
 HOST_COMPARISONS = frozenset(
     {

@@ -78,4 +78,5 @@ RULES: dict[str, Entry] = {
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
     "Tfswap>Sum": Entry(add_by_decisions, attrs=("N",)),
     "Tfswap>ToDevice": FRESH,  # ops/csrc/core/arena_ops.cc
+    "Tfswap>ToHost": FRESH,
 }

@@ -4,6 +4,7 @@
 //   HandOver       copies a small result to a reserved slot, since the caller may keep it for any time
 //   Defer          keeps TensorFlow from folding a large constant when it makes the step: each step computes it
 //   ToDevice       copies a tensor from host memory to the device on the stream of the kernels
+//   ToHost         copies a tensor of the device to host memory, and frees it before the next kernel runs
 //
 // At the end of this file is the function that Python calls before and after each step.
 
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,6 +42,7 @@ using DeviceAddress = stream_executor::DeviceMemoryBase;
 namespace tfswap {
 namespace {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -115,6 +118,16 @@ REGISTER_OP("Tfswap>ToDevice")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
 Copies a tensor in host memory to the device's, on the stream of its kernels.
+)doc");
+
+REGISTER_OP("Tfswap>ToHost")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr("T: type")
+    .SetIsStateful()  // as ToDevice
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Copies a tensor in the device's memory to host memory. It ends when the copy has ended.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -300,6 +313,30 @@ class ToDeviceOp : public OpKernel {
   }
 };
 
+// The executor drops its reference to the input when `done` is called, and then runs what follows. TensorFlow's
+// _Send and _Recv hold theirs until a thread that polls for events has returned from what follows.
+class ToHostOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const Tensor& source = ctx->input(0);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, source.shape(), &output), done);
+    if (source.TotalBytes() == 0) {
+      done();
+      return;
+    }
+    ctx->op_device_context()->CopyDeviceTensorToCPU(
+        &source, "tfswap", static_cast<tensorflow::Device*>(ctx->device()), output,
+        [ctx, done = std::move(done)](const absl::Status& status) {
+          ctx->SetStatus(status);
+          done();
+        });
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>ToHost").Device(tensorflow::DEVICE_GPU).HostMemory("output"), ToHostOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ToDevice").Device(tensorflow::DEVICE_GPU).HostMemory("tensor"), ToDeviceOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(

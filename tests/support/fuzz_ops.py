@@ -160,7 +160,8 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_carry, {"tensor": x}),
         (core.tfswap_deliver, {"carrier": core.tfswap_carry(tensor=x), "T": dtype}),
         (core.tfswap_defer, {"tensor": x}),
-        (core.tfswap_to_device, {"tensor": x}),  # which a CPU has no kernel for
+        (core.tfswap_to_device, {"tensor": x}),  # which a CPU has no kernel for, as for the next
+        (core.tfswap_to_host, {"tensor": x}),
         (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
         (core.tfswap_arena_map, {}),
         (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused

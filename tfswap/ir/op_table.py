@@ -1,7 +1,6 @@
 """The traits of each type of op, one op a line: data, which ir/op_traits.py reads.
 
-A type that is not here is unknown. Source: TensorFlow 2.21's op registry (is_stateful) and the kernels' sources; the
-tests check every name against the registry.
+A type that is not here is unknown. Source: TensorFlow 2.21's op registry and kernels; the tests check each name there.
 """
 
 from __future__ import annotations

@@ -94,3 +94,16 @@ def nothing_left_in_the_pool():
     from nets import pool_in_use
 
     assert pool_in_use() == 0
+
+
+@pytest.fixture
+def fresh_copy_settings():
+    """The swap ops' settings are their defaults again after the test, and no host memory is in use."""
+    import swap_copies
+
+    import tfswap.ops as ops
+
+    ops.reset_stats()
+    yield
+    ops.configure(host_memory_limit=None, copy_threads=1, bandwidth_bytes_per_s=None, latency_us=0.0)
+    assert swap_copies.eventually(lambda: ops.stats().pool_in_use_bytes == 0), "a test leaked host memory"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from processes import on_arena
-from test_pairs import TWO_THREADS
+from processes import TWO_THREADS, on_arena
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.control_flow import STEADY_TRIPS, record

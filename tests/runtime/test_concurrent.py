@@ -8,8 +8,8 @@ import pytest
 from graphs import draw_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import on_arena
-from test_pairs import RATES, TWO_CORES, TWO_THREADS, facts
+from processes import TWO_THREADS, on_arena
+from test_pairs import RATES, TWO_CORES, facts
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs

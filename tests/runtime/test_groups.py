@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import on_arena
+from processes import TWO_THREADS, on_arena
 from test_body_pairs import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
-from test_pairs import TWO_THREADS
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.function_runs import group_chunks

@@ -33,6 +33,8 @@ _SERVERS = {onednn: multiprocessing.forkserver.ForkServer() for onednn in ("0", 
 for _server in _SERVERS.values():
     _server.set_forkserver_preload(["tensorflow", "keras", "tfswap.keras"])
 
+TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
+"""The environment of a process with two threads in each of TensorFlow's pools."""
 
 HANGS_S = 300
 """Workers of which none has ended for so long wait for each other."""

@@ -42,6 +42,8 @@ OPTIONS = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:alloca
 
 CHECKED = (
     "ops/test_ops.py",
+    "ops/test_ops_memory.py",
+    "ops/test_ops_copies.py",
     "runtime/test_chunk_ends.py",
     "property/test_allocator.py::test_chunks_are_exact_as_long_as_a_step_asks_for_it",
     "ops/test_codecs.py",
@@ -58,7 +60,7 @@ CHECKED = (
     "runtime/test_control_flow.py::test_loops_with_no_bound_keep_their_plan_however_often_they_run",
     "runtime/test_turns.py::test_what_a_step_calls_does_not_wait_for_it",
     "runtime/test_turns.py::test_a_turn_ends_with_a_call_that_fails",
-    "runtime/test_pairs.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
+    "runtime/test_pairs_in_steps.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
     "runtime/test_concurrent.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
     "runtime/test_body_pairs.py::test_in_loops_the_second_runs_on_another_thread",
     "runtime/test_body_pairs.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_reported_by_name",

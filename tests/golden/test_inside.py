@@ -269,7 +269,7 @@ def changed(plan: Plan, **fields: Any) -> Plan:
     ("fields", "reported"),
     [
         ({"body": "loop[2]"}, "loop\\[2\\]"),
-        ({"order": ("next",)}, "does not say when"),
+        ({"order": ("next",)}, "has no place for"),
         ({"order": ("unknown",)}, "unknown"),
     ],
 )

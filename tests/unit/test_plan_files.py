@@ -156,12 +156,12 @@ def again(content: dict[str, Any]) -> None:
     [
         (put("fingerprint", "0" * 64), "another graph"),
         (put("order", 0, "stranger"), "names the node 'stranger'"),
-        (lambda c: (c["order"].pop(), c["evictions"].clear()), "does not say when .* runs"),
+        (lambda c: (c["order"].pop(), c["evictions"].clear()), "has no place for"),
         (swap_ends, "runs .* before .*, which it depends on"),
         (put("evictions", 0, "tensor", "stranger:0"), "moves 'stranger:0', which this graph does not have"),
-        (put("evictions", 0, "nbytes", 1), "to have 1 bytes, and it has"),
-        (first_use_moved, "used in between, not used then"),
-        (again, "or away already"),
+        (put("evictions", 0, "nbytes", 1), "of 1 bytes, and in this graph it has"),
+        (first_use_moved, "used in between, not used there"),
+        (again, "or evicted already"),
         (put("evictions", 0, "out", None), "copies .* out before it is made, or not once"),
     ],
 )

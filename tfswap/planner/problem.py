@@ -78,7 +78,7 @@ class Problem:
         gaps: the waits of values that may leave, by start.
         refusals: values that can't leave, with the reason.
         repeatable: per node, whether it may run again, for as long as what it reads is unchanged.
-        tiers: what there is for what is swapped.
+        tiers: the host memory and disk space for swapped tensors.
     """
 
     flow: Dataflow
@@ -136,8 +136,8 @@ class Problem:
 
 
 Solver = Callable[[Problem, LiveTarget], Choice | None]
-"""From a problem and a target of live bytes to a choice; None where the target is out of reach. A solver only asks the
-target whether a number of bytes exceeds it: its choice is the same for all targets that answer the same.
+"""From a problem and a target of live bytes to a choice; None where the target is out of reach. A solver uses only
+whether a number of bytes exceeds the target: its choice is the same for all targets with the same answers.
 """
 
 NEVER = math.inf
@@ -166,7 +166,7 @@ def make_problem(
 
     Args:
         snapshot: the contents before the step.
-        tiers: what there is for what is swapped.
+        tiers: the host memory and disk space for swapped tensors.
     """
     refusals = _refusals(flow)
     repeatable = [
@@ -227,8 +227,8 @@ class Uses:
 
     Attributes:
         nbytes: rounded bytes per value.
-        reads, makes: values that a kernel reads and makes, of those that may leave or be recomputed; what is
-            smaller stays for as long as anything may want it.
+        reads, makes: values that a kernel reads and makes, of those that may leave or be recomputed; smaller
+            ones stay as long as any kernel may read them.
         candidates: values that wait and may leave; `slot` numbers them.
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
         stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.

@@ -58,7 +58,7 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
         require_allowed(flow.permits.get(v, ANYTHING), "swap", f"swaps {eviction.tensor!r}")
         if eviction.nbytes != flow.values[v].nbytes:
             raise InvalidModel(
-                f"this plan takes {eviction.tensor!r} to have {eviction.nbytes} bytes, and it has "
+                f"this plan is for {eviction.tensor!r} of {eviction.nbytes} bytes, and in this graph it has "
                 f"{flow.values[v].nbytes}. {REMEDY}"
             )
         by_value.setdefault(v, []).append(eviction)
@@ -87,7 +87,7 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
         )
     missing = min(kernels.difference(plan.order), default=None)
     if missing is not None:
-        raise InvalidModel(f"this plan does not say when {missing!r} runs: its order is damaged. {REMEDY}")
+        raise InvalidModel(f"this plan has no place for {missing!r}: its order is damaged. {REMEDY}")
     order = [flow.place[name] for name in plan.order]
     place: dict[int, int] = {}
     ended: set[int] = set()  # versions of variables that have been written over
@@ -138,8 +138,8 @@ def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
         around = [step.kind for step in steps[max(0, split.step - 1) : split.step + 1]]
         if split.step >= len(steps) or around[-1] not in (RUN, RERUN, IN) or LEAD in around:
             raise InvalidModel(
-                f"this plan splits a chunk for step {split.step}, and of its {len(steps)} steps that is none that "
-                f"makes a tensor, alone. {REMEDY}"
+                f"this plan splits a chunk for step {split.step}, which is none of its {len(steps)} steps, or no step "
+                f"that makes one tensor. {REMEDY}"
             )
         if split.nbytes > most_bytes:
             raise InvalidModel(
@@ -157,12 +157,12 @@ def _require_gaps(evictions: list[Eviction], buffers: list[list[int]]) -> None:
         before = max((p for p in uses if p < a.back), default=-1)
         if (before, a.use) not in gaps:
             raise InvalidModel(
-                f"this plan takes {a.tensor!r} away from kernel {a.release} to {a.use}, and it is used in between, not "
-                f"used then, or away already. {REMEDY}"
+                f"this plan evicts {a.tensor!r} from kernel {a.release} to {a.use}, and it is used in between, not "
+                f"used there, or evicted already. {REMEDY}"
             )
         gaps.remove((before, a.use))
         if (a.out is None) != (uses[0] in copied) or (a.out is not None and a.out < uses[0]):
             raise InvalidModel(
-                f"this plan copies {a.tensor!r} out before it is made, or not once before its first stay. {REMEDY}"
+                f"this plan copies {a.tensor!r} out before it is made, or not once before it is first evicted. {REMEDY}"
             )
         copied.add(uses[0])

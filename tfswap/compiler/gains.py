@@ -79,7 +79,7 @@ def worth_packing(
         form_of: gives the smaller form of a tensor, or None.
     """
     flow, uses = problem.flow, problem.uses
-    found: list[tuple[Packing, int, int]] = []  # with the bytes that it frees, and those that are gone through for it
+    found: list[tuple[Packing, int, int]] = []  # with the bytes that it frees, and the bytes that its codecs process
     for v, positions in sorted(uses.positions.items()):
         tensor = flow.values[v].tensor
         form = None if v in problem.refusals or not flow.may(v, "encode") else form_of(tensor)
@@ -88,7 +88,7 @@ def worth_packing(
         kernels = ((p, flow.nodes[problem.order[p]]) for p in positions[1:])
         called = {p: node.name for p, node in kernels if not reads_metadata_only(node.op)}
         if not readers_of(graph, tensor).keys() <= {*called.values()}:
-            continue  # of some it is not known when they run
+            continue  # it has readers whose place in the order is not known
         groups = _late(problem, v, [positions[0], *(p for p in called if called[p] not in encoded)])
         if groups:
             readers = tuple(tuple(called[p] for p in group) for group in groups)
@@ -99,7 +99,7 @@ def worth_packing(
 
 
 def in_stages(sizes: Sequence[int]) -> list[int]:
-    """How many of these, from the first on, each stage takes: one after the other the same share of all bytes."""
+    """For each stage, how many of the first entries it has; each stage adds an equal share of all bytes."""
     taken = list(itertools.accumulate(sizes))
     counts = (
         next(count for count, done in enumerate(taken, 1) if done * STAGES >= taken[-1] * stage)
@@ -112,7 +112,7 @@ def _stages(found: Collection[tuple[Packing, int, int]], least_bytes: float) -> 
     """Packings in stages: first those that free most for their time.
 
     Args:
-        found: each with the bytes that it frees, and those that are gone through for it.
+        found: each with the bytes that it frees, and the bytes that its codecs process.
         least_bytes: what frees less is not worth a stage.
     """
     ranked = sorted(found, key=lambda entry: -entry[1] / entry[2])

@@ -120,7 +120,7 @@ def as_planned(
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if _is_off(options, graph) or not _can_be_asked(graph) or sparse_shapes(concrete):
+    if _is_off(options, graph) or not _matches_execution(graph) or sparse_shapes(concrete):
         return graph
     options.memory_optimization = options.NO_MEM_OPT
     shapes = {t.op.name: None if t.shape.rank is None else tuple(t.shape.as_list()) for t in concrete.inputs}
@@ -191,7 +191,7 @@ def _leaves_memory(options: rewriter_config_pb2.RewriterConfig, graph: Graph, de
     return is_default and not device.is_gpu and not any(SWAPPED_BY_HAND in node.attrs for node in graph)
 
 
-def _can_be_asked(graph: Graph) -> bool:
+def _matches_execution(graph: Graph) -> bool:
     """Whether Grappler's result here is what TensorFlow would run: one device, and nothing that is lowered first."""
     if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
         return False

@@ -28,9 +28,9 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
-    "by side in an otherwise empty one. What else a process keeps on the device comes on top, and "
-    "so can a tensor's worth of holes between them; tfswap.load, or tfswap.optimize on the function itself, plans for "
-    "the arena as it is."
+    "by side in an otherwise empty one. Other memory of the process on the device adds to this peak, "
+    "and so can holes between tensors, of up to the bytes of one; tfswap.load, or tfswap.optimize on the function "
+    "itself, plans for the arena as it is."
 )
 PORTABLE_NOTE = (
     "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "

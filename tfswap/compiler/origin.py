@@ -315,7 +315,7 @@ def _parse(text: str) -> Origin:
 
 
 @dataclass
-class Asked:
+class RecordingPolicy:
     """A policy that records its answers."""
 
     policy: Policy
@@ -336,9 +336,9 @@ def policy_answers(graph: Graph, policy: Policy | None, locate: Callable[[str], 
     """A policy's answers for the tensors of `graph` that do not allow everything."""
     if policy is None:
         return []
-    asked = Asked(policy)
-    note_permits(graph.copy(), (), asked, locate)
-    return asked.kept
+    recording = RecordingPolicy(policy)
+    note_permits(graph.copy(), (), recording, locate)
+    return recording.kept
 
 
 def _answered(answers: Iterable[Answer]) -> Callable[[TensorFacts], Collection[str] | None]:

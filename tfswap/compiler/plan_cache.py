@@ -200,11 +200,11 @@ def _hold(folder: TrustedFolder, name: str, held: contextlib.ExitStack) -> None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again when its process dies
             except BlockingIOError:
                 if not waits:
-                    log.info("tfswap: another process is working out %s: waiting for it", name)
+                    log.info("tfswap: another process is computing %s: waiting for it", name)
                 waits = True
                 time.sleep(POLL_S)
                 continue
-            # Who held it until now has removed the file: another process can hold the next one of that name.
+            # The process that held the lock has removed this file: another process can hold a new one of that name.
             if not _is_named(handle.fileno(), folder, name):
                 continue
             opened.callback(_unlink, folder, name)

@@ -75,7 +75,7 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
             f"{others}.",
-            _how_to_say(graph, first, has_line=bool(where)),
+            _remedy_of_size(graph, first, has_line=bool(where)),
         )
 
 
@@ -95,9 +95,8 @@ def require_countable(graph: Graph, resident_bytes: int) -> None:
 
 
 IN_LIBRARY = (
-    "compute that outside of the step, as one of its arguments, or in a tf.while_loop of your own with "
-    "maximum_iterations=; where it is tf.vectorized_map that changes a loop inside of it, call what is mapped on the "
-    "whole batch, or by tf.map_fn"
+    "call it outside of the step and pass its result as an argument, or write it as a tf.while_loop with "
+    "maximum_iterations=; in place of tf.vectorized_map, call the mapped function on the whole batch, or by tf.map_fn"
 )
 """The remedy for a library's function that has a loop without bound."""
 
@@ -106,14 +105,14 @@ def bound_of_loop(loop: str, locate: Locate) -> str:
     """The remedy for a loop without a bound of its iterations, with its source line."""
     line = locate(loop)
     return (
-        "Give the loop one that does not depend on what the step computes: maximum_iterations=, of tf.while_loop or, "
-        "in a loop of Python's, of tf.autograph.experimental.set_loop_options. Where the loop is a library function's "
-        f"own, as that of tf.linalg.expm, {IN_LIBRARY}; or take no gradients through it (tf.stop_gradient), and "
-        "nothing is kept." + (f" It is made at {line}." if line else "")
+        "Give the loop a bound that does not depend on computed values: maximum_iterations= of tf.while_loop, or, for "
+        "a Python loop, of tf.autograph.experimental.set_loop_options. If the loop is inside of a library function, as "
+        f"in tf.linalg.expm, {IN_LIBRARY}; or take no gradients through it (tf.stop_gradient), so that it saves no "
+        "tensors." + (f" The loop is made at {line}." if line else "")
     )
 
 
-def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
+def _remedy_of_size(graph: Graph, first: Output, *, has_line: bool) -> str:
     """The remedy for a tensor of unknown size.
 
     Args:
@@ -122,46 +121,46 @@ def _how_to_say(graph: Graph, first: Output, *, has_line: bool) -> str:
     node = first.node
     if node in graph.feeds or any(feed.outputs[0].nbytes is None for feed in graph.feeds):
         return (
-            "Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full shape, or in a "
-            "data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op returns, as of "
-            "py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+            "If the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full shape, or in a "
+            "data pipeline batch(..., drop_remainder=True)). If TensorFlow can't infer the shape of an op's result, as "
+            "of py_function, declare it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
         )
     taken = (n for part in (graph, *graph.all_bodies()) for n in part if takes_from_pipeline(n.op))
     if any(kind.nbytes is None for n in taken for kind in element_types(n)):
         return (
-            "The step takes its batches from an iterator that does not say how large they are. Make them of one size, "
-            "batch(..., drop_remainder=True), or let the step be given each: step(next(iterator))."
+            "The step takes its batches from an iterator whose spec leaves their size open. Make all batches of one "
+            "size, batch(..., drop_remainder=True), or pass each batch to the step: step(next(iterator))."
         )
     kind = control_flow(node.op)
     if kind is not None and kind.is_loop:
         return (
             "The inputs' sizes are known, but the loop gives this one another shape in each iteration. Keep its shape: "
-            "write what an iteration makes into a tf.TensorArray, or into a part of a tensor that has its full size "
-            f"from the start. Where the loop is a library function's own, {IN_LIBRARY}."
+            "write the result of each iteration into a tf.TensorArray, or into a part of a tensor that has its full "
+            f"size before the loop. If the loop is inside of a library function, {IN_LIBRARY}."
         )
     if any(t.type.dtype == "variant" for t in node.inputs):
         return (
-            "The inputs' sizes are known, but how many elements this list gets, or how large they are, depends on what "
-            "the step computes. Give the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a "
-            "number of iterations that follows from shapes; or say how large what is made of it is: "
-            "y = tf.ensure_shape(array.concat(), [...]). Where the list is a library function's own, "
+            "The inputs' sizes are known, but how many elements this list gets, or how large they are, depends on "
+            "computed values. Give the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a "
+            "number of iterations that follows from shapes; or declare the shape of the tensor that is made of the "
+            "list: y = tf.ensure_shape(array.concat(), [...]). If the list is inside of a library function, "
             f"{IN_LIBRARY}."
         )
     if not has_line:
         return (
-            "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file "
-            "has shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and "
-            "save the model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
+            "The inputs' sizes are known, but this one depends on values, of the arguments or computed, and a file has "
+            "shapes only. If a line of your code makes this tensor, with one size in every step, declare its shape and "
+            "save the model anew: y = tf.ensure_shape(y, [...]). If a library function makes it, as "
             "tf.nn.safe_embedding_lookup_sparse does, give its sparse arguments a full shape "
             "(tf.SparseTensorSpec([64, 5]) in the input_signature), or decorate the step with tfswap.optimize in the "
             "process that trains: sizes that follow from the arguments are computed before each call there."
         )
     return (
-        "The inputs' sizes are known, but this one depends on what the step computes, or TensorFlow can't infer what "
-        "the op returns. Where it has one size in every step, say it of what that line gives: "
-        "y = tf.ensure_shape(y, [...]), or y.set_shape([...]). Else pad or cut to a size: "
-        "ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in place of tf.range(n), or what is needed "
-        "computed outside of the step, as an input."
+        "The inputs' sizes are known, but this one depends on computed values, or TensorFlow can't infer the shape of "
+        "the op's result. If it has one size in every step, declare its shape at that line: "
+        "y = tf.ensure_shape(y, [...]), or y.set_shape([...]). Otherwise pad or cut it to one size: "
+        "ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in place of tf.range(n); or compute it outside of "
+        "the step and pass it as an argument."
     )
 
 

@@ -5,7 +5,7 @@ on: the rewritten ConcreteFunction has the trace's own signature and captures. W
 `runtime/step.py`.
 
 A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`). Not handled: tapes that
-may ask for gradients of higher order, or more than once. Under those the function runs as it was traced, with a
+may take gradients of higher order, or more than once. Under those the function runs as it was traced, with a
 warning, and there is no report of the call.
 """
 
@@ -176,7 +176,7 @@ class OptimizedFunction(Generic[P, R]):
             return step(inputs, plain=runs_plainly())
 
     def _joint(self, concrete: Any, inputs: Sequence[Any], gradients: int) -> Joint | str:
-        """A trace with its gradients, for a tape that watches these arguments and asks once; or why there is none."""
+        """A trace with its gradients, for a tape outside that takes gradients once; or why there is none."""
         import tensorflow as tf
 
         if self._refuses_outer_gradients:
@@ -294,7 +294,7 @@ class OptimizedFunction(Generic[P, R]):
     def experimental_get_compiler_ir(self, *_: Any, **__: Any) -> Any:
         """Raises UnsupportedGraph: XLA compiles no optimized function."""
         raise UnsupportedGraph(
-            f"{self.__name__} is optimized by tfswap, and has no XLA form: {HIDES}. Ask the tf.function itself."
+            f"{self.__name__} is optimized by tfswap, and has no XLA form: {HIDES}. Call it on the tf.function itself."
         )
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ KerasModel = TypeVar("KerasModel")
 Signature = tuple[Any, ...]
 """The specs of a batch's tensors."""
 
-REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
+REST_S, READINGS, MOST_READINGS = 0.01, 3, 100
 """A new pipeline first fills its buffers. It is at rest if this many readings, this far apart, are equal."""
 
 
@@ -314,7 +314,7 @@ def _await_rest() -> None:
     if device is None:
         return
     seen: list[int] = []
-    while len(seen) < MOST_LOOKS and (len(seen) < LOOKS or len({*seen[-LOOKS:]}) > 1):
+    while len(seen) < MOST_READINGS and (len(seen) < READINGS or len({*seen[-READINGS:]}) > 1):
         info = arena.memory_info(device)
         assert info is not None, "it shares the arena"
         seen.append(info.current_bytes)

@@ -285,7 +285,7 @@ class Search:
             if high * self.unit > MAX_SIZE:
                 raise TfswapError(
                     f"{self.step.name} fits at any size up to {MAX_SIZE}: its memory does not depend on "
-                    f"{', '.join(self.axes)}. Say with vary= what does."
+                    f"{', '.join(self.axes)}. Give vary= the arguments on which it does."
                 )
         if low:
             return low, high

@@ -91,8 +91,8 @@ def _function_step(function: Any, args: Sequence[Any], device: DeviceModel) -> T
             made = traced.get_concrete_function(*specs) if sizes else concrete
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
             raise UnsupportedGraph(
-                f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
-                "Where it takes only multiples of some number, say so with multiple_of=."
+                f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. If it has a fixed size "
+                "in it, make that follow from the arguments. If it takes only multiples of a number, give multiple_of=."
             ) from error
         return as_planned(import_function(made, stand_ins(traced, made, specs, {})), made, device)
 

@@ -22,7 +22,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.custom_gradients import check_captures, drop_gradients_of
 from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
-from tfswap.compiler.origin import Asked, Origin, SavedStep, sized
+from tfswap.compiler.origin import Origin, RecordingPolicy, SavedStep, sized
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import PlanOptions, Precision, Request, check, names
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -310,8 +310,8 @@ def _optimize_file(
     file = ModelFile.load(model)
     file.check_variables()
     file.check_assets()
-    asked = None if request.options.policy is None else Asked(request.options.policy)
-    request = replace(request, options=replace(request.options, policy=asked))
+    recording = None if request.options.policy is None else RecordingPolicy(request.options.policy)
+    request = replace(request, options=replace(request.options, policy=recording))
     with new_folder(file.path, output_dir) as folder:
         planned = _plan_file(file, function, request, sizes)
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
@@ -335,7 +335,7 @@ def _optimize_file(
             steps.append(
                 SavedStep(step, name, step in changed, tuple(sized((feed.name, feed) for feed in made.graph.feeds)))
             )
-        answers = () if asked is None else asked.kept
+        answers = () if recording is None else recording.kept
         replaced = [fdef for name, fdef in original.items() if name in changed or name not in file.library]
         Origin.of(function, main.plan.limit_bytes, steps, request.options, answers).write(folder, replaced)
     return main.report

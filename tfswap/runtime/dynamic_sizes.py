@@ -255,8 +255,8 @@ def _refusal(error: InfeasibleMemoryLimit, computed: Sequence[Output], locate: S
     return InfeasibleMemoryLimit(
         f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to compute the size of "
         f"{computed[0].name!r}{made_at(computed[0].node.name, locate)}{others}, before the step runs takes at least "
-        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on what the arguments hold. "
-        f"Say the size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, "
+        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on the arguments' values. "
+        f"Declare the shape at that line (tf.ensure_shape), give memory_limit={error.floor_bytes} or more, "
         "or make the batch smaller.",
         floor_bytes=error.floor_bytes,
         limit_bytes=error.limit_bytes,

@@ -128,8 +128,9 @@ def no_room_for_batches(step: str, element_bytes: int) -> str:
     """
     return (
         f"{step}: the pipeline that it takes its batches from makes others while the first steps run, "
-        f"{format_bytes(element_bytes)} each, and no plan leaves room for one under this limit: they come on top until "
-        "its buffers are full. Raise memory_limit=, or let the step be given each batch: step(next(iterator))."
+        f"{format_bytes(element_bytes)} each, and no plan leaves room for one under this limit: they exceed the "
+        "plan until the pipeline's buffers are full. Raise memory_limit=, or pass each batch to the step: "
+        "step(next(iterator))."
     )
 
 

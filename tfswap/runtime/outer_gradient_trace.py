@@ -146,7 +146,7 @@ class OuterGradientTrace(Trace):
 
         if not tf.executing_eagerly():
             raise TfswapError(
-                f"{self.name}: its backward pass is asked for inside of a function that TensorFlow traces, as "
+                f"{self.name}: its backward pass is requested inside of a function that TensorFlow traces, as "
                 f"tape.jacobian does, and what has run can't become a part of that. {REMEDY}"
             )
         results = self.concrete.outputs
@@ -156,7 +156,7 @@ class OuterGradientTrace(Trace):
         ]
         if gradients_util.PossibleTapeGradientTypes(given) != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE:
             raise TfswapError(
-                f"{self.name}: its backward pass is asked for under another tape, or in forward mode, and can't be "
+                f"{self.name}: its backward pass is requested under another tape, or in forward mode, and can't be "
                 f"differentiated again. {REMEDY}"
             )
         return given

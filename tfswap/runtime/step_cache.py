@@ -50,7 +50,7 @@ SCATTER = 4
 more than GROWTH: near a limit, half as much again may have no plan, while the next batch differs by a hundredth.
 """
 
-_FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "
+_FOLLOWS = "It depends on the arguments' values. Such sizes are computed before each call, but not "
 _FROM_PYTHON = "Call the optimized function from Python, with the arguments themselves"
 WITH_OUTER_GRADIENTS = _FOLLOWS + "for a call whose gradients are taken outside of the function: take them inside."
 WITHOUT_VALUES = _FOLLOWS + (

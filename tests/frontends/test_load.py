@@ -15,6 +15,7 @@ pytest.importorskip("tensorflow")
 import load_programs
 from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
+from slow import slow
 
 import tfswap
 from tfswap.compiler.origin import FUNCTIONS_NAME, REQUEST_NAME
@@ -114,8 +115,14 @@ def signatures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str,
     return folder, on_arena(f"import json, load_programs; print(json.dumps(load_programs.save_signatures({folder!r})))")
 
 
-@pytest.mark.parametrize("others_mib", [0, 12])
-@pytest.mark.parametrize("way", load_programs.SIGNATURES)
+@pytest.mark.parametrize(
+    ("way", "others_mib"),
+    [
+        *((way, 0) for way in load_programs.SIGNATURES),
+        *(("itself", 12), ("open", 12)),
+        *slow(*((way, 12) for way in load_programs.SIGNATURES if way not in ("itself", "open"))),
+    ],
+)
 def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it_runs(
     signatures: tuple[str, dict[str, int]], way: str, others_mib: int
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 from test_passes import Golden
 
 from tfswap.analysis.analyse import analyse_dataflow
@@ -311,15 +312,11 @@ def run(program: str, limit: str, **env: str) -> dict[str, Any]:
     return on_arena(f"{LOOPED}; print(json.dumps(control_flow.main({program!r}, {limit!r})))", **env)
 
 
-def little_more_than_the_floor(program: str) -> int:
-    return int(1.05 * run(program, "floor")["floor"])
-
-
-@pytest.mark.parametrize("program", ["micro_batches", "steps_in_loop", "training_branch"])
+@pytest.mark.parametrize("program", [*slow("micro_batches"), "steps_in_loop", "training_branch"])
 def test_a_body_with_most_of_the_step_in_it(program):
     pytest.importorskip("tensorflow")
-    expected = run(program, "unoptimised")
-    limit = little_more_than_the_floor(program)
+    expected = run(program, "floor")
+    limit = int(1.05 * expected["floor"])
     assert limit < 0.5 * expected["peak"]
     found = run(program, str(limit), TFSWAP_COPY_BANDWIDTH="2e8")  # a slow link: copies wait
     assert found["digest"] == expected["digest"]
@@ -331,8 +328,8 @@ def test_a_body_with_most_of_the_step_in_it(program):
 def test_a_loop_inside_of_a_body_saves_nothing_there():
     """What a recurrent net saves for its own backward loop, in each micro-batch, is swapped or recomputed inside."""
     pytest.importorskip("tensorflow")
-    expected = run("recurrent_micro_batches", "unoptimised")
-    limit = little_more_than_the_floor("recurrent_micro_batches")
+    expected = run("recurrent_micro_batches", "floor")
+    limit = int(1.05 * expected["floor"])
     assert limit < 0.7 * expected["peak"]
     found = run("recurrent_micro_batches", str(limit))
     assert found["digest"] == expected["digest"]

@@ -71,7 +71,7 @@ devices = tfswap.optimize(tf.function(lambda x: strategy.run(replica, (x,))), me
 devices(x)
 assert devices.plan().order
 
-model = keras.Sequential([keras.layers.Dense(64, "relu") for _ in range(12)] + [keras.layers.Dense(1)])
+model = keras.Sequential([keras.layers.Dense(64, "relu") for _ in range(6)] + [keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 tfswap.keras.optimize(model, memory_limit="75%")
 model.fit(x, x[:, :1], batch_size=4096, epochs=1, verbose=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import TWO_THREADS, on_arena
+from slow import slow
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.control_flow import STEADY_TRIPS, record
@@ -281,7 +282,7 @@ def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_
     assert set(found["measured"]) == {found["planned"]}
 
 
-@pytest.mark.parametrize("limit", ["100%", "60%"])
+@pytest.mark.parametrize("limit", [*slow("100%"), "60%"])
 def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
     found = on_arena(PROGRAM.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
     assert found["pairs"], found

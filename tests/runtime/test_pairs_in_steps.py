@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from processes import TWO_THREADS, on_arena
+from slow import slow
 
 PROGRAM = """
 import json, threading
@@ -97,10 +98,9 @@ class Net:
     ("net", "limit", "busy"),
     [
         (ATTENTION, "100%", 0),
-        (ATTENTION, "60%", 0),
         (ATTENTION, "60%", 3),
-        (CONVOLUTIONS, "65%", 0),
         (CONVOLUTIONS, "65%", 3),
+        *slow((ATTENTION, "60%", 0), (CONVOLUTIONS, "65%", 0)),
     ],
 )
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 PROGRAM = """
 import json
@@ -79,7 +80,7 @@ print(json.dumps([found in references, peak <= limit, step.plans <= 2]))
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "weighted", "safe", "segments", "shards"])
+@pytest.mark.parametrize("kind", ["plain", "safe", "shards", *slow("weighted", "segments")])
 def test_calls_with_other_ids_keep_the_limit(kind: str) -> None:
     assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 PROGRAM = """
 import json
@@ -79,11 +80,9 @@ for call in range(6):
     [
         ("held", "100%"),
         ("from NumPy", "75%"),
-        ("some", "75%"),
-        ("from tensors", "80%"),
         ("one for all", "80%"),
-        ("in part", "75%"),
         ("frozen", "75%"),
+        *slow(("some", "75%"), ("from tensors", "80%"), ("in part", "75%")),
     ],
 )
 def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) -> None:

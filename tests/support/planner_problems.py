@@ -23,7 +23,7 @@ CPU = DeviceModel()
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 KIB, MIB = 1024, 2**20
 
-slow = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def facts(text: str) -> Dataflow:

@@ -28,6 +28,9 @@ PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensor
 OLDEST := 2.18.1
 OLDEST_TESTS := frontends/test_optimize frontends/test_optimize_gradients ops/test_loop_ops ops/test_emulated_gpu frontends/test_load
 
+# Each process of a test would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-oldest oldest lint docs wheels sanitize format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:

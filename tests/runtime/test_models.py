@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 pytest.importorskip("tensorflow")
 
 SLOW_COPIES = {"TFSWAP_COPY_BANDWIDTH": "200e6", "TFSWAP_COPY_LATENCY_US": "2000"}
-MODELS = ("vgg", pytest.param("mobilenet", marks=pytest.mark.slow), "transformer")
+MODELS = ("vgg", *slow("mobilenet"), "transformer")
 PREDICTED = (
     *MODELS,
     "messages",  # gradients ask for the same masks and zeros anew, layer by layer
     "swish",  # multiplies by one, forward and backward
 )
 ORDERED = ("vgg",)  # an order alone comes to their floors: the gradient of a large dense layer, made last
-LIMITS = ("80%", "floor")
 
 ABOVE, BELOW = 0.05, 0.02  # of the measured peak, where the plan's may lie
 WIDENED = 0.03  # the range of measured unoptimised peaks, where the prediction may lie
@@ -39,8 +39,15 @@ def _run(model: str, limit: str, env: tuple[tuple[str, str], ...]) -> dict[str, 
     return on_arena(code, 1024, **dict(env))
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ("vgg", "80%"),
+        ("vgg", "floor"),
+        ("transformer", "floor"),
+        *slow(("transformer", "80%"), ("mobilenet", "80%"), ("mobilenet", "floor")),
+    ],
+)
 def test_the_limit_is_kept_the_bits_are_the_same_and_the_plan_is_true(model, limit):
     expected, found = run(model, "unoptimised"), run(model, limit)
     assert found["digest"] == expected["digest"]

@@ -64,10 +64,10 @@ def sizes(program: Callable[..., Any], *given: Any) -> tuple[tuple[int, ...], tu
         tensor = tensor.node.inputs[0]
     rule = size_rule(tensor)
     assert rule is not None
-    wanted = [*rule.asked, tensor] if rule.of is None else [rule.of, *rule.asked, tensor]
+    wanted = [*rule.needed, tensor] if rule.of is None else [rule.of, *rule.needed, tensor]
     found = made.prune(made.inputs, [made.graph.get_tensor_by_name(t.name) for t in wanted])(*given)
-    *asked, whole = found if rule.of is None else (tf.shape(found[0], tf.int64), *found[1:])
-    return tuple(int(axis) for axis in rule.shape(*asked)), tuple(whole.shape)
+    *needed, whole = found if rule.of is None else (tf.shape(found[0], tf.int64), *found[1:])
+    return tuple(int(axis) for axis in rule.shape(*needed)), tuple(whole.shape)
 
 
 @pytest.mark.parametrize("n", [1, 6, 10])

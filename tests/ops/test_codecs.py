@@ -165,15 +165,15 @@ def test_gradients_from_masks_are_tensorflows(dtype, gradient, length, seed):
 
 def test_masks_of_another_tensor_are_refused():
     mask = codecs.encode_mask(tf.ones([17]), "positive")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has 3 bytes where a tensor of its shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has 3 bytes; a tensor of its shape"):
         codecs.multiply_by_mask(tf.ones([16]), mask)
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 3 bytes"):
         codecs.decode_mask(mask, [25])
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be \\[17\\], or one value"):
         codecs.select_by_mask(mask, tf.ones([2]), tf.zeros([17]), [17])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'true' is for bool"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bool needs 'true'"):
         codecs.encode_mask(tf.ones([3]), "true")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'true' is for bool"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bool needs 'true'"):
         codecs.encode_mask(tf.constant([True]), "positive")
 
 
@@ -239,7 +239,7 @@ def test_wrong_windows_are_refused():
     positions = codecs.encode_max_pool(x, **window)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"are pooled to \[1,2,2,2\]"):
         codecs.max_pool_grad_from_positions(tf.ones([1, 2, 3, 2]), positions, [1, 4, 4, 2], **window)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has 4 bytes where"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has 4 bytes; a tensor of its shape"):
         codecs.max_pool_grad_from_positions(tf.ones([2, 2, 2, 2]), positions, [2, 4, 4, 2], **window)
 
 
@@ -408,7 +408,7 @@ def test_sparse_rows_of_another_tensor_are_refused():
     _, narrow = codecs.encode_sparse(tf.ones([1000], tf.float16), 500)  # its host memory would be read past its end
     with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that type and shape"):
         codecs.decode_sparse(encoded, narrow, [1000], 500, tf.float32)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="bytes where a tensor of its shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bytes; a tensor of its shape"):
         codecs.decode_sparse(encoded, spill, [1000], 400, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that EncodeSparse returned"):
         codecs.decode_sparse(encoded, ops.swap_out(tf.ones([1])), [1000], 500, tf.float32)

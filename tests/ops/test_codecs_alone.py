@@ -1,4 +1,4 @@
-"""Runs test_codecs.py in a process of its own, without oneDNN."""
+"""Runs test_codecs.py and test_lossy_codecs.py in a process of its own, without oneDNN."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from processes import start_python
 
 pytest.importorskip("tensorflow")
 
-CODE = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', sys.argv[0]]))"
+CODE = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *FILES]))"
 
 
-@pytest.mark.skipif(os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0", reason="test_codecs.py runs in this process")
+@pytest.mark.skipif(os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0", reason="both run in this process")
 @pytest.mark.timeout(900)
 def test_codecs_without_onednn():
-    file = Path(__file__).with_name("test_codecs.py")
-    process = start_python(CODE.replace("sys.argv[0]", repr(str(file))), TF_ENABLE_ONEDNN_OPTS="0")
+    files = [str(Path(__file__).with_name(name)) for name in ("test_codecs.py", "test_lossy_codecs.py")]
+    process = start_python(CODE.replace("FILES", repr(files)), TF_ENABLE_ONEDNN_OPTS="0")
     out, err = process.communicate()
     assert process.returncode == 0, out[-5000:] + err[-2000:]
     assert " passed" in out

@@ -1,4 +1,4 @@
-"""What test files share by name."""
+"""Fixtures and options of all tests."""
 
 from __future__ import annotations
 

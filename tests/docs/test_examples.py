@@ -1,4 +1,4 @@
-"""What examples take from inside of tfswap is there, and short ones run. By -m slow all run whole, as users do it."""
+"""Examples use internals that exist, and short ones run. With -m slow all run whole, as a user runs them."""
 
 from __future__ import annotations
 

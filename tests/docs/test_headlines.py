@@ -1,4 +1,4 @@
-"""The page of headlines says what its figures say, and ratios of small nets stay what they were."""
+"""The page of headlines agrees with its figures, and ratios of small nets stay the same."""
 
 from __future__ import annotations
 

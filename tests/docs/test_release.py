@@ -1,4 +1,4 @@
-"""A release's wheels: what is compiled beforehand is used, and its wheel says for what it was compiled."""
+"""A release's wheels: libraries compiled beforehand are used, and each wheel names its TensorFlow."""
 
 from __future__ import annotations
 

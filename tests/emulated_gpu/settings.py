@@ -1,4 +1,4 @@
-"""What the emulated devices are like, as the plug-in reads it from the environment (csrc/settings.h)."""
+"""The properties of the emulated devices, which the plug-in reads from the environment (csrc/settings.h)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registrations of TensorFlow's GPU kernels, by release: what its GPU wheel has, as text.
+"""The registrations of TensorFlow's GPU kernels, by release: those of its GPU wheel, as text.
 
     python -m emulated_gpu.tables tensorflow-2.21.0-cp311-....whl    # writes kernels/2.21.txt.gz
 

@@ -1,4 +1,4 @@
-"""The command line: exit statuses, pure JSON, no tracebacks, and what a person reads."""
+"""The command line: exit statuses, pure JSON, no tracebacks, and the text for people."""
 
 from __future__ import annotations
 

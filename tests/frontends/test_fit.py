@@ -1,4 +1,4 @@
-"""The largest size that fits: the search, what is searched, and a run that confirms it."""
+"""The largest size that fits: the search, its axes, and a run that confirms it."""
 
 from __future__ import annotations
 

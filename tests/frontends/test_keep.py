@@ -1,4 +1,4 @@
-"""tfswap.keep: what is marked stays."""
+"""tfswap.keep: marked tensors stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfswap.keras.optimize`: programs as users write them, each on an arena of its own; what is refused; what stays."""
+"""`tfswap.keras.optimize`: programs as users write them, each on an arena of its own; refusals; what Keras keeps."""
 
 from __future__ import annotations
 

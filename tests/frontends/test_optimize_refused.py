@@ -1,4 +1,4 @@
-"""What `tfswap.optimize` refuses, and which limits it keeps."""
+"""Refusals of `tfswap.optimize`, and the limits that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimized steps as they run: what a call does; that fail, that threads share, that other tensors crowd."""
+"""Runs of optimized steps: calls, failures, several threads, other tensors in the arena."""
 
 from __future__ import annotations
 

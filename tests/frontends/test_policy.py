@@ -1,4 +1,4 @@
-"""`policy=`: what it says of a tensor holds everywhere; what it is given, and what it may say."""
+"""`policy=`: its facts, its valid answers, and that an answer holds for every tactic and file."""
 
 from __future__ import annotations
 

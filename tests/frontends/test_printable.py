@@ -1,4 +1,4 @@
-"""Names with control characters reach no terminal, by whatever road."""
+"""Names with control characters reach no terminal, through any output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long is shown: as bars on a terminal, as a line at times anywhere else."""
+"""Progress of long work: bars on a terminal, lines now and then anywhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports as files: a page that works in a browser, a picture, a trace; all as the simulator says."""
+"""Reports as files: a page that works in a browser, a picture, a trace; all with the simulator's figures."""
 
 from __future__ import annotations
 

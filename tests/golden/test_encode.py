@@ -1,4 +1,4 @@
-"""Encodings as a tactic: which kernels take one, the rewrite, and the plans that use it."""
+"""Encodings as a tactic: which kernels can read one, the rewrite, and the plans that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow's own optimizers make of a step, held against the graph that TensorFlow has really run."""
+"""A step after TensorFlow's own optimizers, against the graph that TensorFlow has run."""
 
 from __future__ import annotations
 

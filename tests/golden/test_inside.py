@@ -1,4 +1,4 @@
-"""What waits inside of a body: planned there as in a step, carried out, counted, reported and run."""
+"""Tensors that wait inside of a body: planned as in a step, carried out, counted, reported and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward loop recomputes of what a loop has saved: found, rewritten, planned and run."""
+"""Tensors that a backward loop recomputes in place of reading them from a list: found, rewritten, planned and run."""
 
 from __future__ import annotations
 

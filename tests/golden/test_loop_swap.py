@@ -1,4 +1,4 @@
-"""What loops save for their backward loops: found, swapped inside the bodies, counted, planned and run."""
+"""Tensors that loops save for their backward loops: found, swapped inside of bodies, counted, planned and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outer products are made as they are wanted, and not transposed for it."""
+"""Outer products are computed in the layout of their reader, without a transpose."""
 
 from __future__ import annotations
 

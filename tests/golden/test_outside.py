@@ -1,4 +1,4 @@
-"""The passes for a step in two calls, on small graphs; and the ops that hand tensors from one to the other."""
+"""The passes for a step in two calls, on small graphs; and the ops that pass tensors from one to the other."""
 
 from __future__ import annotations
 

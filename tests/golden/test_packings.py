@@ -1,4 +1,4 @@
-"""Tensors that wait in a smaller form that gives back every bit: ranges, the rewrite, plans, and real steps."""
+"""Tensors that wait in a smaller form with identical bits: ranges, the rewrite, plans, and real steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that wait for the backward pass in fewer bits: which, the rewrite, the plans, and what steps make of it."""
+"""Tensors that wait for the backward pass in fewer bits: which tensors, the rewrite, the plans, and steps with them."""
 
 from __future__ import annotations
 

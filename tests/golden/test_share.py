@@ -1,4 +1,4 @@
-"""What TensorFlow merges before it runs a step is one in the planned step too: sums keep their bits."""
+"""Nodes that TensorFlow merges before it runs a step are merged in the planned step too: sums keep their bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices and the like whose values decide whether they share a buffer: they never do, and limits hold."""
+"""Slices and the like whose values decide whether they share a buffer: here they are always copied, and limits hold."""
 
 from __future__ import annotations
 

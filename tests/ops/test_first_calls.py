@@ -1,4 +1,4 @@
-"""First calls: TensorFlow makes a step's kernels and constants, and runs nothing, without a word."""
+"""First calls: TensorFlow makes a step's kernels and constants, runs none, and logs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that nothing waits for: they do not run for that alone."""
+"""No node waits for a constant through a control edge: it waits for the constant's control inputs."""
 
 from __future__ import annotations
 

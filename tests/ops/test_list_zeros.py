@@ -1,4 +1,4 @@
-"""Zeros like the lists of loops: one tensor for all elements of a size, with TensorFlow's own values."""
+"""Zeros in the shape of loops' lists: one tensor for all elements of a size, with TensorFlow's own values."""
 
 from __future__ import annotations
 

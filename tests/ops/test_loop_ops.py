@@ -1,4 +1,4 @@
-"""The kernel that runs a planned step's loops: what TensorFlow's own does, by values and by errors."""
+"""The kernel that runs a planned step's loops: values and errors as of TensorFlow's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums split by passes/prepare/split_add_n.py give the bits of TensorFlow's own kernel, whatever is added."""
+"""Sums split by passes/prepare/split_add_n.py have the bits of TensorFlow's own kernel, for any terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs of test_gpus.py and its neighbours share, as text: each begins with PROGRAM and ends with END."""
+"""The common parts of programs of test_gpus.py and others, as text: each begins with PROGRAM and ends with END."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate's replay of a step's requests, in C++, has the peaks that the planner's has, in any arena."""
+"""A gate's replay of a step's requests, in C++, has the planner's peaks, in any arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that are given what is not theirs return or refuse, whatever it is. Out of bounds is for `make sanitize`."""
+"""Ops with any wrong arguments return or raise. Accesses out of bounds are for `make sanitize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of steps with more courses than are judged one by one none takes more than is planned for."""
+"""Steps with too many courses to simulate each: none exceeds its planned peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large an op's result is by what it is given, against TensorFlow's own results."""
+"""The size of an op's result from its inputs, against TensorFlow's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow ran, held against what was planned."""
+"""The audit: the graph that TensorFlow ran against the planned one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels side by side in the bodies of loops: which, what they do to memory, and who runs the second."""
+"""Kernels side by side in the bodies of loops: which pairs, their memory, and the thread of the second."""
 
 from __future__ import annotations
 

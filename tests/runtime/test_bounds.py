@@ -1,4 +1,4 @@
-"""Sizes that a step decides by its values: planned for at their largest."""
+"""Sizes that depend on values in the step: planned for the largest possible one."""
 
 from __future__ import annotations
 

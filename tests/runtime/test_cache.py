@@ -1,4 +1,4 @@
-"""What a smaller batch has room for stays on the device: sizes that recur are planned for by themselves."""
+"""Sizes that recur get plans of their own, without the evictions that only larger sizes need."""
 
 from __future__ import annotations
 

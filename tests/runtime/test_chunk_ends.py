@@ -1,4 +1,4 @@
-"""What stays long at the end of the largest free chunk, in an arena that may grow no further."""
+"""Tensors with long lifetimes at the end of the largest free chunk, in an arena that may not grow."""
 
 from __future__ import annotations
 

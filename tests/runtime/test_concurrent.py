@@ -1,4 +1,4 @@
-"""Kernels of a step that run as a group: which, their places in memory, and that values and peaks are as planned."""
+"""Kernels of a step that run as a group: which kernels, their places in memory, values, and planned peaks."""
 
 from __future__ import annotations
 

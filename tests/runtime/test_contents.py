@@ -1,4 +1,4 @@
-"""Sizes that a trace leaves open, once they are bound: they go into loops, through lists and optionals."""
+"""Sizes that a trace leaves open, bound at a call: in loops, lists and optionals."""
 
 from __future__ import annotations
 

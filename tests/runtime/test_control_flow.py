@@ -1,4 +1,4 @@
-"""Steps with loops and conditionals, each in a process of its own on a capped arena: values, and how true plans are."""
+"""Steps with loops and conditionals, each in a process of its own on an arena: values, planned and measured peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs: what a kernel is taken to take, profiles that outlive a trace, described machines, and the curve."""
+"""Costs: predicted times of kernels, profiles that outlive a trace, described machines, and the curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that depend on what the arguments hold: planned for call by call, with few plans and the right values."""
+"""Sizes that depend on the arguments' values: planned call by call, with few plans and the right values."""
 
 from __future__ import annotations
 

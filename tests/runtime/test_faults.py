@@ -1,4 +1,4 @@
-"""What a run survives: a fork, a system without memory, cancelled and concurrent steps, many steps."""
+"""Faults and load: a fork, a system without memory, cancelled and concurrent steps, many steps."""
 
 from __future__ import annotations
 

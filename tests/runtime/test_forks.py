@@ -1,4 +1,4 @@
-"""Forked processes: one that TensorFlow can't run in says so immediately, by every road; others go on as ever."""
+"""Forked processes: where TensorFlow can't run, every entry point raises immediately; others run as before."""
 
 from __future__ import annotations
 

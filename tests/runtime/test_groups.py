@@ -1,4 +1,4 @@
-"""Groups of a body's kernels: which, the chunks that serve them, and the node that runs them."""
+"""Groups of a body's kernels: which kernels, their chunks, and the node that runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles that are no variables, taken by steps and by their loops: iterators, tables, queues, generators."""
+"""Handles other than variables, as arguments of steps and their loops: iterators, tables, queues, generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`host_memory_limit`: what the host pool may take, in the process that planned and wherever a file is loaded."""
+"""`host_memory_limit`: the limit of the host pool, in the process that planned and where a file is loaded."""
 
 from __future__ import annotations
 

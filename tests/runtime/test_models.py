@@ -1,4 +1,4 @@
-"""Models, each in a process of its own on a capped arena: values, limits, and how true the figures are.
+"""Models, each in a process of its own on a capped arena: values, limits, and predicted figures against measured ones.
 
 Slow copies come from TFSWAP_COPY_BANDWIDTH and TFSWAP_COPY_LATENCY_US: a plan that keeps its limit only because
 copies are fast does not keep it.

@@ -1,4 +1,4 @@
-"""Sums add in the order in which TensorFlow's executor lets them add, whatever a plan does to what they read."""
+"""Sums add in the order of TensorFlow's executor, whatever a plan does to their terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of linear ops that return their gradients have a backward pass; what only infers has none."""
+"""Which steps have a backward pass: those of linear ops that return gradients, and no inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan cache: a step is planned once, and what is found there keeps the promise in the arena that there is."""
+"""The plan cache: a step is planned once, and a cached plan keeps its limit in the present arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python functions with gradients: what their tapes hold is planned for, and they are not changed."""
+"""Python functions with gradients: plans count the memory of their tapes, and the functions are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a simulated step: it says what the simulator says, state by state."""
+"""The record of a simulated step equals the simulator's states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own lines, also of nodes that have come out of called functions and of those in loops' bodies."""
+"""The user's source lines of nodes, also of those in called functions and in loops' bodies."""
 
 from __future__ import annotations
 

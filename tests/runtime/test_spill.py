@@ -1,4 +1,4 @@
-"""Swapped tensors on disk: `spill_dir=`, for what `host_memory_limit` has no room for."""
+"""Swapped tensors on disk: `spill_dir=`, for tensors beyond `host_memory_limit`."""
 
 from __future__ import annotations
 

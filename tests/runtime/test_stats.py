@@ -1,4 +1,4 @@
-"""`train_step.stats()`: what swapping did in a function's latest step, and no other's."""
+"""`train_step.stats()`: the swaps of a function's latest step alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that read text: strings take bytes of a CPU's arena, and sizes follow from what the text holds."""
+"""Steps that read text: strings take bytes of a CPU's arena, and sizes depend on the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of few iterations are unrolled: the loop's values, each iteration's kernels planned as the step's are."""
+"""Loops of few iterations are unrolled: values as of the loop, and kernels of each iteration planned as the step's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with many loops, as a recurrent layer that is called for every token: what importing them takes."""
+"""Steps with many loops, as a recurrent layer that is called for every token: the time of their import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between steps a caller changes who holds the buffers of variables: limits hold all the same."""
+"""Callers change the holders of variables' buffers between steps; limits hold."""
 
 from __future__ import annotations
 

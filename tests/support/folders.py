@@ -1,4 +1,4 @@
-"""Where the project and its tests are, and the path on which a process finds all of them."""
+"""Folders of the project and its tests, and the Python path with all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls tfswap's ops with inputs and attributes that are not theirs; what is wrong has to be refused.
+"""Calls tfswap's ops with wrong inputs and attributes, which they must refuse.
 
     python fuzz_ops.py SEED CALLS
 

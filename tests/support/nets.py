@@ -1,4 +1,4 @@
-"""A network to train in tests, and how values are compared: bit by bit, with what the same tf.function gives.
+"""A network to train in tests, and comparisons of values: bit by bit, with those of the same tf.function.
 
 Without Grappler's memory optimizer, whose sums differ from run to run; without Grappler where tfswap leaves that off.
 """

@@ -1,4 +1,4 @@
-"""Cases of a test that is parametrised, of which `make test` runs the most different ones."""
+"""Cases of parametrised tests that `make test` leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the swap ops share."""
+"""Constants and helpers of the swap ops' tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unoptimised step, replayed: what runs side by side, what is held until then, what updates do to the arena."""
+"""The unoptimised step, replayed: concurrent kernels, the tensors held until they end, and updates in the arena."""
 
 from __future__ import annotations
 

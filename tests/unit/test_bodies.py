@@ -1,4 +1,4 @@
-"""Loops and conditionals, replayed: what they ask of the allocator, how often they run, what their lists keep."""
+"""Loops and conditionals, replayed: their requests, the number of runs, and the contents of their lists."""
 
 from __future__ import annotations
 

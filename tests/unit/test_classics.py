@@ -1,4 +1,4 @@
-"""Published policies as solvers: valid choices, and what sets each apart."""
+"""Published policies as solvers: valid choices, and the differences between them."""
 
 from __future__ import annotations
 

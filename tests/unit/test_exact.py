@@ -1,4 +1,4 @@
-"""The exact solver: its choices keep the target, its bound is one, and it finds what is known by hand."""
+"""The exact solver: its choices keep the target, its bound holds, and it finds the optimum of small cases."""
 
 from __future__ import annotations
 

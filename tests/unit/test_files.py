@@ -1,4 +1,4 @@
-"""Files that tfswap saves: whole or not at all, and what can't be written is named."""
+"""Files that tfswap saves: whole or not at all; an error names the file that can't be written."""
 
 from __future__ import annotations
 

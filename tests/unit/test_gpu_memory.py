@@ -1,4 +1,4 @@
-"""What GPU kernels ask of the arena, against what an H200's allocator recorded: gpu_allocations.json.
+"""Requests of GPU kernels, against the record of an H200's allocator: gpu_allocations.json.
 
 Each row there is a kernel of a training step (ResNet-50, VGG19, MobileNetV2, a U-Net, a transformer, Seq2Seq, LSTMs) in
 TensorFlow 2.21, with op determinism, TF32 and at most 32 MiB for cuDNN's workspaces: op, attributes, types of inputs

@@ -1,4 +1,4 @@
-"""Targets of live bytes: what a solver chooses for one it chooses for all that answer its questions the same."""
+"""Targets of live bytes: a solver's choice is the same for all targets with the same answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfswap opt`: passes by name on a graph in text form; and what passes print."""
+"""`tfswap opt`: passes by name on a graph in text form; and the output of TFSWAP_PRINT_PASSES."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans from files: what is damaged, or of another graph, is refused with what is wrong; what fits is carried out."""
+"""Plans from files: damaged ones and those of other graphs are refused with the reason; others are carried out."""
 
 from __future__ import annotations
 

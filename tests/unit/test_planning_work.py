@@ -1,4 +1,4 @@
-"""How much work planning takes, counted: what is simulated, and how often loops are followed."""
+"""The work of planning, counted: simulations, and walks through loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes as text: "6GiB", "60%"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large files, classes and functions of the package are. The exceptions have their reasons, and can only shrink."""
+"""Limits of the package's files, classes and functions. Each exception has a reason, and can only shrink."""
 
 from __future__ import annotations
 

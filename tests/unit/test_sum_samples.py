@@ -1,4 +1,4 @@
-"""Which decisions the order of a sum depends on."""
+"""The decisions on which the order of a sum depends."""
 
 from __future__ import annotations
 

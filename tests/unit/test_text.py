@@ -1,4 +1,4 @@
-"""The text form of graphs: exact both ways, readable, and strict about what it reads."""
+"""The text form of graphs: exact both ways, readable, and strict in parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another user could have written is not read, and folders and files of the user's are left as they are."""
+"""Files that another user could have written are not read, and the user's own files and folders stay as they are."""
 
 from __future__ import annotations
 

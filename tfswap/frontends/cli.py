@@ -366,16 +366,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Quiet(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Quiet)
     for name, command, help_text in (
-        ("analyze", _analyze, "say what a saved training step takes, and what it would take under a limit"),
+        ("analyze", _analyze, "report the memory and time of a saved training step, unoptimised and under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),
-        ("explain", _explain, "say why each tensor of a step, or one of them, is kept or swapped"),
-        ("trace", _trace, "write what a step does under a limit, as it is simulated, for a trace viewer"),
+        (
+            "explain",
+            _explain,
+            "list the tensors of a step, or one of them, with the reason why each is kept or swapped",
+        ),
+        ("trace", _trace, "write the simulated run of a step under a limit, for a trace viewer"),
     ):
         _add_step_flags(_command(commands, name, command, help_text), name)
     help_text = "show the memory of a saved training step against its time, under limits from the smallest up"
     simulate = _command(commands, "simulate", _simulate, help_text)
-    simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
-    simulate.add_argument("--limits", type=cli_values.count, default=20, help="how many limits are tried (20)")
+    simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
+    simulate.add_argument("--limits", type=cli_values.count, default=20, help="the number of limits (20)")
     simulate.add_argument(
         "--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device"
     )
@@ -383,12 +387,14 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--html", help="write a page that shows the curve to this file")
     _add_model_flags(simulate)
     fit = _command(commands, "fit", _fit, "find the largest batch, image or sequence that keeps a limit")
-    fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
+    fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
     fit.add_argument(
         "--memory_limit", type=cli_values.size, help='bytes or a size ("6GiB"); by default the device\'s memory'
     )
     fit.add_argument(
-        "--vary", type=cli_values.axes, help='what is searched: "images:1,2" or "x:0;y:0"; by default the batch'
+        "--vary",
+        type=cli_values.axes,
+        help='the axes that are searched: "images:1,2" or "x:0;y:0"; by default the batch',
     )
     fit.add_argument("--multiple_of", type=cli_values.batch_size, default=1, help="try only multiples of this")
     fit.add_argument("--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device")
@@ -396,20 +402,22 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "check a SavedModel that tfswap has rewritten, or whether two SavedModels train alike, to the bit"
     verify = _command(commands, "verify", _verify, help_text)
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
-    verify.add_argument("other_dir", metavar="OTHER_DIR", nargs="?", help="one to run the same steps of, and compare")
+    verify.add_argument(
+        "other_dir", metavar="OTHER_DIR", nargs="?", help="another, to run the same steps of and compare"
+    )
     _add_size_flags(verify)
-    verify.add_argument("--steps", type=cli_values.batch_size, default=3, help="how many steps of both are run (3)")
+    verify.add_argument("--steps", type=cli_values.batch_size, default=3, help="the number of steps of both (3)")
     opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
     opt.add_argument("graph_file", metavar="FILE", nargs="?", help='a graph in text form; "-", or none, is stdin')
-    opt.add_argument("--passes", type=cli_values.names, default=[], help="names of passes, with commas between")
-    opt.add_argument("--plan", metavar="FILE", help="a saved plan, for passes that carry out what it chose")
-    opt.add_argument("--times", action="store_true", help="say how long each pass took")
-    help_text = "say after which pass COMMAND fails, which gets the graph on standard input"
+    opt.add_argument("--passes", type=cli_values.names, default=[], help="names of passes, separated by commas")
+    opt.add_argument("--plan", metavar="FILE", help="a saved plan, for passes that carry out its choices")
+    opt.add_argument("--times", action="store_true", help="print the time of each pass")
+    help_text = "print the first pass after which COMMAND, which gets the graph on standard input, fails"
     opt.add_argument("--bisect", metavar="COMMAND", help=help_text)
-    opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the step runs on (cpu)")
+    opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="the device of the step (cpu)")
     opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")
     opt.add_argument("--portable", action="store_true", help="with TensorFlow's own ops alone")
-    _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")
+    _command(commands, "doctor", _doctor, "list which parts of this machine tfswap can use, and what is missing")
     return parser
 
 
@@ -421,20 +429,20 @@ def _command(commands: Any, name: str, command: Callable[..., Result], help_text
 
 
 def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
+    parser.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
     if name == "optimize":
         parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="where the rewritten model goes; must not exist")
     if name == "explain":
         parser.add_argument("node", metavar="NODE", nargs="?", help="a node, or a tensor (NODE:0): all about this one")
-        parser.add_argument("--tensor", help="only tensors with this in their name")
+        parser.add_argument("--tensor", help="list only tensors with this text in their name")
         parser.add_argument("--all", action="store_true", help=f"show every tensor, not the first {ROWS_EXPLAINED}")
     if name == "trace":
-        parser.add_argument("trace_file", metavar="FILE.trace.json", help="where the trace goes")
+        parser.add_argument("trace_file", metavar="FILE.trace.json", help="the file that is written")
     parser.set_defaults(save=[])
     if name in ("analyze", "optimize"):
         help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be repeated"
         parser.add_argument("--save", action="append", metavar="FILE", help=help_text)
-        help_text = "write the graph too, with what is done to each tensor: to FILE.graphml or FILE.dot"
+        help_text = "write the graph too, with the tactic of each tensor: to FILE.graphml or FILE.dot"
         parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
     parser.add_argument(
         "--memory_limit",
@@ -469,10 +477,10 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--host_memory_limit", type=cli_values.host_limit, help="the most host memory for swapped tensors"
     )
     parser.add_argument(
-        "--spill_dir", help="a folder on disk for what host memory has no room for, where the step runs"
+        "--spill_dir", help="a folder on disk, where the step runs, for swapped tensors beyond host_memory_limit"
     )
     parser.add_argument(
-        "--spill_limit", type=cli_values.spill_limit, help="the most that swapped tensors may take there"
+        "--spill_limit", type=cli_values.spill_limit, help="the most bytes of swapped tensors in spill_dir"
     )
     parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")
     parser.add_argument(

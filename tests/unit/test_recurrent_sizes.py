@@ -9,7 +9,7 @@ import pytest
 from tfswap.compiler.preconditions import sizeless
 from tfswap.compiler.recurrent_sizes import kept_bytes, recurrent_net, settle_recurrent
 from tfswap.device import cudnn_rnn
-from tfswap.device.cudnn_rnn import RecurrentNet, Spaces, ask
+from tfswap.device.cudnn_rnn import RecurrentNet, Spaces, query
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import node_memory
@@ -69,7 +69,7 @@ def test_inference_keeps_nothing():
 
 def test_cudnn_is_asked_and_everything_destroyed():
     library: Any = Library()
-    assert ask(library, MEASURED[0][0]) == Spaces(1000, 24)
+    assert query(library, MEASURED[0][0]) == Spaces(1000, 24)
     described = next(call.arguments for call in library.calls if call.name == "cudnnSetRNNDescriptor_v8")
     assert described[1:12] == (0, 2, 2, 0, 0, 0, 0, 0, 1024, 1024, 1024)
     names = [call.name for call in library.calls]
@@ -80,7 +80,7 @@ def test_cudnn_is_asked_and_everything_destroyed():
 
 def test_a_cudnn_that_fails_is_no_answer():
     library: Any = Library("cudnnSetRNNDescriptor_v8")
-    assert ask(library, MEASURED[0][0]) is None
+    assert query(library, MEASURED[0][0]) is None
     assert library.calls[-1].name == "cudnnDestroy"
 
 

@@ -10,7 +10,7 @@ from processes import on_arena
 
 tf = pytest.importorskip("tensorflow")
 
-from nets import LIMIT, WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa: E402
+from nets import WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.ir.custom_ops import DRAWS, OWN_KERNEL  # noqa: E402

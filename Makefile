@@ -26,7 +26,7 @@ PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensor
 
 # TensorFlow 2.18 is the oldest in pyproject.toml's range. These files use most of its internals.
 OLDEST := 2.18.1
-OLDEST_TESTS := frontends/test_optimize frontends/test_optimize_gradients ops/test_loop_ops ops/test_emulated_gpu frontends/test_load
+OLDEST_TESTS := frontends/test_optimize frontends/test_optimize_gradients ops/test_loop_ops ops/test_emulated_gpu
 
 # Each process of a test would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -9,6 +9,7 @@ from graphs import draw_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import TWO_THREADS, on_arena
+from slow import slow
 from test_pairs import RATES, TWO_CORES, facts
 
 from tfswap.analysis.analyse import analyse_dataflow
@@ -224,7 +225,7 @@ def test_no_more_is_in_use_than_the_bound_or_what_an_order_needs(data: st.DataOb
         assert sum(group.sizes) <= 1.5 * lowest
 
 
-@pytest.mark.parametrize("busy", [0, 3])
+@pytest.mark.parametrize("busy", [*slow(0), 3])
 def test_micro_batches_have_the_loops_bits_and_the_planned_peak(busy: int) -> None:
     call = f"measured(attention, (16, 128, 128), 0.8, busy={busy})"
     found = on_arena(f"from unrolled_steps import *\nprint(json.dumps({call}))", **TWO_THREADS)

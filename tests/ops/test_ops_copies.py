@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -19,7 +18,7 @@ from processes import last_json, run_forked
 
 tf = pytest.importorskip("tensorflow")
 
-from swap_copies import MIB, STUCK_BYTES_PER_S, ends_by_itself, eventually  # noqa: E402
+from swap_copies import MIB, STUCK_BYTES_PER_S, cancelled, ends_by_itself, eventually  # noqa: E402
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 
@@ -137,7 +136,6 @@ def test_a_step_that_fails_does_not_wait_for_its_copies(wait):
 
 def cancel_one(wait, x, settle_s: float) -> None:
     """Runs a step that waits for a copy without end, cancels it, and sees that it ends so."""
-    from tensorflow.python.eager import cancellation
 
     @tf.function
     def step(x):
@@ -145,25 +143,8 @@ def cancel_one(wait, x, settle_s: float) -> None:
         with tf.control_dependencies([waiting]):
             return tf.constant(1)
 
-    manager = cancellation.CancellationManager()
-    cancelable = manager.get_cancelable_function(step.get_concrete_function(x))
     ops.configure(bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
-    errors = []
-
-    def run():
-        try:
-            cancelable(x)
-        except tf.errors.CancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert eventually(lambda: ops.stats().pool_in_use_bytes > 0)
-    time.sleep(settle_s)
-    assert not errors
-    manager.start_cancel()
-    thread.join()
-    assert len(errors) == 1
+    cancelled(step, x, lambda: ops.stats().pool_in_use_bytes > 0, settle_s)
 
 
 @ends_by_itself

@@ -23,10 +23,10 @@ import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
 from nets import Net, batch, bits, unoptimised
+from swap_copies import MIB, STUCK_BYTES_PER_S, cancelled, eventually
 from tfswap.native.load import load
 from tfswap.planner.host_tiers import STAGING_BYTES
 
-MIB = 2**20
 ROWS = 2048
 HOST = STAGING_BYTES + 2 * MIB
 
@@ -38,12 +38,6 @@ def swap_out(tensor, owner=0, disk=False):
 
 def back(handle, dtype=tf.float32):
     return ops.await_copy(*ops.swap_in(handle, dtype))
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 """
 
 
@@ -152,8 +146,6 @@ def test_a_step_that_is_cancelled_on_its_way_to_disk_leaves_nothing(tmp_path):
     run_forked(
         PRELUDE
         + f"""
-from tensorflow.python.eager import cancellation
-
 ops.register(7, None, {str(tmp_path)!r})
 x = tf.random.stateless_normal([MIB], seed=(1, 2))
 
@@ -165,26 +157,10 @@ def step(x):
 
 assert bits(step(x)) == bits(x)
 for settle_s in (0.0, 0.01, 0.05, 0.0, 0.0):
-    manager = cancellation.CancellationManager()
-    cancelable = manager.get_cancelable_function(step.get_concrete_function(x))
-    ops.configure(disk_bandwidth_bytes_per_s=1000.0)
-    errors = []
-
-    def run():
-        try:
-            cancelable(x)
-        except tf.errors.CancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    eventually(lambda: ops.stats().disk_in_use_bytes > 0)
-    time.sleep(settle_s)
-    manager.start_cancel()
-    thread.join()
-    assert len(errors) == 1
+    ops.configure(disk_bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
+    cancelled(step, x, lambda: ops.stats().disk_in_use_bytes > 0, settle_s)
     ops.configure(disk_bandwidth_bytes_per_s=None)
-    eventually(lambda: ops.stats().disk_in_use_bytes == 0)
+    assert eventually(lambda: ops.stats().disk_in_use_bytes == 0)
     assert bits(step(x)) == bits(x)
 ops.unregister(7)
 assert ops.stats().disk_reserved_bytes == 0
@@ -321,7 +297,7 @@ unoptimised(reference, batch(ROWS), good)
 held = ops.stats().pool_in_use_bytes
 
 def works(n):
-    eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
+    assert eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
     assert bits(net.weights) == bits(twin.weights)
     assert bits(step(batch(ROWS, n), good)) == bits(unoptimised(reference, batch(ROWS, n), good))
     assert step.stats().disk_out_bytes > 0 and step.stats().out_bytes > 0
@@ -357,7 +333,7 @@ for n in range(3):
     ops.configure(disk_bandwidth_bytes_per_s=1e6)
 
     def interrupt():
-        eventually(lambda: ops.stats().disk_in_use_bytes > 0)
+        assert eventually(lambda: ops.stats().disk_in_use_bytes > 0)
         signal.pthread_kill(main, signal.SIGINT)
         ops.configure(disk_bandwidth_bytes_per_s=None)
 
@@ -369,7 +345,7 @@ for n in range(3):
     except KeyboardInterrupt:
         pass
     other.join()
-    eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
+    assert eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
     unoptimised(reference, batch(ROWS, n))  # TensorFlow ends what it has begun
     assert bits(net.weights) == bits(twin.weights)
     assert bits(step(batch(ROWS, 9))) == bits(unoptimised(reference, batch(ROWS, 9)))

@@ -32,6 +32,13 @@ settle()
 net = Dense(256, 8)
 x = net.batch(8192)
 function = tf.function(net.step)
+
+def peaks_with_others(step, steps):  # 20 MiB in each step, freed again
+    peaks = []
+    for _ in range(steps):
+        surprises.append((False, 20 << 20))
+        peaks.append(peak_of(step, x))
+    return peaks
 """
 
 
@@ -61,11 +68,7 @@ def test_what_came_and_went_is_left_room_for():
 limit = floor_of(function, x) + (28 << 20)
 step = tfswap.optimize(function, memory_limit=limit)
 step(x)
-peaks = []
-for _ in range(3):
-    surprises.append((False, 20 << 20))
-    peaks.append(peak_of(step, x))
-print(json.dumps([peaks, limit, messages]))
+print(json.dumps([peaks_with_others(step, 3), limit, messages]))
 """)
     assert peaks[0] > limit
     assert max(peaks[1:]) <= limit
@@ -111,11 +114,7 @@ def test_what_comes_with_every_step_is_reported_once_with_the_limit_that_has_roo
 def trained(limit):
     step = tfswap.optimize(function, memory_limit=limit)
     step(x)
-    peaks = []
-    for _ in range(5):
-        surprises.append((False, 20 << 20))
-        peaks.append(peak_of(step, x))
-    return peaks, limit, messages, step.plans
+    return peaks_with_others(step, 5), limit, messages, step.plans
 """
     peaks, limit, messages, plans = run(f"{program}\nprint(json.dumps(trained(floor_of(function, x) + (1 << 20))))")
     assert min(peaks) > limit

@@ -25,6 +25,7 @@ import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
 from nets import Net, as_traced, batch, bits, unoptimised
+from swap_copies import eventually
 from tfswap.planner.host_tiers import STAGING_BYTES
 
 MIB = 2**20
@@ -316,12 +317,6 @@ def recurrent(cell):
         return loss
     return step
 
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
 one, other = (tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1) for _ in range(2))
 step = tfswap.optimize(
     tf.function(recurrent(one)), memory_limit="60%", host_memory_limit=STAGING_BYTES + 15 * MIB,
@@ -339,7 +334,7 @@ for n in (1, 2):  # in each step anew
     found = []
     thread = threading.Thread(target=lambda: found.append(bits(step(batch(ROWS, n)))), daemon=True)
     thread.start()
-    eventually(lambda: ops.stats().disk_in_use_bytes > 0)
+    assert eventually(lambda: ops.stats().disk_in_use_bytes > 0)
     time.sleep(0.1)  # the iteration's end waits for its copies
     assert (ops.stats().pool_in_use_bytes, step.stats().out_bytes) == (held, 0), ops.stats()
     ops.configure(disk_bandwidth_bytes_per_s=None)

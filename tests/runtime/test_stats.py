@@ -17,8 +17,7 @@ import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
 from nets import LIMIT, Net, batch
-
-STUCK_BYTES_PER_S = 1000.0
+from swap_copies import STUCK_BYTES_PER_S, eventually
 
 def optimized(function, memory_limit=LIMIT):
     return tfswap.optimize(tf.function(function), memory_limit=memory_limit, tactics=("swap",))
@@ -30,12 +29,6 @@ def figures(step):
 def planned(step):
     evictions = step.plan().evictions
     return sum(a.nbytes for a in evictions if a.out is not None), sum(a.nbytes for a in evictions)
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 """
 
 
@@ -136,7 +129,7 @@ try:
     raise AssertionError
 except tf.errors.InvalidArgumentError:
     pass
-eventually(lambda: ops.stats().pool_in_use_bytes == 0)
+assert eventually(lambda: ops.stats().pool_in_use_bytes == 0)
 out, in_ = figures(step)
 assert out <= whole[0] and in_ <= whole[1]
 step(batch(), good)
@@ -158,7 +151,7 @@ load().ops.tfswap_swap_out(tensor=tf.zeros([2**20]), owner=step._program.owner) 
 left = ops.stats().pool_in_use_bytes
 next_step = threading.Thread(target=step, args=(batch(),))
 next_step.start()
-eventually(lambda: ops.stats().pool_in_use_bytes > left)  # it has begun
+assert eventually(lambda: ops.stats().pool_in_use_bytes > left)  # it has begun
 ops.configure(bandwidth_bytes_per_s=None)
 next_step.join()
 assert figures(step) == planned(step), (figures(step), planned(step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,30 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+def cancelled(step: Any, x: Any, begun: Callable[[], bool], settle_s: float) -> None:
+    """Runs a step that does not end, cancels it `settle_s` after it has begun, and sees that it ends so."""
+    from tensorflow.python.eager import cancellation
+
+    manager = cancellation.CancellationManager()
+    cancelable = manager.get_cancelable_function(step.get_concrete_function(x))
+    errors = []
+
+    def run() -> None:
+        try:
+            cancelable(x)
+        except tf.errors.CancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert eventually(begun)
+    time.sleep(settle_s)
+    assert not errors
+    manager.start_cancel()
+    thread.join()
+    assert len(errors) == 1
 
 
 def there_and_back(x: Any, shape: Any = None) -> Any:

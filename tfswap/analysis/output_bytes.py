@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tfswap.ir.graph import Node
+from collections.abc import Container
+
+from tfswap.ir.graph import Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.host_memory import on_host
@@ -11,6 +13,11 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
     return on_host(node.op, [t.type for t in node.inputs], node.outputs[index], device)
+
+
+def is_tensor_on_host(tensor: Output, feeds: Container[Node], device: DeviceModel) -> bool:
+    """As `is_on_host`, also of the graph's arguments, whose int32 values are on the host."""
+    return tensor.type.dtype == "int32" if tensor.node in feeds else is_on_host(tensor.node, tensor.index, device)
 
 
 def output_bytes(node: Node, index: int, device: DeviceModel, unknown: int = 0) -> int:

@@ -87,7 +87,7 @@ def as_executed(graph: Graph, device: DeviceModel, held: Sequence[str] = ()) -> 
     options = _options()
     if graph.traced is not None and not held and _leaves_memory(options, graph, device):
         planned = graph.copy()
-        planned.arrange({planned[name]: rank for rank, name in enumerate(planned.executed)})
+        planned.arrange_as_executed()
         return planned
     graph = graph.traced or graph
     if held:

@@ -217,6 +217,11 @@ class Graph:
         """Sort the insertion order, by which `topological` breaks ties, by rank."""
         self._nodes = {node.name: node for node in sorted(self, key=rank.__getitem__)}
 
+    def arrange_as_executed(self) -> None:
+        """Put the nodes in the order of `executed`, where there is one."""
+        if self.executed:
+            self.arrange({self[name]: rank for rank, name in enumerate(self.executed)})
+
     def replace_input(self, node: Node, position: int, value: Output) -> None:
         inputs = list(node.inputs)
         inputs[position] = value

@@ -220,3 +220,18 @@ def mark_effects(graph: Graph, edited: Collection[Graph]) -> bool:
             node.op = stateful_form(node.op)
             effects = True
     return effects
+
+
+def add_device_copy(graph: Graph, op: str, role: str, tensor: Output, device: str) -> Node:
+    """A copy of a tensor between a GPU and the host, by the op of that direction."""
+    name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/{role}")
+    attrs = {"T": Dtype(tensor.type.dtype)}
+    return graph.add(op, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device)
+
+
+def move_behind_sources(graph: Graph, copies: Iterable[Node]) -> None:
+    """Put copies right behind the nodes whose tensors they copy."""
+    followers: dict[Node, list[Node]] = {}
+    for copy in copies:
+        followers.setdefault(copy.inputs[0].node, []).append(copy)
+    graph.move_behind(followers)

@@ -11,14 +11,15 @@ Not handled: portable models; host integers of 64 bits, which may be shapes; res
 
 from __future__ import annotations
 
-from tfswap.analysis.output_bytes import is_on_host
+from tfswap.analysis.output_bytes import is_tensor_on_host
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import calls_functions
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.device_inputs import reads_on_device
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_device_copy, move_behind_sources
 
 
 @graph_pass(
@@ -34,30 +35,20 @@ def copy_to_device(graph: Graph, target: Target) -> int:
 def _copy(graph: Graph, device: DeviceModel) -> int:
     order = graph.topological()
     feeds = set(graph.feeds)
-    made: dict[tuple[Output, str], Output] = {}
+    made: dict[tuple[Output, str], Node] = {}
 
     def copied(tensor: Output, reader: Node, position: int) -> Output:
-        dtype, node = tensor.type.dtype, tensor.node
-        on_host = dtype == "int32" if node in feeds else is_on_host(node, tensor.index, device)
-        if not on_host or not reads_on_device(reader.op, position, dtype):
+        on_host = is_tensor_on_host(tensor, feeds, device)
+        if not on_host or not reads_on_device(reader.op, position, tensor.type.dtype):
             return tensor
-        key = Output(node, tensor.index), reader.device
+        key = Output(tensor.node, tensor.index), reader.device
         if key not in made:
-            made[key] = _add_copy(graph, tensor, reader.device)
-        return made[key]
+            made[key] = add_device_copy(graph, custom_ops.TO_DEVICE, "to_device", tensor, reader.device)
+        return made[key].out()
 
     for node in order:
         if node in graph.bodies or calls_functions(node.op):
             continue  # arguments of bodies are where these expect them
         node.inputs = tuple(copied(t, node, p) for p, t in enumerate(node.inputs))
-    followers: dict[Node, list[Node]] = {}
-    for (tensor, _), copy in made.items():
-        followers.setdefault(tensor.node, []).append(copy.node)
-    graph.move_behind(followers)
+    move_behind_sources(graph, made.values())
     return len(made)
-
-
-def _add_copy(graph: Graph, tensor: Output, device: str) -> Output:
-    name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/to_device")
-    attrs = {"T": Dtype(tensor.type.dtype)}
-    return graph.add(custom_ops.TO_DEVICE, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device).out()

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfswap.analysis.output_bytes import is_on_host
+from tfswap.analysis.output_bytes import is_tensor_on_host
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, is_const
 from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
@@ -22,6 +22,7 @@ from tfswap.kernels.device_inputs import reads_on_host
 from tfswap.kernels.host_memory import PARTLY_ON_HOST
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import add_device_copy, move_behind_sources
 
 
 @graph_pass(
@@ -36,23 +37,20 @@ def _copy(graph: Graph, device: DeviceModel, is_condition: bool = False) -> int:
     """Copy the results of `graph`, and of its bodies. `is_condition`: whether a loop reads its result on the host."""
     inside = sum(_copy(body, device, condition) for body, condition in _bodies(graph))
     feeds = set(graph.feeds)
-    made: dict[Output, Output] = {}
+    made: dict[Output, Node] = {}
 
     def copied(tensor: Output) -> Output:
         tensor = Output(tensor.node, tensor.index)
         if tensor not in made and not _stays(tensor, feeds, device):
-            made[tensor] = _add_copy(graph, tensor)
-        return made.get(tensor, tensor)
+            made[tensor] = add_device_copy(graph, custom_ops.TO_HOST, "to_host", tensor, tensor.node.device)
+        return made[tensor].out() if tensor in made else tensor
 
     for node in graph.topological():
         for position, tensor in enumerate(node.inputs):
             if reads_on_host(node.op, position, tensor.type.dtype):
                 graph.replace_input(node, position, copied(tensor))
     graph.fetches = [copied(f) if is_condition or f.type.dtype == "int32" else f for f in graph.fetches]
-    followers: dict[Node, list[Node]] = {}
-    for tensor, copy in made.items():
-        followers.setdefault(tensor.node, []).append(copy.node)
-    graph.move_behind(followers)
+    move_behind_sources(graph, made.values())
     return inside + len(made)
 
 
@@ -65,14 +63,7 @@ def _bodies(graph: Graph) -> Iterable[tuple[Graph, bool]]:
 
 def _stays(tensor: Output, feeds: set[Node], device: DeviceModel) -> bool:
     """Whether TensorFlow makes no copy of the tensor for the host, or one that frees nothing."""
-    node, dtype = tensor.node, tensor.type.dtype
-    if dtype in REFERENCES or is_const(node.op) or node.op in PARTLY_ON_HOST:
+    op = tensor.node.op
+    if tensor.type.dtype in REFERENCES or is_const(op) or op in PARTLY_ON_HOST:
         return True
-    return dtype == "int32" if node in feeds else is_on_host(node, tensor.index, device)
-
-
-def _add_copy(graph: Graph, tensor: Output) -> Output:
-    name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/to_host")
-    attrs = {"T": Dtype(tensor.type.dtype)}
-    device = tensor.node.device
-    return graph.add(custom_ops.TO_HOST, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device).out()
+    return is_tensor_on_host(tensor, feeds, device)

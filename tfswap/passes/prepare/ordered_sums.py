@@ -150,8 +150,7 @@ def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     """The orders in which sums add in the unordered step."""
     device = target.device
     step = graph.copy()
-    if step.executed:
-        step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
+    step.arrange_as_executed()
     step.fetches += map(step.tensor, target.held)
     twins = {}
     for name, part in {"": step, **step.named_bodies()}.items():

@@ -59,9 +59,25 @@ body %loop
 READ_LATE = "%late = TensorListLength(%given) ^loop -> int32[]\n"
 
 
-def rows(trips: int, late: str = "") -> int:
+ALSO_BY_VALUES = """\
+  %less = Less(%i, %n) -> bool[]
+  %axes = Const() -> int32[1] = (0,)
+  %below = Less(%state, %state) -> bool[1024]
+  %some = Any(%below, %axes) -> bool[]
+  %both = LogicalAnd(%less, %some) -> bool[]
+  feeds %i, %n, %given, %made, %state
+  fetches %both
+"""
+
+
+def rows(trips: int, late: str = "", *, by_values: bool = False) -> int:
     """The peak in whole rows."""
-    graph = parse_graph(LOOP.replace("TRIPS", str(trips)).replace("LATE", late))
+    text = LOOP.replace("TRIPS", str(trips)).replace("LATE", late)
+    if by_values:
+        start, end = text.index("  %less"), text.index("body", text.index("  %less"))
+        text = text[:start] + ALSO_BY_VALUES + text[end:]
+        text = text.replace("While(%i, %popped:1,", "While(%i, %n,")
+    graph = parse_graph(text)
     if late:
         graph.fetches.append(graph["late"].out())
     flow = analyse_dataflow(graph, ONE, lowered=lambda _: 1e-6)
@@ -76,6 +92,10 @@ def test_what_a_loop_pops_is_freed_unless_another_edge_holds_the_list():
 
 def test_integers_that_lists_hold_say_how_often_a_loop_runs():
     assert [rows(trips, READ_LATE) for trips in (2, 4, 6)] == [9 + 8 + trips for trips in (2, 4, 6)]
+
+
+def test_a_loop_that_values_may_end_and_that_gathers_results_runs_its_maximum_of_iterations():
+    assert [rows(trips, by_values=True) for trips in (2, 12, 14)] == [rows(trips) for trips in (2, 12, 14)]
 
 
 def test_a_step_of_very_many_items_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,11 @@ class Numbers:
         self.known(scope, iterations)
         return self._trips[scope.name, node.name, tuple(iterations)]
 
+    def most_trips(self, scope: Scope, node: Node, iterations: Sequence[int]) -> int | None:
+        """The most iterations of a loop whose number depends on the step's values; None where nothing bounds them."""
+        found, _ = _run(scope.graph, node, self.known(scope, iterations), bound=True)
+        return None if found is None else len(found) - 1
+
     def branch(self, scope: Scope, node: Node, iterations: Sequence[int]) -> int | None:
         """The branch that a conditional of `scope` takes; None if integers do not decide it."""
         decides = self.known(scope, iterations).get((node.inputs[0].node, node.inputs[0].index))
@@ -70,8 +75,12 @@ class Numbers:
 
 
 def _trips(graph: Graph, loop: Node, known: Known) -> list[list[Values | None]] | None:
+    found, certain = _run(graph, loop, known, bound=False)
+    return found if certain else None
+
+
+def _run(graph: Graph, loop: Node, known: Known, *, bound: bool) -> tuple[list[list[Values | None]] | None, bool]:
     condition, body = graph.bodies[loop]
     test, change = (Integers(g, g.topological(), roots=g.fetches) for g in (condition, body))
     given = [known.get((t.node, t.index)) for t in loop.inputs]
-    found, certain = Loop(condition, body, test, change).run(given, bound=False)
-    return found if certain else None
+    return Loop(condition, body, test, change).run(given, bound=bound)

@@ -5,9 +5,11 @@ lists, of analysis/tensor_lists.py: a list that two edges hold is copied by the 
 elements stay until both are freed. Known integers are propagated with their tensors, through lists too. They decide the
 number of iterations and the branches.
 
-If the step's values decide, a loop runs its maximum number of iterations, and the branch with the most bytes is taken.
+If the step's values decide, the branch with the most bytes is taken, and a loop that gathers or saves tensors runs its
+maximum number of iterations. Loops that keep nothing from iteration to iteration, loops in loops and loops with no
+bound run UNKNOWN_TRIPS times, or fewer if that is their maximum.
 
-Not handled: temporaries of kernels that run at the same time; loops with no bound run UNKNOWN_TRIPS times.
+Not handled: temporaries of kernels that run at the same time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import KernelMemory
 from tfswap.simulator import propagator
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, added_bytes, fill, located
+from tfswap.simulator.body_integers import Numbers
 from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item
 from tfswap.simulator.propagator import Frame, Iteration, LoweredProgram, Propagator
 
@@ -86,6 +89,14 @@ class _Step(LoweredProgram):
         self._memory: dict[tuple[str, Node], KernelMemory] = {}
         self._branches: dict[Node, int] = {}
         self._constants: dict[Graph, Known] = {}
+        self._numbers = Numbers()
+
+    def undecided_trips(self, loop: int, iterations: tuple[int, ...]) -> int:
+        """The number of a loop's iterations if the step's values decide it."""
+        node, scope, _ = self.lowered.loops[loop]
+        keeps = any(kind.dtype == "variant" for kind in node.outputs)
+        most = self._numbers.most_trips(scope, node, iterations) if keeps and scope.loop < 0 else None
+        return UNKNOWN_TRIPS if most is None else min(most, max(UNKNOWN_TRIPS, MOST_ITEMS // len(self.lowered.items)))
 
     def memory(self, item: Item, node: Node) -> KernelMemory:
         key = item.scope.name, node
@@ -243,7 +254,7 @@ class _Run(Propagator):
         self._process.play()
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
-        return UNKNOWN_TRIPS
+        return self._process.step.undecided_trips(loop, iterations)
 
     def compute(self, number: int, frame: Frame, iteration: Iteration) -> dict[int, propagator.Buffer]:
         """The outputs of an item that is not dead."""

@@ -336,3 +336,37 @@ def test_sizes_that_are_known_give_others() -> None:
     assert reported is not None
     assert sorted(reported.sizes(concrete, [n, m])) == [(600,), (1200,)]
     assert sorted(reported.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]
+
+
+SPARSE = tf.sparse.from_dense(tf.reshape(tf.range(6000) % 7, [60, 100]))
+RESULTS: dict[str, tuple[Any, Any]] = {
+    "feature cross": (lambda x: tf.sparse.cross_hashed([x, x + 1], num_buckets=99).values, tf.ones([900, 1], tf.int64)),
+    "set operation": (lambda x: tf.sets.difference(x[:1], x[1:]).values, tf.reshape(tf.range(4000), [2, 2000])),
+    "list difference": (lambda x: tf.sparse.from_dense(tf.raw_ops.ListDiff(x=x, y=x[::2]).out).values, tf.range(4000)),
+    "sparse maximum": (lambda x: tf.sparse.maximum(x, x).values, SPARSE),
+    "sparse split": (lambda x: tf.sparse.split(x, 2, axis=1)[1].values, SPARSE),
+    "sparse sum": (
+        lambda x: tf.sparse.reduce_sum(tf.sparse.reshape(x, [6, 1000]), 0, output_is_sparse=True).values,
+        SPARSE,
+    ),
+    "ragged to sparse": (lambda x: x.to_sparse().values, tf.RaggedTensor.from_tensor(tf.ones([60, 90]))),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_number_of_values_of_a_sparse_result_is_computed(name: str) -> None:
+    values, given = RESULTS[name]
+
+    def doubled(x: Any) -> Any:
+        return tf.cast(values(x), tf.float32) * 2.0
+
+    found = tfswap.optimize(tf.function(doubled), memory_limit="1MiB")(given)
+    assert found.shape[0] > 256  # smaller tensors of unknown size count as small
+    assert found.numpy().tobytes() == doubled(given).numpy().tobytes()
+
+
+def test_a_refusal_names_a_tensor_whose_size_stays_unknown() -> None:
+    count = tf.Variable(3000)
+    step = tfswap.optimize(tf.function(lambda n: (tf.range(n) * 2, tf.range(count) * 3)), memory_limit="1MiB")
+    with pytest.raises(tfswap.UnsupportedGraph, match="the size of 'range_1:0'"):
+        step(tf.constant(3000))

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfswap.compiler.preconditions import made_at, sizeless
+from tfswap.compiler.preconditions import made_at, require_sizes, sizeless
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
@@ -85,12 +85,15 @@ def find_data_dependent_sizes(
     concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: DataDependentSizes | None = None
 ) -> DataDependentSizes | None:
     """Computes all sizes of a trace that its arguments' shapes leave open, and as many as possible of those that are
-    known by a bound only (`tf.unique`). None where some stay open, or where there is nothing new.
+    known by a bound only (`tf.unique`). None where there is nothing new.
 
     Args:
         inputs: the arguments of a call, with values.
         under_limit: puts the function that computes them under the limit.
         known: an earlier result, which computes some of them.
+
+    Raises:
+        UnknownSizes: some sizes stay open.
     """
     computed = known = known or DataDependentSizes(())
     for _ in range(MOST_ROUNDS):
@@ -99,7 +102,11 @@ def find_data_dependent_sizes(
         open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
         rules = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
         if not rules:
-            return None if sizeless(graph) or computed is known else computed
+            if computed is known:
+                return None
+            # A refusal names a tensor that stays open, and not one whose size is computed by now.
+            require_sizes(graph, SourceLines(concrete))
+            return computed
         computed = DataDependentSizes(
             (*computed.rounds, Round([*rules], _computing(graph, rules, concrete, under_limit)))
         )

@@ -179,7 +179,11 @@ class StepCache:
         except UnsupportedGraph as error:
             steps.remove(step)
             self._refuse(error, concrete, inputs)
-            if not self._find_sizes(concrete, inputs):
+            try:
+                found = self._find_sizes(concrete, inputs)
+            except UnknownSizes as remaining:
+                raise remaining from None
+            if not found:
                 raise
             return self.step_for(concrete, inputs)
         return step

@@ -351,8 +351,9 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
 
 def test_units_have_each_file_once():
     for sources in (build.CORE, build.CODECS):
-        units = build._units(sources.folder)
+        units = build._units(sources.folder, build._UNITS)
         assert len(units) == build._UNITS
+        assert [len(files) for files in build._units(sources.folder, 1).values()] == [sum(map(len, units.values()))]
         assert sorted(itertools.chain(*units.values())) == sorted(file.name for file in sources.folder.glob("*.cc"))
 
 

@@ -73,8 +73,9 @@ LINK_FLAGS = (
 
 
 _UNITS = 2
-"""The number of translation units per library. Most of a file's compilation is TensorFlow's headers, so several files
-are compiled as one unit; no two define the same name. Each unit takes up to 1.25 GiB of memory."""
+"""The most translation units per library; one where there is one core. Most of a file's compilation is TensorFlow's
+headers, so several files are compiled as one unit; no two define the same name. Each unit takes up to 1.5 GiB of
+memory."""
 _DURATION = "20 s to 2 min"
 """The time to compile a library, on four free cores and on one."""
 
@@ -354,7 +355,8 @@ def _compile(
     The compiler runs in `work` on copies of the sources: a path in an `#include` can have no quote and no newline.
     """
     used = [library.sources, *(needed.sources for needed in linked)]
-    units = _units(library.sources.folder)
+    workers = min(len(os.sched_getaffinity(0)), _UNITS)
+    units = _units(library.sources.folder, workers)
     if not units:
         raise OpLibraryError(
             f"tfswap's C++ sources are missing from {library.sources.folder}. The installation is incomplete: "
@@ -373,7 +375,6 @@ def _compile(
         *(f"-I{sources.name}" for sources in used),
     ]
     commands = [[*compile_command, "-c", f"{name}.cc", "-o", f"{name}.o"] for name in units]
-    workers = min(len(os.sched_getaffinity(0)), _UNITS)
     building = progress.task(f"compiling the {library.sources.content}", len(commands))
     with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
         for _ in pool.map(functools.partial(run_compiler, work), commands):
@@ -392,10 +393,10 @@ def _copy_files(folder: Path, copy: Path) -> None:
         shutil.copyfile(file, copy / file.name)
 
 
-def _units(folder: Path) -> dict[str, list[str]]:
-    """The files of each translation unit, by the unit's name; units are of about equal size."""
+def _units(folder: Path, count: int) -> dict[str, list[str]]:
+    """The files of each of `count` translation units, by the unit's name; units are of about equal size."""
     files = sorted(folder.glob("*.cc"))
-    parts: list[list[Path]] = [[] for _ in range(_UNITS)]
+    parts: list[list[Path]] = [[] for _ in range(count)]
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
     return {f"unit_{number}": [file.name for file in part] for number, part in enumerate(parts)} if files else {}

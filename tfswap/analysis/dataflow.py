@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
@@ -214,6 +215,11 @@ class Dataflow:
     def requests(self) -> list[tuple[Request, ...]]:
         """Per node, its events with their values and bytes, for repeated replays."""
         return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]
+
+    @cached_property
+    def flat(self) -> FlatDataflow:
+        """These facts as flat arrays."""
+        return flatten(self)
 
     def allocations(self, i: int) -> int:
         """The number of a kernel's requests where no input's buffer is forwarded."""

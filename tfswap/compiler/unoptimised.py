@@ -126,6 +126,7 @@ class UnoptimisedStep:
         return Baseline(found.peak_bytes, found.seconds)
 
     @progress.task("predicting the step as it is")
+    @without_collector
     def predict(self) -> Baseline:
         """The prediction without the bytes that others allocate, made now."""
         flow, cost_s, runs = self._executed

@@ -18,7 +18,7 @@ from typing import Any
 
 from tfswap.errors import OpLibraryError
 from tfswap.ir import custom_ops
-from tfswap.native import build
+from tfswap.native import bound, build
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.native.parts import with_parts
 
@@ -128,6 +128,7 @@ def load() -> OpLibrary:
             _declare_core(library.c)
             _throttle_from_environment(library.c)
             _loaded[build.CORE] = library
+            bound.core = library.c
         return _loaded[build.CORE]
 
 
@@ -286,6 +287,26 @@ def _declare_core(c: ctypes.CDLL) -> None:
     rows = ctypes.POINTER(ctypes.c_int64)
     c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
     c.tfswap_replay.restype = ctypes.c_int64
+    flow = arena = array = ctypes.c_void_p
+    c.tfswap_fill.argtypes = [
+        *(ctypes.c_bool, ctypes.c_int64, array, ctypes.c_uint64, ctypes.c_int64, ctypes.c_bool),
+        *(array, ctypes.c_uint64, ctypes.c_int64, array),
+    ]
+    c.tfswap_fill.restype = arena
+    c.tfswap_free_filled.argtypes = [arena]
+    c.tfswap_free_filled.restype = None
+    c.tfswap_replay_steps.argtypes = [
+        *(flow, arena, array, array, array, array, ctypes.c_int64),
+        *(ctypes.c_int64, ctypes.c_int32, array, array, array),
+    ]
+    c.tfswap_replay_steps.restype = ctypes.c_int32
+    c.tfswap_replay_runs.argtypes = [flow, arena, array, array, array, array, array, ctypes.c_int64]
+    c.tfswap_replay_runs.restype = ctypes.c_int64
+    c.tfswap_replay_lives.argtypes = [
+        *(flow, arena, array, array, array, array, ctypes.c_int64),
+        *(array, array, array, array, ctypes.c_int64, array, array),
+    ]
+    c.tfswap_replay_lives.restype = ctypes.c_int64
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
     c.tfswap_set_copy_threads.restype = None

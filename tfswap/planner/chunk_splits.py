@@ -12,16 +12,14 @@ can be in the hole of a smaller tensor, and divide a chunk that a larger tensor 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.plan import Split
 from tfswap.plan.schedule import LEAD, Step
-from tfswap.simulator.arena_snapshot import ArenaSnapshot, Ledger, added_bytes, fill
-from tfswap.simulator.replay import Replay
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.lives import simulate_lives
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
 """Least sizes of split requests, as shares of the live peak: smaller requests are not worth two more ops. Which of
@@ -43,24 +41,24 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot
 
     Returns the schedule's live peak in bytes, and the splits, of which a plan may use some.
     """
-    ledger, replay, during = _replayed(flow, steps, snapshot)
-    near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
-    least = min(LEAST_SHARES) * replay.peak
+    lives = simulate_lives(flow, steps, snapshot)
+    peak, during = lives.peak_bytes, lives.during_bytes
+    near = [0, *accumulate(nbytes >= NEAR_PEAK * peak for nbytes in during)]
+    least = min(LEAST_SHARES) * peak
     large: dict[int, list[int]] = {}  # by step, its requests by number
     matter: set[int] = set()  # steps
-    for number, (nbytes, made, gone) in enumerate(zip(ledger.nbytes, ledger.made, ledger.gone, strict=True)):
+    for number, (nbytes, made, gone) in enumerate(zip(lives.nbytes, lives.made, lives.gone, strict=True)):
         if nbytes < least or made < 0 or LEAD in (steps[made].kind, steps[made - 1].kind):
             continue
         large.setdefault(made, []).append(number)
-        end = len(steps) if gone is None else gone.step
-        if near[min(end + 1, len(steps))] > near[made] or during[made] + nbytes > replay.peak:
+        if near[min(gone + 1, len(steps))] > near[made] or during[made] + nbytes > peak:
             matter.add(made)
     splits = (
-        Split(step, ledger.nbytes[number])
+        Split(step, lives.nbytes[number])
         for step in sorted(matter)
-        for number in ledger.held_together(large[step])[:MOST_REQUESTS]
+        for number in lives.held_together(large[step])[:MOST_REQUESTS]
     )
-    return replay.peak, tuple(splits)
+    return peak, tuple(splits)
 
 
 def choose_ends(
@@ -71,12 +69,12 @@ def choose_ends(
     Args:
         splits: those of `choose_splits`.
     """
-    ledger, replay, _ = _replayed(flow, steps, snapshot)
-    least = min(LEAST_SHARES) * replay.peak
+    lives = simulate_lives(flow, steps, snapshot)
+    least = min(LEAST_SHARES) * lives.peak_bytes
     large: list[tuple[int, int, int]] = []  # the lifetime in steps, the step that makes it, and its bytes
-    for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
+    for nbytes, made, gone in zip(lives.nbytes, lives.made, lives.gone, strict=True):
         if nbytes >= least and made >= 0 and LEAD not in (steps[made].kind, steps[made - 1].kind):
-            large.append(((len(steps) if gone is None else gone.step) - made, made, nbytes))
+            large.append((gone - made, made, nbytes))
     for least_stay in LEAST_STAYS:
         stays: dict[int, int] = {}  # by step, the bytes of the largest
         for stay, made, nbytes in large:
@@ -84,67 +82,3 @@ def choose_ends(
                 stays[made] = max(nbytes, stays.get(made, 0))
         ends = [Split(step, nbytes, at_end=True) for step, nbytes in stays.items()]
         yield tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
-
-
-def _replayed(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[_Lives, Replay, array[int]]:
-    """A schedule without chunks: its requests, and the peak of live bytes in each step."""
-    ledger = _Lives()
-    snapshot.enter(ledger)
-    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, snapshot), snapshot), snapshot)
-    ledger.replay = replay
-    during = array("q")
-    replay.repeat(array("q"), during)
-    return ledger, replay, during
-
-
-class _End(NamedTuple):
-    """When an allocation was freed.
-
-    Attributes:
-        step: in which step.
-        before: how many allocations had been made by then.
-    """
-
-    step: int
-    before: int
-
-
-class _Lives(Ledger):
-    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and when it was freed."""
-
-    replay: Replay | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes: list[int] = []
-        self.made: list[int] = []
-        self.gone: list[_End | None] = []
-
-    @property
-    def step(self) -> int:
-        return -1 if self.replay is None else self.replay.step
-
-    def allocate(self, size_bytes: int) -> int:
-        address = super().allocate(size_bytes)
-        if address >= 0:
-            self.nbytes.append(size_bytes)
-            self.made.append(self.step)
-            self.gone.append(None)
-        return address
-
-    def free(self, address: int) -> None:
-        super().free(address)
-        if address >= 0:
-            self.gone[address] = _End(self.step, len(self.nbytes))
-
-    def held_together(self, numbers: Sequence[int]) -> list[int]:
-        """The allocations of one step that are live at their peak."""
-        held: list[int] = []
-        most, most_bytes = held, 0
-        for number in numbers:
-            held = [n for n in held if (gone := self.gone[n]) is None or gone.before > number]
-            held.append(number)
-            nbytes = sum(self.nbytes[n] for n in held)
-            if nbytes > most_bytes:
-                most, most_bytes = held, nbytes
-        return most

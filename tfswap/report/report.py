@@ -23,6 +23,7 @@ from tfswap.report.trace import trace
 from tfswap.simulator.unordered import Baseline
 from tfswap.simulator.working_set import Reuse
 from tfswap.support.files import require_place, write_whole
+from tfswap.support.gc_pause import without_collector
 from tfswap.support.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ class Report:
         content["convolutions"] = [dataclasses.asdict(row) for row in self.convolutions]
         return json.dumps(content, indent=1, sort_keys=True)
 
+    @without_collector
     def summary(self) -> list[tuple[str, str]]:
         """The main figures, as (label, text)."""
         limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)

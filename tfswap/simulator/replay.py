@@ -29,6 +29,8 @@ from tfswap.plan.schedule import (
 from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot
 
 MAX_REPEATS = 3
+BEGIN, FINISH = "begin", "finish"
+"""The halves of RUN, for kernels that run concurrently. Plans do not have them."""
 
 
 class Buffer:
@@ -72,7 +74,7 @@ class Replay:
         self.late: dict[int, list[int]] = {}
         late, held = self.late, self.flow.held
         for kind, subject in self.steps:
-            if kind in KERNELS:
+            if kind in KERNELS or kind == BEGIN:
                 for v in held[subject]:
                     if v in late:
                         late[v][-1] += 1
@@ -118,6 +120,7 @@ class Replay:
         coming: dict[int, Buffer] = {}
         self.renewed = {}
         running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
+        started: dict[int, list[int]] = {}
         peak_step, peak = 0, -1
         free = arena.free
         rests: list[int] = []
@@ -133,6 +136,10 @@ class Replay:
                     for i, temps in running:
                         self.finish(i, buffers, temps)
                     running = []
+            elif kind == BEGIN:
+                started[subject] = self.begin(subject, buffers)
+            elif kind == FINISH:
+                self.finish(subject, buffers, started.pop(subject))
             elif kind == OUT:
                 held[subject] = buffers[subject]
             elif kind == RELEASE:

@@ -21,9 +21,10 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.executor import Executor, Program
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
+from tfswap.simulator import native_replay
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, filled, located
 from tfswap.simulator.record import Record, Recorder, Watched
-from tfswap.simulator.replay import Buffer, Replay
+from tfswap.simulator.replay import BEGIN, FINISH, Buffer, Replay
 from tfswap.support import progress
 
 MOST_RUNS = 25
@@ -80,7 +81,7 @@ def simulate_concurrent(
     """
     most = sum(flow.is_kernel)
     program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
-    free = _Run(program, snapshot, random.Random(0)).peak_bytes()
+    free = _peak_bytes(program, snapshot, random.Random(0))
     return max(free, *_peaks(_Program(flow, cost_s, device), snapshot))
 
 
@@ -94,7 +95,7 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
 def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
     """The peak of each run, by its random seed."""
     seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
-    return [_Run(program, snapshot, random.Random(seed)).peak_bytes() for seed in seeds]
+    return [_peak_bytes(program, snapshot, random.Random(seed)) for seed in seeds]
 
 
 def _runs_of(flow: Dataflow, steps: int) -> int:
@@ -113,46 +114,63 @@ class _Program(Program):
         self.flow = flow
 
 
-class _Run(Executor):
-    """One process: an arena, a thread pool, and steps one after another."""
+class _Order(Executor):
+    """The order in which kernels start and end.
+
+    Attributes:
+        steps: of the latest run.
+    """
+
+    def __init__(self, program: _Program, chance: random.Random):
+        super().__init__(program, chance)
+        self._is_kernel = program.flow.is_kernel
+        self.steps: list[Step] = []
+
+    def run(self) -> None:
+        self.steps = []
+        super().run()
+
+    def begin(self, i: int) -> list[int]:
+        if self._is_kernel[i]:
+            self.steps.append(Step(BEGIN, i))
+        return []
+
+    def finish(self, i: int, temporaries: list[int]) -> None:
+        if self._is_kernel[i]:
+            self.steps.append(Step(FINISH, i))
+
+
+def _peak_bytes(program: _Program, snapshot: ArenaSnapshot, chance: random.Random) -> int:
+    """The peak of one process: an arena, a thread pool, and steps one after another."""
+    flow, order = program.flow, _Order(program, chance)
+    runs: list[list[Step]] = []
+    for _ in range(STEPS):
+        order.run()
+        runs.append(order.steps)
+    if native_replay.is_available(snapshot):
+        there = native_replay.addresses(flow, snapshot)
+        return native_replay.peak_of_runs(flow, runs, snapshot, located(flow, there, snapshot))
+    replay = Replay(flow, runs[0], *filled(flow, snapshot), snapshot)
+    _locate(replay, snapshot)
+    peak = 0
+    for replay.steps in runs:
+        replay.repeat()
+        peak = max(peak, replay.peak)
+    return peak
+
+
+class _RecordedRun(Executor):
+    """A process that is recorded."""
 
     def __init__(self, program: _Program, snapshot: ArenaSnapshot, chance: random.Random):
         super().__init__(program, chance)
         flow = program.flow
         self.flow = flow
         steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
-        self.replay = self._replay(flow, steps, snapshot)
-        _locate(self.replay, snapshot)
-        self.buffers: dict[int, Buffer] = {}
-
-    def _replay(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Replay:
-        return Replay(flow, steps, *filled(flow, snapshot), snapshot)
-
-    def peak_bytes(self) -> int:
-        for _ in range(STEPS):
-            self._step()
-        return self.replay.arena.peak_bytes
-
-    def _step(self) -> None:
-        self.buffers = self.replay.start()
-        self.run()
-        self.replay.end(self.buffers)
-
-    def begin(self, i: int) -> list[int]:
-        return self.replay.begin(i, self.buffers) if self.flow.is_kernel[i] else []
-
-    def finish(self, i: int, temporaries: list[int]) -> None:
-        if self.flow.is_kernel[i]:
-            self.replay.finish(i, self.buffers, temporaries)
-
-
-class _RecordedRun(_Run):
-    """A run that is recorded."""
-
-    def _replay(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Replay:
         self._watched = Watched(flow, steps, snapshot)
+        _locate(self._watched, snapshot)
+        self._buffers: dict[int, Buffer] = {}
         self._stamped = 0
-        return self._watched
 
     def record(self) -> Record:
         """The record of the step with the highest use."""
@@ -160,13 +178,22 @@ class _RecordedRun(_Run):
         for _ in range(STEPS):
             self._watched.take_notes()
             self._watched.now_s, self._stamped = 0.0, 0
-            self._step()
+            self._buffers = self._watched.start()
+            self.run()
+            self._watched.end(self._buffers)
             notes = self._watched.notes
             notes.stamp(self._stamped)
             if best is None or max(notes.used) > max(best.used):
                 best = notes
         assert best is not None, "there are steps"
         return Record(self.flow, tuple(best.finished()), best.used, best.began_s, best.began_s[-1])
+
+    def begin(self, i: int) -> list[int]:
+        return self._watched.begin(i, self._buffers) if self.flow.is_kernel[i] else []
+
+    def finish(self, i: int, temporaries: list[int]) -> None:
+        if self.flow.is_kernel[i]:
+            self._watched.finish(i, self._buffers, temporaries)
 
     def _go_on(self, thread: int, now: float) -> bool:
         self._watched.now_s = now

@@ -48,6 +48,10 @@ SimulatedArena::SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t l
   next_region_bytes_ = NextRegionBytes(regions, limit_bytes);
 }
 
+SimulatedArena::SimulatedArena(const std::vector<ArenaChunk>& chunks) : SimulatedArena(chunks, kUnbounded, false) {
+  AddEndlessRegion();
+}
+
 uint64_t SimulatedArena::Allocate(size_t nbytes) {
   if (nbytes == 0) return 0;
   const uint64_t rounded = Rounded(nbytes);
@@ -94,17 +98,17 @@ void SimulatedArena::Free(uint64_t address) {
 std::vector<size_t> SimulatedArena::FreeBytes() const {
   std::vector<size_t> found;
   found.reserve(free_.size());
-  for (const auto& [bytes, address] : free_) {
-    if (bytes < kUnbounded / 2) found.push_back(bytes);
-  }
+  for (const auto& [bytes, address] : free_) found.push_back(bytes);
   return found;
 }
 
 void SimulatedArena::Grow(uint64_t rounded) {
   if (Extend(rounded) || (collects_ && Collect(rounded) && Extend(rounded))) return;
   peak_bytes_ = std::max(peak_bytes_, limit_bytes_ + kGranularity);
-  SetFree(chunks_.emplace(End(), Chunk{kUnbounded, false, true}).first);
+  AddEndlessRegion();
 }
+
+void SimulatedArena::AddEndlessRegion() { SetFree(chunks_.emplace(End(), Chunk{kUnbounded, false, true}).first); }
 
 bool SimulatedArena::Extend(uint64_t rounded) {
   const uint64_t left = limit_bytes_ > pool_bytes_ ? limit_bytes_ - pool_bytes_ : 0;

@@ -29,6 +29,8 @@ class SimulatedArena {
   // limit_bytes: the largest total size of all regions.
   // collects: whether unused regions are freed when no other can be added.
   SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t limit_bytes, bool collects);
+  // An arena of one endless region, and these chunks.
+  explicit SimulatedArena(const std::vector<ArenaChunk>& chunks);
 
   // The interface of ChunkSplitter. A request without room gets memory beyond the arena, which is unlimited and never
   // split, and raises the peak over the arena's limit.
@@ -41,7 +43,9 @@ class SimulatedArena {
   // Adds a region for a request of `nbytes`, a multiple of 256, as the allocator does. False if the limit forbids it.
   bool Extend(uint64_t rounded);
 
+  uint64_t in_use_bytes() const { return in_use_bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }
+  void RestartPeak() { peak_bytes_ = in_use_bytes_; }
 
  private:
   struct Chunk {
@@ -53,6 +57,7 @@ class SimulatedArena {
   using Chunks = std::map<uint64_t, Chunk>;
 
   void Grow(uint64_t rounded);
+  void AddEndlessRegion();
   bool Collect(uint64_t rounded);
   void AddRegion(uint64_t bytes);
   uint64_t End() const;

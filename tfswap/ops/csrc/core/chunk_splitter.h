@@ -44,6 +44,7 @@ class ChunkSplitter {
  private:
   static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
   static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in simulator/bfc_allocator.py
+  static constexpr size_t kEndless = size_t{1} << 49;  // a simulated region without an end
   static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
   static constexpr size_t kMostBetween = 64;        // MOST_BETWEEN there
 
@@ -111,6 +112,7 @@ class ChunkSplitter {
   // Splits off the end of the largest free chunk, for a request of `needed` bytes.
   void PartEnd(size_t needed) {
     std::vector<size_t> free = arena_->FreeBytes();
+    while (!free.empty() && free.back() >= kEndless) free.pop_back();
     if (free.empty() || free.back() < needed) return;
     size_t before = free.back() - needed;
     free.pop_back();

@@ -17,6 +17,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.native import bound
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner import step_orders
 from tfswap.planner.live_target import LiveTarget
@@ -91,6 +92,7 @@ def test_a_schedule_that_is_refused_is_simulated_until_it_passes_the_limit(monke
     assert len(replays) == first + 1
     requests: list[int] = []
     ask = Arena.allocate
+    monkeypatch.setattr(bound, "core", None)  # the replay in Python is the one that can be watched
     monkeypatch.setattr(Arena, "allocate", lambda self, size: requests.append(size) or ask(self, size))
     judge.memory(steps)
     everything = len(requests)

@@ -284,29 +284,7 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_take_executed.restype = ctypes.c_uint64
     c.tfswap_check_limits.argtypes = [ctypes.c_bool]
     c.tfswap_check_limits.restype = None
-    rows = ctypes.POINTER(ctypes.c_int64)
-    c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
-    c.tfswap_replay.restype = ctypes.c_int64
-    flow = arena = array = ctypes.c_void_p
-    c.tfswap_fill.argtypes = [
-        *(ctypes.c_bool, ctypes.c_int64, array, ctypes.c_uint64, ctypes.c_int64, ctypes.c_bool),
-        *(array, ctypes.c_uint64, ctypes.c_int64, array),
-    ]
-    c.tfswap_fill.restype = arena
-    c.tfswap_free_filled.argtypes = [arena]
-    c.tfswap_free_filled.restype = None
-    c.tfswap_replay_steps.argtypes = [
-        *(flow, arena, array, array, array, array, ctypes.c_int64),
-        *(ctypes.c_int64, ctypes.c_int32, array, array, array),
-    ]
-    c.tfswap_replay_steps.restype = ctypes.c_int32
-    c.tfswap_replay_runs.argtypes = [flow, arena, array, array, array, array, array, ctypes.c_int64]
-    c.tfswap_replay_runs.restype = ctypes.c_int64
-    c.tfswap_replay_lives.argtypes = [
-        *(flow, arena, array, array, array, array, ctypes.c_int64),
-        *(array, array, array, array, ctypes.c_int64, array, array),
-    ]
-    c.tfswap_replay_lives.restype = ctypes.c_int64
+    _declare_replays(c)
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
     c.tfswap_set_copy_threads.restype = None
@@ -331,6 +309,33 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
     c.tfswap_stats.restype = None
     c.tfswap_reset_stats.restype = None
+
+
+def _declare_replays(c: ctypes.CDLL) -> None:
+    """The signatures of core/limit_check.cc and core/schedule_replay.cc."""
+    rows = ctypes.POINTER(ctypes.c_int64)
+    c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
+    c.tfswap_replay.restype = ctypes.c_int64
+    flow = arena = array = ctypes.c_void_p
+    c.tfswap_fill.argtypes = [
+        *(ctypes.c_bool, ctypes.c_int64, array, ctypes.c_uint64, ctypes.c_int64, ctypes.c_bool),
+        *(array, ctypes.c_uint64, ctypes.c_int64, array),
+    ]
+    c.tfswap_fill.restype = arena
+    c.tfswap_free_filled.argtypes = [arena]
+    c.tfswap_free_filled.restype = None
+    c.tfswap_replay_steps.argtypes = [
+        *(flow, arena, array, array, array, array, ctypes.c_int64),
+        *(ctypes.c_int64, ctypes.c_int32, array, array, array),
+    ]
+    c.tfswap_replay_steps.restype = ctypes.c_int32
+    c.tfswap_replay_runs.argtypes = [flow, arena, array, array, array, array, array, ctypes.c_int64]
+    c.tfswap_replay_runs.restype = ctypes.c_int64
+    c.tfswap_replay_lives.argtypes = [
+        *(flow, arena, array, array, array, array, ctypes.c_int64),
+        *(array, array, array, array, ctypes.c_int64, array, array),
+    ]
+    c.tfswap_replay_lives.restype = ctypes.c_int64
 
 
 def _declare_codecs(c: ctypes.CDLL) -> None:

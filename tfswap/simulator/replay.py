@@ -122,7 +122,6 @@ class Replay:
         running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
         started: dict[int, list[int]] = {}
         peak_step, peak = 0, -1
-        free = arena.free
         rests: list[int] = []
         for number, (kind, subject) in enumerate(self.steps):
             self.step = number
@@ -143,10 +142,7 @@ class Replay:
             elif kind == OUT:
                 held[subject] = buffers[subject]
             elif kind == RELEASE:
-                buffer = held.pop(subject)
-                buffer.refs -= 1
-                if not buffer.refs and not buffer.pins:
-                    free(buffer.address)
+                self._unread(held.pop(subject))
             elif kind == IN:
                 self.renewed.setdefault(subject, 0)
                 coming[subject] = self.bring_back(subject)
@@ -166,7 +162,7 @@ class Replay:
                 during_bytes.append(arena.peak_bytes)
             if rests and kind != SPLIT:
                 for rest in rests:
-                    free(rest)
+                    arena.free(rest)
                 rests = []
         self.peak = peak
         if peak <= most_bytes:
@@ -195,13 +191,16 @@ class Replay:
     def end(self, buffers: dict[int, Buffer]) -> None:
         """End a step: the caller releases the fetches, and variables have their updated buffers."""
         for v in sorted(self.flow.fetched):  # a buffer that a fetch shares with a variable stays
-            buffer = buffers[v]
-            buffer.refs -= 1
-            if not buffer.refs and not buffer.pins:
-                self.arena.free(buffer.address)
+            self._unread(buffers[v])
         for us in self.flow.updates:
             for u in us:
                 self._carry_over(u.old, u.new, buffers)
+
+    def _unread(self, buffer: Buffer) -> None:
+        """Count one read less, and free the buffer after the last."""
+        buffer.refs -= 1
+        if not buffer.refs and not buffer.pins:
+            self.arena.free(buffer.address)
 
     def _carry_over(self, old: int, new: int, buffers: dict[int, Buffer]) -> None:
         """The next repeat starts from the variable's newest version."""

@@ -363,7 +363,8 @@ def _fold(items: Sequence[Item], order: Iterable[int]) -> None:
 
 def _live(items: Sequence[Item]) -> set[int]:
     """The items that TensorFlow does not prune."""
-    targets = {(item.scope.name, node) for item in items for node in item.scope.graph.targets}
+    scopes = {item.scope.name: item.scope for item in items}
+    targets = {(name, node) for name, scope in scopes.items() for node in scope.graph.targets}
     kept = [
         number
         for number, item in enumerate(items)

@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import (
@@ -86,6 +86,7 @@ def simulate_sums(
     found: dict[tuple[str, str], SumSamples] = {}
     orders: dict[str, Counter[tuple[str, ...]]] = {}
     runs, seed = step.most_runs, 0
+    is_straight = not (step.lowered.loops or step.lowered.decides)
     while seed < runs:
         run = _Run(step, seed)
         run.run()
@@ -98,11 +99,21 @@ def simulate_sums(
         for name, order in _in_order(run, additions).items():
             orders.setdefault(name, Counter())[order] += 1
         seed += 1
+        if is_straight and all(
+            leads_by(counts) > runs - seed for counts in (*orders.values(), *(s.positions for s in found.values()))
+        ):
+            break  # the other runs change nothing
     first = {
         name: samples.first(step.trips_around(name[0]), partial(step.seen, name) if by_decision else tuple)
         for name, samples in found.items()
     }
     return SumOrders(first, {name: min(counts, key=lambda o: (-counts[o], o)) for name, counts in orders.items()})
+
+
+def leads_by(counts: Counter[Any]) -> int:
+    """By how many the most frequent of these leads over the next one."""
+    (_, most), (_, next_most) = [*counts.most_common(2), (None, 0)][:2]
+    return most - next_most
 
 
 def _in_order(run: _Run, additions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -112,6 +123,14 @@ def _in_order(run: _Run, additions: Mapping[str, str]) -> dict[str, tuple[str, .
         if name in additions:
             orders[additions[name]] = (*orders.get(additions[name], ()), name)
     return orders
+
+
+class _Forwarding(NamedTuple):
+    """Of a kernel: the inputs that a variable keeps, and by output its alias, and the inputs that it may reuse."""
+
+    retains: Sequence[int]
+    alias: dict[int, int]
+    forward: dict[int, tuple[int, ...]]
 
 
 class _Step(LoweredProgram):
@@ -127,6 +146,16 @@ class _Step(LoweredProgram):
         self._decided_in: dict[Predicate, Scope] = {}
         self._needed: dict[Node, set[Node]] = {}
         self.decided_before: dict[tuple[str, str], int] = {}
+        self._memories: dict[Node, _Forwarding] = {}
+
+    def forwarding(self, node: Node) -> _Forwarding:
+        """What a kernel does with its inputs' buffers."""
+        found = self._memories.get(node)
+        if found is None:
+            memory = node_memory(node, self.device)
+            found = _Forwarding(memory.retains, dict(memory.alias), dict(memory.forward))
+            self._memories[node] = found
+        return found
 
     def predicate(self, scope: Scope, conditional: Node) -> Predicate | None:
         """The predicate of a conditional of `scope`."""
@@ -256,8 +285,8 @@ class _Run(Propagator):
             name = item.scope.name, node.name
             alone = (p for p, value in enumerate(reads) if value is not None and value.is_alone)
             self.begun.append((name, frame.numbers(iteration), next(alone, 0), len(self.outcome)))
-        memory = node_memory(node, self._sums.device)
-        for position in memory.retains:
+        retains, alias, forward = self._sums.forwarding(node)
+        for position in retains:
             value = reads[position]
             if value is not None and handle is not None:
                 value.pins += 1
@@ -265,8 +294,6 @@ class _Run(Propagator):
                 if old is not None:
                     old.pins -= 1
         made: dict[int, Buffer] = {}
-        alias = dict(memory.alias)
-        forward = dict(memory.forward)
         for index in range(len(node.outputs)):
             source = alias.get(index)
             value = None if source is None else reads[source]

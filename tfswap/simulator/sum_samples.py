@@ -52,14 +52,20 @@ class SumSamples:
 
     Args:
         races: whether threads race.
+
+    Attributes:
+        positions: how often it began with each input.
     """
 
     def __init__(self, races: bool) -> None:
         self._samples: list[_Sample] = []
+        self.positions: Counter[int] = Counter()
         self._noticed = NOTICED_IN_RACES if races else NOTICED
 
     def add(self, iterations: tuple[int, ...], position: int, outcome: Outcome) -> None:
-        self._samples.append(_Sample(iterations, position if position >= EITHER else 0, outcome))
+        position = position if position >= EITHER else 0
+        self._samples.append(_Sample(iterations, position, outcome))
+        self.positions[position] += 1
 
     def first(
         self,
@@ -79,7 +85,7 @@ class SumSamples:
             branches = tuple(sample.outcome.of(decision, sample.iterations) for decision in decisions)
             for known in range(len(branches) + 1):
                 counts.setdefault((sample.iterations, branches[:known]), Counter())[sample.position] += 1
-        usual = _most(Counter(sample.position for sample in self._samples))
+        usual = _most(self.positions)
         depth = len(self._samples[0].iterations)
 
         def by_branch(around: tuple[int, ...], branches: tuple[int, ...], usual: int) -> IterationTable:

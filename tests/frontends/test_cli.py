@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import saved_models
-from processes import ROOT, start_python
+from processes import ROOT, run_forked
 from terminals import on_terminal
 
 import tfswap
@@ -62,7 +62,7 @@ def test_optimize_in_a_process_of_its_own(model: str, tmp_path: Path) -> None:
 def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number: int, where: str) -> None:
     """Sent right after `where` has done its work, and again while what it has made is taken away."""
     module, _, name = where.rpartition(".")
-    process = start_python(
+    done = run_forked(
         f"""
         import os, pkgutil, shutil, signal, sys
         from tfswap.frontends import cli
@@ -82,12 +82,11 @@ def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number:
         shutil.rmtree = signalling(shutil.rmtree)
         sys.argv = ["tfswap", "optimize", {model!r}, {str(tmp_path / "OUT")!r}, "--memory_limit=60%", *{FLAGS!r}]
         cli.run()
-        """
+        """,
+        status=-number,
     )
-    out, err = process.communicate()
-    assert process.returncode == -number, err
-    assert out.split() == ["sent", "sent"]
-    assert "Traceback" not in err
+    assert done.stdout.split() == ["sent", "sent"]
+    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -86,10 +86,8 @@ def test_without_a_compiler_the_error_names_the_tensorflow_that_ops_are_compiled
     made, empty = shipped_in(tmp_path / "shipped"), tmp_path / "empty"
     empty.mkdir()
     made.rename(made.with_name("core-tensorflow-2.4.0-0123456789abcdef"))
-    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
-    run = start_python(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(tmp_path / "cache"))
-    _, reported = run.communicate()
-    assert run.returncode
+    code = f"{HIDDEN.format(folder=str(made.parent))}\n{FAIL_TO_IMPORT}"
+    reported = run_forked(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(tmp_path / "cache")).stdout
     assert "found no C++ compiler" in reported
     assert "brings its ops compiled for TensorFlow 2.4.0, and " in reported
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 
 import pytest
 
 pytest.importorskip("tensorflow")
 
-from processes import on_arena, run_forked, start_python
+from processes import Forked, on_arena, run_forked
+from swap_copies import eventually
 
 from tfswap.native.load import load
 from tfswap.planner.host_tiers import STAGING_BYTES
@@ -347,10 +347,13 @@ print(json.dumps(0))
 
 
 def test_a_process_that_is_killed_leaves_nothing(tmp_path):
-    process = start_python(
+    folder, output = tmp_path / "spilled", tmp_path / "output"
+    folder.mkdir()
+    output.mkdir()
+    program = Forked(
         PRELUDE
         + f"""
-step = optimized(Net(8), spill_dir={str(tmp_path)!r})
+step = optimized(Net(8), spill_dir={str(folder)!r})
 step(batch(ROWS))
 ops.configure(disk_bandwidth_bytes_per_s=1e5)
 import threading
@@ -360,18 +363,17 @@ while not ops.stats().disk_in_use_bytes:
 print("spilled", flush=True)
 time.sleep(1000)
 """,
-        TF_CPU_ALLOCATOR_USE_BFC="1",
-        TF_CPU_BFC_MEM_LIMIT_IN_MB="1024",
+        {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "1024"},
+        output,
     )
-    assert process.stdout is not None
     try:
-        assert process.stdout.readline() == "spilled\n"
-        held = subprocess.run(["ls", "-l", f"/proc/{process.pid}/fd"], capture_output=True, text=True).stdout
-        assert re.search(rf"{re.escape(str(tmp_path))}/.*\(deleted\)", held)
+        assert eventually(lambda: program.out.read_text() == "spilled\n" or program.process.exitcode is not None)
+        held = subprocess.run(["ls", "-l", f"/proc/{program.process.pid}/fd"], capture_output=True, text=True).stdout
+        assert re.search(rf"{re.escape(str(folder))}/.*\(deleted\)", held), program.err.read_text()
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert list(tmp_path.iterdir()) == []
+        program.process.kill()
+        program.process.join()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_profile_measures_the_disk(tmp_path):

@@ -83,14 +83,14 @@ def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[
             each.bind(("localhost", 0))
         cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in sockets]}
     with tempfile.TemporaryDirectory() as folder:
-        started: list[_Forked] = []
+        started: list[Forked] = []
         for rank in range(workers):
             own = Path(folder, str(rank))
             own.mkdir()
             task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
             arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
             program = f"RANK, WORKERS = {rank}, {workers}\n{textwrap.dedent(code)}{TOGETHER}"
-            started.append(_Forked(program, {**arena, **env, "TF_CONFIG": task}, own))
+            started.append(Forked(program, {**arena, **env, "TF_CONFIG": task}, own))
         try:
             # One that fails leaves the others waiting.
             while running := [each for each in started if each.process.exitcode is None]:
@@ -105,7 +105,7 @@ def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[
         return [last_json(each.done()) for each in started]
 
 
-class _Forked:
+class Forked:
     """A process that has imported TensorFlow, and runs a program."""
 
     def __init__(self, code: str, env: dict[str, str], folder: Path):
@@ -122,32 +122,34 @@ class _Forked:
         ):
             self.process.start()
 
-    def done(self) -> subprocess.CompletedProcess[str]:
-        """What it wrote. Fails where it failed."""
-        assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{self.err.read_text()}"
-        return subprocess.CompletedProcess(self.code, 0, self.out.read_text(), self.err.read_text())
+    def done(self, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """What it wrote. Fails where it ended with another status."""
+        assert self.process.exitcode == status, f"exit status {self.process.exitcode}\n{self.err.read_text()}"
+        return subprocess.CompletedProcess(self.code, status, self.out.read_text(), self.err.read_text())
 
 
-def run_forked(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs `code`, which must succeed, in a process that has imported TensorFlow and run nothing yet."""
-    return run_together([code], **env)[0]
+def run_forked(code: str, *, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a process that has imported TensorFlow and run nothing yet. It must end with `status`, which is
+    -N where signal N ends it.
+    """
+    return run_together([code], status=status, **env)[0]
 
 
-def run_together(codes: Sequence[str], **env: str) -> list[subprocess.CompletedProcess[str]]:
+def run_together(codes: Sequence[str], *, status: int = 0, **env: str) -> list[subprocess.CompletedProcess[str]]:
     """As `run_forked`, of several concurrent processes."""
     with tempfile.TemporaryDirectory() as folder:
-        started: list[_Forked] = []
+        started: list[Forked] = []
         for number, code in enumerate(codes):
             own = Path(folder, str(number))
             own.mkdir()
-            started.append(_Forked(code, env, own))
+            started.append(Forked(code, env, own))
         try:
             for each in started:
                 each.process.join()
         finally:
             for each in started:
                 each.process.kill()
-        return [each.done() for each in started]
+        return [each.done(status) for each in started]
 
 
 def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:

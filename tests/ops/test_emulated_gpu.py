@@ -385,7 +385,7 @@ def test_results_in_host_memory_are_those_of_the_gpu_wheel():
             fixed = [tf.as_dtype(argument.type).name] if argument.type else []
             return fixed or allowed.get(argument.type_attr, "").split(",")
 
-        first = [TensorType(types(op.input_arg[0])[0], ())] if op.input_arg else []
+        first = TensorType(types(op.input_arg[0])[0], ()) if op.input_arg else None
         for output in op.output_arg:
             for kind in types(output):
                 if kind not in ("float32", "int32", "int64", "bool", "variant", "string") or output.is_ref:

@@ -8,6 +8,7 @@ import pytest
 from graphs import draw_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layered_steps import Layer, training_step
 from processes import TWO_THREADS, on_arena
 from slow import slow
 from test_pairs import RATES, TWO_CORES, facts
@@ -16,6 +17,7 @@ from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent
+from tfswap.compiler.compiler import Optimizer
 from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
@@ -24,9 +26,11 @@ from tfswap.kernels.target import Target
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.verify import verify
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.candidates import Candidate
 from tfswap.planner.concurrent import find_members, schedule_group
 from tfswap.planner.group_places import place_group
 from tfswap.planner.group_requests import Group
+from tfswap.planner.planner import Planner
 from tfswap.simulator.memory import simulate_memory
 
 MIB = 1 << 20
@@ -232,3 +236,21 @@ def test_micro_batches_have_the_loops_bits_and_the_planned_peak(busy: int) -> No
     assert found["concurrent"]
     assert found["same"]
     assert 0.99 * found["planned"] < found["peak"] <= found["planned"] <= found["limit"]
+
+
+def test_groups_that_hold_as_much_as_ones_that_do_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [Layer("dense"), Layer("dense", 1), Layer("add"), Layer("dense", 1), Layer("dense", 2)]
+    optimizer = Optimizer(training_step(layers, rows=512, width=128), TWO_CORES)
+    search = optimizer.search
+    limit_bytes = 4 * optimizer.planner.live_peak_bytes
+    tried: list[list[int]] = []
+
+    def fits_not(planner: Planner, limit_bytes: int, best: Candidate | None = None) -> None:
+        (rewriting,) = [r for r, made in search.planners._planners.items() if made is planner]
+        tried.append([group.reserved + sum(group.sizes) for group in search.variants.groups(rewriting.concurrent)])
+
+    monkeypatch.setattr(Planner, "unmoved_candidate", fits_not)
+    assert search._fastest_concurrent(None, limit_bytes) is None
+    assert len(tried) > 1
+    for n, held in enumerate(tried):
+        assert not any(all(a >= b for a, b in zip(held, before, strict=True)) for before in tried[:n])

@@ -12,7 +12,8 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 
 def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
-    return on_host(node.op, [t.type for t in node.inputs], node.outputs[index], device)
+    first = node.inputs[0].type if node.inputs else None
+    return on_host(node.op, first, node.outputs[index], device)
 
 
 def is_tensor_on_host(tensor: Output, feeds: Container[Node], device: DeviceModel) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 
 from tfswap.analysis.body_encodings import is_inner
 from tfswap.analysis.cost import Costs
@@ -243,15 +244,21 @@ class Search:
         order = self.variants.orders_of(plain.rewriting).ranked[0]
         live_bytes = self.planners.of(plain).problems[0].live_peak_bytes
         room_bytes = limit_bytes - self.planners.resident_bytes(plain)
+        failed: list[list[int]] = []  # by variant without a plan in the limit, the bytes of each group
         for total_s, rewriting in concurrent_rewritings(self.variants, order, live_bytes, room_bytes):
             if best is not None and best.candidate.timing.total_s <= total_s:
                 return best
-            groups = self.variants.groups(rewriting.concurrent)
-            if max(group.reserved + sum(group.sizes) for group in groups) > room_bytes:
+            live = [schedule.live_bytes for schedule in self.variants.schedules(rewriting.concurrent)]
+            if _holds_as_much(live, failed):
+                continue
+            held = [group.reserved + sum(group.sizes) for group in self.variants.groups(rewriting.concurrent)]
+            if max(held) > room_bytes or _holds_as_much(held, failed):
                 continue
             variant = self.variants[rewriting]
             found = self.planners.of(variant).unmoved_candidate(limit_bytes)
-            if found is not None and self._is_above_floor(found):
+            if found is None:
+                failed.append(held)
+            elif self._is_above_floor(found):
                 return _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         return best
 
@@ -305,6 +312,11 @@ class Search:
             if by_bytes_alone and least is before and any_stands_for_others:
                 break
         return least
+
+
+def _holds_as_much(held: Sequence[int], others: Sequence[Sequence[int]]) -> bool:
+    """Whether groups that hold these bytes hold at least those of one of the `others`."""
+    return any(all(map(operator.ge, held, other)) for other in others)
 
 
 def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:

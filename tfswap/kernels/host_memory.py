@@ -10,8 +10,6 @@ which counts as one in host memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tfswap.ir.custom_ops import NAMESPACE, TO_HOST
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
@@ -188,12 +186,16 @@ INT32_ON_DEVICE = frozenset(
 """Ops whose int32 results are in device memory, as those of any other type."""
 
 
-def on_host(op: str, inputs: Sequence[TensorType], output: TensorType, device: DeviceModel) -> bool:
-    """Whether the kernel stores this result in host memory, outside the arena."""
+def on_host(op: str, first: TensorType | None, output: TensorType, device: DeviceModel) -> bool:
+    """Whether the kernel stores this result in host memory, outside the arena.
+
+    Args:
+        first: the type of its first input.
+    """
     if not device.is_gpu:
         return False
     if output.dtype in OBJECTS or op in ON_HOST:
         return True
     if output.dtype == "int32":
         return op not in INT32_ON_DEVICE and not op.startswith(NAMESPACE)
-    return op in HOST_COMPARISONS and inputs[0].dtype == "int32"
+    return op in HOST_COMPARISONS and first is not None and first.dtype == "int32"

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import passes_on_buffers
 from tfswap.ir.op_traits import only_waits
@@ -214,7 +213,8 @@ class ListSchedule:
     """
 
     def __init__(self, group: Group, order: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float):
-        self.flow, self._group, self._members, self._rates = group.flow, group, order, rates
+        self.flow, self._group, self._members = group.flow, group, order
+        self._works = group.works(cost_s, rates)
         self._cost_s, self._most_bytes = cost_s, most_bytes
         self._place = {i: p for p, i in enumerate(order)}
         self._place_s = [cost_s[i] for i in order]
@@ -230,7 +230,7 @@ class ListSchedule:
         self.allowed_bytes = 0
         self._held: dict[int, int] = {}  # by running kernel, the bytes that it holds
         self._event = 0
-        self._cores = max(1, int(self._rates.cores))
+        self._cores = max(1, int(rates.cores))
         self.now_s = 0.0
         self._ready = [p for p, i in enumerate(order) if not self._waits_for[i]]
         self._running: dict[int, _Running] = {}  # by place
@@ -259,14 +259,12 @@ class ListSchedule:
 
     def _started(self, i: int) -> _Running:
         """The work of a kernel and its number of cores, as in csrc/core/group_run.h."""
-        node, seconds = self.flow.nodes[i], self._cost_s[i]
-        one_core_s = one_core_seconds(node, seconds, self._rates)
+        one_core_s, cores = self._works[i]
         if one_core_s < SHARED_S and (self._running or self._fitting(concurrent=True) is not None):
             others_s = sum(map(self._place_s.__getitem__, self._ready[:MOST_TRIED]))
             if one_core_s < LONG_S or others_s >= one_core_s * (self._cores - 1):
                 return _Running(one_core_s, 1.0)
-        cores = cores_used(node, self._rates)
-        return _Running(seconds * cores, cores)
+        return _Running(self._cost_s[i] * cores, cores)
 
     def _fitting(self, *, concurrent: bool) -> int | None:
         """The place of the first ready kernel that the bound has room for; None if there is none.
@@ -291,9 +289,9 @@ class ListSchedule:
 
     def _requested(self, i: int) -> Requested:
         """The requests of a kernel that starts now. It writes over a value in the group's memory that it reads last."""
-        lies, left = self._lies, self._left
-        last = [v for v in self._group.over[i] if v in lies and left[v] == 1]
-        return self._group.requested(i, tuple(last))
+        lies, left, over = self._lies, self._left, self._group.over[i]
+        last = tuple([v for v in over if v in lies and left[v] == 1]) if over else ()
+        return self._group.requested(i, last)
 
     def _request(self, i: int) -> None:
         """A kernel makes its requests."""

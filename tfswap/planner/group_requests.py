@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import Rates
 
 
 class Request(NamedTuple):
@@ -43,6 +45,13 @@ class Requested(NamedTuple):
     made_bytes: int
 
 
+class Work(NamedTuple):
+    """The work of a kernel: its seconds on one core, and the number of cores that it can use."""
+
+    one_core_s: float
+    cores: float
+
+
 class Group:
     """Kernels of a group.
 
@@ -72,6 +81,16 @@ class Group:
         self.before = {i: [d for d in flow.kernels_before(i) if d in group] for i in members}
         self.ended = {i: self._ended(i) for i in members}
         self._requested: dict[tuple[int, tuple[int, ...]], Requested] = {}
+        self._works: dict[int, Work] = {}
+
+    def works(self, cost_s: Sequence[float], rates: Rates) -> dict[int, Work]:
+        """The work of each kernel. Computed once: all schedules of a group have the same costs."""
+        if not self._works:
+            nodes = self.flow.nodes
+            self._works = {
+                i: Work(one_core_seconds(nodes[i], cost_s[i], rates), cores_used(nodes[i], rates)) for i in self.members
+            }
+        return self._works
 
     def _over(self, i: int) -> tuple[int, ...]:
         outs = (candidates for kind, _, nbytes, candidates in self.flow.requests[i] if kind == "out" and nbytes)

@@ -96,28 +96,31 @@ def build_schedule(
         splits: chunk splits. Their steps count in the schedule without splits, and rise.
         exact_chunks: whether each request gets a chunk of its own size; then there are no splits.
     """
-    before: dict[int, list[tuple[int, int, int, Step]]] = {}
-
-    def put(position: int, rank: int, deadline: int, kind: str, value: int) -> None:
-        if position in paired:
-            position += 1 if kind in (OUT, RELEASE) else -1
-        before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
-
+    copies: list[tuple[int, int, int, int, str]] = []  # position, rank, deadline, value, kind
     for a in evictions:
         if a.out is not None:
-            put(a.out + 1, 0, a.release, OUT, a.value)
-            put(a.release, 1, a.use, RELEASE, a.value)
-        put(a.back, 2, a.use, IN, a.value)
-        put(a.use, 3, a.use, AWAIT, a.value)
+            copies.append((a.out + 1, 0, a.release, a.value, OUT))
+            copies.append((a.release, 1, a.use, a.value, RELEASE))
+        copies.append((a.back, 2, a.use, a.value, IN))
+        copies.append((a.use, 3, a.use, a.value, AWAIT))
+    if paired:
+        taken = frozenset(paired)
+        copies = [
+            (position + (1 if kind in (OUT, RELEASE) else -1), rank, deadline, value, kind)
+            if position in taken
+            else (position, rank, deadline, value, kind)
+            for position, rank, deadline, value, kind in copies
+        ]
     steps: list[Step] = []
     done = 0
     runs = _runs(order)
     for position in paired:
         runs[position - 1] = Step(LEAD, order[position - 1])
-    for position in sorted(before):
-        steps += runs[done:position]
-        steps += [entry[3] for entry in sorted(before[position])]
-        done = position
+    for position, _, _, value, kind in sorted(copies):
+        if position > done:
+            steps += runs[done:position]
+            done = position
+        steps.append(Step(kind, value))
     steps += runs[done:]
     for split in reversed(splits):
         steps.insert(split.step, Step(SPLIT, -split.nbytes if split.at_end else split.nbytes))

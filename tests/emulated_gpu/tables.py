@@ -1,13 +1,15 @@
 """The registrations of TensorFlow's GPU kernels, by release: those of its GPU wheel, as text.
 
-    python -m emulated_gpu.tables tensorflow-2.21.0-cp311-....whl    # writes kernels/2.21.txt.gz
+    python -m emulated_gpu.tables tensorflow-2.21.0-....whl tensorflow_cpu-2.21.0-....whl  # kernels/2.21.txt.gz
+
+They are the GPU's own, and those for any device that the CPU wheel has not, such as sums of int32.
 
 A line is a registration: the op, its label, its priority, what its attributes may be (types, texts in quotes,
 booleans, integers), and the arguments that are in host memory, with tabs between. Lines are sorted, so that tables of
 two releases can be compared.
 
-The wheel is not installed, and needs no GPU: its two libraries are loaded, and asked for the kernels that they have
-registered.
+The wheels are not installed, and need no GPU: the two libraries of each are loaded, and asked for the kernels that they
+have registered.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ def versions() -> list[str]:
     return sorted(path.name.removesuffix(".txt.gz") for path in FOLDER.glob("*.txt.gz"))
 
 
-def lines_of(kernels: Any) -> list[str]:
-    """A KernelList's GPU kernels, a line each."""
-    return sorted({_line(kernel) for kernel in kernels.kernel if kernel.device_type == "GPU"})
+def lines_of(kernels: Any, device: str = "GPU") -> set[str]:
+    """A KernelList's kernels for that type of device, a line each."""
+    return {_line(kernel) for kernel in kernels.kernel if kernel.device_type == device}
 
 
 def _line(kernel: Any) -> str:
@@ -80,8 +82,9 @@ sys.stdout.buffer.write(ctypes.string_at(found.data, found.length))
 """
 
 
-def main(wheel: Path) -> None:
-    lines = lines_of(read_wheel(wheel))
+def main(wheel: Path, cpu_wheel: Path) -> None:
+    there, here = read_wheel(wheel), read_wheel(cpu_wheel)
+    lines = sorted(lines_of(there) | lines_of(there, "DEFAULT") - lines_of(here, "DEFAULT"))
     path = table(wheel.name.split("-")[1])
     text = "".join(f"{line}\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -89,4 +92,4 @@ def main(wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -363,7 +363,7 @@ def test_tables_are_there_for_each_supported_release_and_are_read_as_written():
 
     path = tables.table(tf.version.VERSION)
     kernels = kernel_def_pb2.KernelList.FromString(emulated_gpu._kernels(path))
-    assert tables.lines_of(kernels) == gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert sorted(tables.lines_of(kernels)) == gzip.decompress(path.read_bytes()).decode().splitlines()
     assert sum(each.op == "MatMul" for each in kernels.kernel) >= 4
 
 

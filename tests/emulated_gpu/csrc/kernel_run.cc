@@ -195,9 +195,9 @@ class Run {
         continue;
       }
       auto* const input = const_cast<Tensor*>(&ctx_->input(i));
-      if (images_ != nullptr && Has(images_->images, i) && input->dims() == 4) {
+      if (images_ != nullptr && Has(images_->images, i) && IsImage(*input)) {
         turned_.push_back(ImageToChannelsLast(*input));
-      } else if (images_ != nullptr && Has(images_->sizes, i) && input->dtype() == tensorflow::DT_INT32) {
+      } else if (images_ != nullptr && Has(images_->sizes, i)) {
         turned_.push_back(SizesToChannelsLast(*input));
       } else {
         inputs_.emplace_back(input);
@@ -236,7 +236,7 @@ class Run {
   void HandOver(int i, Touched* writes) {
     const std::unique_ptr<Tensor> result(inner_ctx_->release_output(i).tensor);
     if (result == nullptr) return;
-    const bool is_image = images_ != nullptr && Has(images_->results, i) && result->dims() == 4;
+    const bool is_image = images_ != nullptr && Has(images_->results, i) && IsImage(*result);
     const bool on_host = ctx_->output_alloc_attr(i).on_host() || !IsPlain(*result);
     // The other elements of a list are passed on.
     ForLists(result.get(), [this, writes](TensorList* list) {

@@ -72,10 +72,11 @@ absl::Status MakeInner(OpKernelConstruction* ctx, const tensorflow::NodeDef& nod
   OpKernel* made = nullptr;
   absl::Status status;
   for (const char* const type : {"CPU", "DEFAULT"}) {
-    status = tensorflow::CreateOpKernel(tensorflow::DeviceType(type), ctx->device(), ctx->device()->GetAllocator({}),
-                                        ctx->function_library(), ctx->resource_manager(), properties,
-                                        ctx->graph_def_version(), &made);
-    if (status.ok()) break;
+    const absl::Status tried = tensorflow::CreateOpKernel(
+        tensorflow::DeviceType(type), ctx->device(), ctx->device()->GetAllocator({}), ctx->function_library(),
+        ctx->resource_manager(), properties, ctx->graph_def_version(), &made);
+    status = tried.ok() || status.ok() || absl::IsNotFound(status) ? tried : status;  // what a kernel says counts
+    if (tried.ok()) break;
   }
   inner->reset(made);
   return status;

@@ -26,6 +26,12 @@ void TurnBytes(const void* from, void* to, int64_t a, int64_t b, int64_t c, size
   }
 }
 
+// Where an axis of an image with channels last is in one with channels first.
+int AxisBefore(int axis, int rank) { return axis == 0 ? 0 : axis == rank - 1 ? 1 : axis + 1; }
+
+// Of one channel of one image.
+int64_t Pixels(const Tensor& image, int64_t channels) { return channels == 0 ? 0 : image.NumElements() / channels; }
+
 size_t ElementBytes(const Tensor& tensor) { return static_cast<size_t>(tensorflow::DataTypeSize(tensor.dtype())); }
 
 }  // namespace
@@ -33,12 +39,17 @@ size_t ElementBytes(const Tensor& tensor) { return static_cast<size_t>(tensorflo
 const Images* ImagesOf(const std::string& op) {
   static const auto* const table = new std::map<std::string, Images>{
       {"AvgPool", {{0}, {}, {0}}},
+      {"AvgPool3D", {{0}, {}, {0}}},
+      {"AvgPool3DGrad", {{1}, {0}, {0}}},
       {"AvgPoolGrad", {{1}, {0}, {0}}},
       {"BiasAdd", {{0}, {}, {0}}},
       {"BiasAddGrad", {{0}, {}, {}}},
       {"Conv2D", {{0}, {}, {0}}},
       {"Conv2DBackpropFilter", {{0, 2}, {}, {}}},
       {"Conv2DBackpropInput", {{2}, {0}, {0}}},
+      {"Conv3D", {{0}, {}, {0}}},
+      {"Conv3DBackpropFilterV2", {{0, 2}, {}, {}}},
+      {"Conv3DBackpropInputV2", {{2}, {0}, {0}}},
       {"DepthwiseConv2dNative", {{0}, {}, {0}}},
       {"DepthwiseConv2dNativeBackpropFilter", {{0, 2}, {}, {}}},
       {"DepthwiseConv2dNativeBackpropInput", {{2}, {0}, {0}}},
@@ -49,6 +60,8 @@ const Images* ImagesOf(const std::string& op) {
       {"FusedBatchNormV2", {{0}, {}, {0}}},
       {"FusedBatchNormV3", {{0}, {}, {0}}},
       {"MaxPool", {{0}, {}, {0}}},
+      {"MaxPool3D", {{0}, {}, {0}}},
+      {"MaxPool3DGrad", {{0, 1, 2}, {}, {0}}},
       {"MaxPoolGrad", {{0, 1, 2}, {}, {0}}},
       {"_FusedConv2D", {{0}, {}, {0}}},
   };
@@ -57,17 +70,20 @@ const Images* ImagesOf(const std::string& op) {
 }
 
 bool ToChannelsLast(tensorflow::NodeDef* node) {
+  static const auto* const kTurned = new std::map<std::string, std::string>{{"NCDHW", "NDHWC"}, {"NCHW", "NHWC"}};
   auto& attributes = *node->mutable_attr();
-  if (attributes.count("data_format") == 0 || attributes["data_format"].s() != "NCHW") return false;
-  attributes["data_format"].set_s("NHWC");
+  const auto format = attributes.find("data_format");
+  const auto turned = format == attributes.end() ? kTurned->end() : kTurned->find(format->second.s());
+  if (turned == kTurned->end()) return false;
+  format->second.set_s(turned->second);
+  const int rank = static_cast<int>(turned->first.size());
   for (const char* const name : {"strides", "dilations", "ksize", "explicit_paddings"}) {
     if (attributes.count(name) == 0) continue;
     auto* const values = attributes[name].mutable_list()->mutable_i();
     const std::vector<int64_t> old(values->begin(), values->end());
-    const int each = static_cast<int>(old.size()) / 4;
-    for (int i = 0; i < 4 && each > 0; ++i) {
-      const int from = i == 0 ? 0 : i == 3 ? 1 : i + 1;
-      for (int j = 0; j < each; ++j) values->Set(i * each + j, old[from * each + j]);
+    const int each = static_cast<int>(old.size()) / rank;
+    for (int i = 0; i < rank && each > 0; ++i) {
+      for (int j = 0; j < each; ++j) values->Set(i * each + j, old[AxisBefore(i, rank) * each + j]);
     }
   }
   return true;
@@ -75,31 +91,39 @@ bool ToChannelsLast(tensorflow::NodeDef* node) {
 
 bool Has(const std::vector<int>& some, int i) { return std::find(some.begin(), some.end(), i) != some.end(); }
 
+bool IsImage(const Tensor& tensor) { return tensor.dims() > 2; }
+
 Tensor ImageToChannelsLast(const Tensor& image) {
   const TensorShape& shape = image.shape();
-  const int64_t n = shape.dim_size(0), c = shape.dim_size(1), h = shape.dim_size(2), w = shape.dim_size(3);
-  Tensor turned(tensorflow::cpu_allocator(), image.dtype(), TensorShape({n, h, w, c}));
-  TurnBytes(image.data(), turned.data(), n, c, h * w, ElementBytes(image));
+  TensorShape turned_shape = shape;
+  for (int i = 0; i < shape.dims(); ++i) turned_shape.set_dim(i, shape.dim_size(AxisBefore(i, shape.dims())));
+  Tensor turned(tensorflow::cpu_allocator(), image.dtype(), turned_shape);
+  const int64_t n = shape.dim_size(0), c = shape.dim_size(1);
+  TurnBytes(image.data(), turned.data(), n, c, Pixels(image, n * c), ElementBytes(image));
   return turned;
 }
 
 Tensor SizesToChannelsLast(const Tensor& sizes) {
-  if (sizes.NumElements() != 4) return sizes;
-  const auto from = sizes.flat<int32_t>();
+  const int rank = static_cast<int>(sizes.NumElements());
+  if (rank <= 2) return sizes;
+  const size_t element = ElementBytes(sizes);
   Tensor turned(tensorflow::cpu_allocator(), sizes.dtype(), sizes.shape());
-  auto to = turned.flat<int32_t>();
-  to(0) = from(0), to(1) = from(2), to(2) = from(3), to(3) = from(1);
+  for (int i = 0; i < rank; ++i) {
+    std::memcpy(static_cast<char*>(turned.data()) + i * element,
+                static_cast<const char*>(sizes.data()) + AxisBefore(i, rank) * element, element);
+  }
   return turned;
 }
 
 TensorShape ShapeToChannelsFirst(const TensorShape& shape) {
-  return TensorShape({shape.dim_size(0), shape.dim_size(3), shape.dim_size(1), shape.dim_size(2)});
+  TensorShape turned = shape;
+  for (int i = 0; i < shape.dims(); ++i) turned.set_dim(AxisBefore(i, shape.dims()), shape.dim_size(i));
+  return turned;
 }
 
 void ImageToChannelsFirst(const Tensor& image, Tensor* to) {
-  const TensorShape& shape = image.shape();
-  TurnBytes(image.data(), to->data(), shape.dim_size(0), shape.dim_size(1) * shape.dim_size(2), shape.dim_size(3),
-            ElementBytes(image));
+  const int64_t n = image.dim_size(0), c = image.dim_size(image.dims() - 1);
+  TurnBytes(image.data(), to->data(), n, Pixels(image, n * c), c, ElementBytes(image));
 }
 
 }  // namespace emulated_gpu

@@ -1,4 +1,4 @@
-// Images with channels first, which the CPU's kernels do not know: turned for them, and their results turned back.
+// Images and volumes with channels first, which the CPU's kernels do not know: turned for them, and their results turned back.
 
 #ifndef TESTS_EMULATED_GPU_CSRC_NCHW_H_
 #define TESTS_EMULATED_GPU_CSRC_NCHW_H_
@@ -23,6 +23,9 @@ const Images* ImagesOf(const std::string& op);
 
 // Makes the node one of channels last; false where it is one.
 bool ToChannelsLast(tensorflow::NodeDef* node);
+
+// Whether it has channels: a list of images, signals or volumes.
+bool IsImage(const tensorflow::Tensor& tensor);
 
 bool Has(const std::vector<int>& some, int i);
 

@@ -65,6 +65,7 @@ class PreparedBody:
         given: propagates its results only.
         constants: its constant nodes.
         lists: whether it, or a body in it, has tensor lists.
+        list_nodes: its nodes that follow the rules of tensor_lists.py.
         choices: its conditionals whose branch the step decides.
         schedules: for a lowered body, orders of starts and ends of its kernels. Runs use them in turn.
         trips: for a loop's body, the iterations by the integers of the loop's inputs.
@@ -78,6 +79,7 @@ class PreparedBody:
     given: Integers
     constants: set[Node]
     lists: bool
+    list_nodes: set[Node]
     choices: list[Node]
     schedules: list[list[tuple[Node, bool]]] = field(default_factory=list[list[tuple[Node, bool]]])
     trips: dict[tuple[Values | None, ...], Trips] = field(default_factory=dict[tuple["Values | None", ...], "Trips"])
@@ -159,7 +161,8 @@ class FunctionRuns:
                 uses[tensor.node, tensor.index] = uses.get((tensor.node, tensor.index), 0) + 1
             feeds = set(body.feeds)
             rest = [n for n in order if n not in feeds]
-            deciding = [t for n in rest if n in body.bodies or uses_lists(n) for t in n.inputs]
+            list_nodes = {n for n in rest if uses_lists(n)}
+            deciding = [t for n in rest if n in body.bodies or n in list_nodes for t in n.inputs]
             found = self._prepared[body] = PreparedBody(
                 rest,
                 {n: memory_in(body, n, self._device) for n in rest},
@@ -168,6 +171,7 @@ class FunctionRuns:
                 Integers(body, rest, roots=body.fetches),
                 constant_nodes(body, order),
                 any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
+                list_nodes,
                 [
                     n
                     for n in rest
@@ -281,7 +285,7 @@ class FunctionRuns:
             integers = [known.get((t.node, t.index)) for t in node.inputs]
             outputs, values = self._run_node(node, body.bodies[node], inputs, integers)
             known.update({(node, i): v for i, v in enumerate(values) if v is not None})
-        elif uses_lists(node):
+        elif node in made.list_nodes:
             call = Call(node, inputs, [known.get((t.node, t.index)) for t in node.inputs], {})
             outputs = LIST_RULES[node.op](self.heap, call)
             known.update({(node, o): v for o, v in call.known.items() if v is not None})

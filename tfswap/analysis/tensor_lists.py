@@ -457,4 +457,4 @@ def uses_lists(node: Node) -> bool:
     """Whether the node makes or reads a list, and has a rule here."""
     if node.op not in LIST_RULES:
         return False
-    return any(t.type.dtype == "variant" for t in (*node.inputs, *map(node.out, range(len(node.outputs)))))
+    return any(t.type.dtype == "variant" for t in node.inputs) or any(k.dtype == "variant" for k in node.outputs)

@@ -17,7 +17,8 @@ def test_values_and_peaks_of_random_programs(first: int, count: int) -> None:
     assert [(e["seed"], e["limit"], e["peak"]) for e in entries if e["peak"] > e["limit"]] == [], "over the limit"
     # The plan is the truth, and it did something.
     planned = [e for e in entries if not e["unchanged"]]
-    assert [e for e in planned if not e["peak"] <= e["planned"] <= 1.02 * e["peak"]] == []
+    figures = [(e["seed"], e["share"], e["limit"], e["peak"], e["planned"]) for e in planned]
+    assert [f for f in figures if not f[3] <= f[4] <= 1.02 * f[3]] == []
     assert len(planned) > 0.7 * len(entries)
     assert sum(e["swapped"] for e in entries) > 6 * count
     assert sum(e["reruns"] for e in entries) > 6 * count

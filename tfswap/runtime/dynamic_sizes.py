@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tfswap.analysis.phases import backward_nodes
 from tfswap.compiler.preconditions import made_at, require_sizes, sizeless
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.exporters.graph_def import export_graph_def
@@ -85,7 +86,7 @@ def find_data_dependent_sizes(
     concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: DataDependentSizes | None = None
 ) -> DataDependentSizes | None:
     """Computes all sizes of a trace that its arguments' shapes leave open, and as many as possible of those that are
-    known by a bound only (`tf.unique`). None where there is nothing new.
+    known by a bound only (`tf.unique`). None where there is nothing new, or where sizes of the backward pass stay open.
 
     Args:
         inputs: the arguments of a call, with values.
@@ -93,7 +94,7 @@ def find_data_dependent_sizes(
         known: an earlier result, which computes some of them.
 
     Raises:
-        UnknownSizes: some sizes stay open.
+        UnknownSizes: sizes of the forward pass stay open.
     """
     computed = known = known or DataDependentSizes(())
     for _ in range(MOST_ROUNDS):
@@ -102,7 +103,9 @@ def find_data_dependent_sizes(
         open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
         rules = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
         if not rules:
-            if computed is known:
+            unknown = {tensor.node for tensor in sizeless(graph)}
+            # A user can declare no size in the backward pass: the refusal of a forward tensor stands.
+            if computed is known or (unknown and unknown <= backward_nodes(graph)):
                 return None
             # A refusal names a tensor that stays open, and not one whose size is computed by now.
             require_sizes(graph, SourceLines(concrete))

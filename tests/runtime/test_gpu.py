@@ -6,10 +6,12 @@ of runs here too: the same programs on a CPU's arena, and the reading of profile
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+import emulated_gpu
 import pytest
 from folders import TESTS
 from gpu.traces import IN, OUT, overlap_s, streams_of, total_s, union
@@ -28,11 +30,14 @@ memory makes some kernels wait.
 GPU = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "4"}
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "0"}
 NETS = ("mlp", "resnet")
+EMULATED = bool(os.environ.get("GPU_PROOF_EMULATED"))
+EMULATED_BYTES = 4 << 30
+"""Whether programs run on the emulated GPUs of the tests, to try benchmarks/gpu_proof.py; and the memory of each."""
 
 
 @pytest.fixture(scope="module")
 def gpu() -> str:
-    if not tf.config.list_physical_devices("GPU"):
+    if not EMULATED and not tf.config.list_physical_devices("GPU"):
         pytest.skip("TensorFlow sees no GPU")
     return "GPU:0"
 
@@ -40,9 +45,13 @@ def gpu() -> str:
 def run_program(*arguments: str, **env: str) -> Any:
     """What gpu_steps.py prints, in a process of its own."""
     program = str(TESTS / "programs" / "gpu_steps.py")
+    attach = ""
+    if EMULATED and "GPU:0" in arguments:
+        attach = "import emulated_gpu; emulated_gpu.attach(); "
+        env |= emulated_gpu.Gpus(memory=EMULATED_BYTES, cuda=True).environment()
     code = f"import runpy, sys; sys.argv = {[program, *arguments]!r}; runpy.run_path({program!r}, run_name='__main__')"
     run = run_python if "GPU:0" in arguments else run_forked
-    return last_json(run(code, **env))
+    return last_json(run(attach + code, **env))
 
 
 def check_trained(net: str, device: str, **env: str) -> None:

@@ -5,8 +5,8 @@
 
 Of each program: seconds of TensorFlow's first call, of tfswap's at a limit between its floor and its predicted
 unoptimised peak, with no plan cache, and of `print(report())`, as wall clock and, in brackets, as CPU time.
-TensorFlow's own optimizers have nothing on
-disk from runs before. The target: a first call takes at most twice TensorFlow's and 10 s, a report about one.
+TensorFlow's own optimizers have nothing on disk from runs before. The target: a first call takes at most twice
+TensorFlow's and 10 s, a report about one.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ GPU = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "4"}
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "0"}
 NETS = ("mlp", "resnet")
 EMULATED = bool(os.environ.get("GPU_PROOF_EMULATED"))
+"""Whether programs run on the emulated GPUs of the tests, to try benchmarks/gpu_proof.py."""
 EMULATED_BYTES = 4 << 30
-"""Whether programs run on the emulated GPUs of the tests, to try benchmarks/gpu_proof.py; and the memory of each."""
 
 
 @pytest.fixture(scope="module")

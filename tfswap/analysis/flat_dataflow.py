@@ -27,7 +27,7 @@ class Lists(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatDataflow:
-    """`Dataflow`'s fields with these names, as arrays.
+    """`Dataflow`'s fields with these names, as arrays, in the order of the structure in C++.
 
     Attributes:
         value_bytes: per value.

@@ -12,8 +12,6 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 
 def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
-    if not device.is_gpu:
-        return False
     first = node.inputs[0].type if node.inputs else None
     return on_host(node.op, first, node.outputs[index], device)
 

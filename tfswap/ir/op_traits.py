@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from tfswap.ir.op_table import TRAITS, Trait
+from tfswap.ir.op_table import TRAITS
+from tfswap.ir.trait import Trait
 
 
 class ControlFlow(NamedTuple):

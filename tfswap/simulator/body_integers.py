@@ -17,6 +17,7 @@ class Numbers:
         self._order: dict[int, tuple[Integers, list[Node]]] = {}
         self._known: dict[tuple[str, tuple[int, ...]], Known] = {}
         self._trips: dict[tuple[str, str, tuple[int, ...]], list[list[Values | None]] | None] = {}
+        self._most_trips: dict[tuple[str, str, tuple[int, ...]], int | None] = {}
 
     def known(self, scope: Scope, iterations: Sequence[int]) -> Known:
         """The integers of a scope, in these iterations of the loops around it, with the final values of its loops."""
@@ -58,8 +59,11 @@ class Numbers:
 
     def most_trips(self, scope: Scope, node: Node, iterations: Sequence[int]) -> int | None:
         """The most iterations of a loop whose number depends on the step's values; None where nothing bounds them."""
-        found, _ = _run(scope.graph, node, self.known(scope, iterations), bound=True)
-        return None if found is None else len(found) - 1
+        key = scope.name, node.name, tuple(iterations)
+        if key not in self._most_trips:
+            found, _ = _run(scope.graph, node, self.known(scope, iterations), bound=True)
+            self._most_trips[key] = None if found is None else len(found) - 1
+        return self._most_trips[key]
 
     def branch(self, scope: Scope, node: Node, iterations: Sequence[int]) -> int | None:
         """The branch that a conditional of `scope` takes; None if integers do not decide it."""

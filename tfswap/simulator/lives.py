@@ -14,6 +14,8 @@ from tfswap.simulator.replay import Replay
 
 BEFORE = -1
 """The step of allocations from before the schedule."""
+STAYS = (1 << 63) - 1
+"""More than the number of allocations. INT64_MAX in C++."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class _Lives(Ledger):
             self.nbytes.append(size_bytes)
             self.made.append(self._step)
             self.gone.append(self._steps)
-            self.made_before_gone.append(native_replay.STAYS)
+            self.made_before_gone.append(STAYS)
         return address
 
     def free(self, address: int) -> None:

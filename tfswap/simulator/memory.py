@@ -29,7 +29,7 @@ from tfswap.plan.schedule import (
 )
 from tfswap.simulator import native_replay
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, Allocator, ArenaSnapshot, Ledger, added_bytes, fill, filled
-from tfswap.simulator.replay import MAX_REPEATS, Replay
+from tfswap.simulator.replay import MAX_REPEATS, Replay, repeated
 
 
 @dataclass
@@ -102,27 +102,16 @@ def memory_within(
     forwarded: list[tuple[int, int]] = []
     if arena is None and not detail and native_replay.is_available(snapshot):
         found = native_replay.replay(flow, steps, snapshot, live=live, most_bytes=most_bytes, repeats=repeats)
-        if found is None:
-            return None
-        peak, peak_step, before, during = found
     else:
         if arena is None:
             replay = Replay(flow, steps, *filled(flow, snapshot, live), snapshot)
         else:
             replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, snapshot), snapshot), snapshot)
         replay.forwarded = forwarded if detail else None
-        before, during = array("q"), array("q")
-        peak_step = replay.repeat(before, during, most_bytes)
-        replay.forwarded = None
-        peak = replay.peak
-        for _ in range(repeats - 1):
-            if not replay.changed or peak > most_bytes:
-                break
-            step = replay.repeat(most_bytes=most_bytes)
-            if replay.peak > peak:
-                peak, peak_step = replay.peak, step
-        if peak > most_bytes:
-            return None
+        found = repeated(replay, most_bytes, repeats)
+    if found is None:
+        return None
+    peak, peak_step, before, during = found
     host_peak, disk_peak, out_bytes, in_bytes = _host_copies(flow, steps, disk)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)

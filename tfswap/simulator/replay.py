@@ -12,6 +12,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.plan.schedule import (
@@ -31,6 +32,19 @@ from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot
 MAX_REPEATS = 3
 BEGIN, FINISH = "begin", "finish"
 """The halves of RUN, for kernels that run concurrently. Plans do not have them."""
+
+
+class Repeats(NamedTuple):
+    """The highest of several repeats of a schedule.
+
+    Attributes:
+        before_bytes, during_bytes: of the first repeat.
+    """
+
+    peak_bytes: int
+    peak_step: int
+    before_bytes: array[int]
+    during_bytes: array[int]
 
 
 class Buffer:
@@ -201,6 +215,7 @@ class Replay:
         buffer.refs -= 1
         if not buffer.refs and not buffer.pins:
             self.arena.free(buffer.address)
+            buffer.address = -1
 
     def _carry_over(self, old: int, new: int, buffers: dict[int, Buffer]) -> None:
         """The next repeat starts from the variable's newest version."""
@@ -261,11 +276,7 @@ class Replay:
                 free(temps[subject])
                 temps[subject] = -1
             elif kind == "release":
-                buffer = buffers[subject]
-                buffer.refs -= 1
-                if not buffer.refs and not buffer.pins:
-                    free(buffer.address)
-                    buffer.address = -1
+                self._unread(buffers[subject])
             elif kind == "split":
                 parted.append(nbytes)
             elif kind == "part":
@@ -312,3 +323,20 @@ class Replay:
         old.pins -= 1
         if not old.refs and not old.pins:
             self.arena.free(old.address)
+
+
+def repeated(replay: Replay, most_bytes: float, repeats: int) -> Repeats | None:
+    """Run a schedule up to `repeats` times, as long as each leaves another arena. None where the peak is above
+    `most_bytes`. Forwarded buffers are collected in the first repeat only.
+    """
+    before, during = array("q"), array("q")
+    peak_step = replay.repeat(before, during, most_bytes)
+    replay.forwarded = None
+    peak = replay.peak
+    for _ in range(repeats - 1):
+        if not replay.changed or peak > most_bytes:
+            break
+        step = replay.repeat(most_bytes=most_bytes)
+        if replay.peak > peak:
+            peak, peak_step = replay.peak, step
+    return Repeats(peak, peak_step, before, during) if peak <= most_bytes else None

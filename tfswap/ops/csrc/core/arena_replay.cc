@@ -13,17 +13,27 @@ constexpr uint64_t kSplitSlack = 128 << 20;      // SPLIT_SLACK_BYTES in simulat
 constexpr uint64_t kFirstRegion = 2 << 20;       // FIRST_REGION_BYTES there
 constexpr uint64_t kUnbounded = uint64_t{1} << 50;  // UNBOUNDED_BYTES there
 
-uint64_t Rounded(uint64_t bytes) { return (bytes + kGranularity - 1) / kGranularity * kGranularity; }
-
 // The size of the region that is added next, if no larger one is requested.
 uint64_t NextRegionBytes(std::vector<uint64_t> sizes, uint64_t limit_bytes) {
-  uint64_t following = std::min(kFirstRegion, Rounded(limit_bytes));
+  uint64_t following = std::min(kFirstRegion, ChunkBytes(limit_bytes));
   std::sort(sizes.begin(), sizes.end());
   for (const uint64_t size : sizes) following = size > following ? size : following * 2;
   return following;
 }
 
 }  // namespace
+
+std::vector<ArenaChunk> ChunksOfRows(const int64_t* rows, uint64_t count) {
+  std::vector<ArenaChunk> chunks;
+  for (uint64_t i = 0; i < count; ++i, rows += 3) {
+    chunks.push_back({static_cast<uint64_t>(rows[0]), static_cast<uint64_t>(rows[1]), rows[2] != 0});
+  }
+  return chunks;
+}
+
+uint64_t ChunkBytes(uint64_t requested_bytes) {
+  return (requested_bytes + kGranularity - 1) / kGranularity * kGranularity;
+}
 
 SimulatedArena::SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t limit_bytes, bool collects)
     : limit_bytes_(limit_bytes), collects_(collects) {
@@ -54,7 +64,7 @@ SimulatedArena::SimulatedArena(const std::vector<ArenaChunk>& chunks) : Simulate
 
 uint64_t SimulatedArena::Allocate(size_t nbytes) {
   if (nbytes == 0) return 0;
-  const uint64_t rounded = Rounded(nbytes);
+  const uint64_t rounded = ChunkBytes(nbytes);
   auto found = free_.lower_bound({rounded, 0});
   while (found == free_.end()) {
     Grow(rounded);

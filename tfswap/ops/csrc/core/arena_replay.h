@@ -23,6 +23,12 @@ struct ArenaChunk {
   bool in_use;
 };
 
+// Rows of an address, bytes, and whether it is in use, in order of address.
+std::vector<ArenaChunk> ChunksOfRows(const int64_t* rows, uint64_t count);
+
+// The bytes of the smallest chunk for a request.
+uint64_t ChunkBytes(uint64_t requested_bytes);
+
 class SimulatedArena {
  public:
   // chunks: in order of address.

@@ -230,12 +230,8 @@ TFSWAP_C_API void tfswap_check_limits(bool check) { tfswap::limits_count = check
 // use, in order of address. -1 where they are damaged.
 TFSWAP_C_API int64_t tfswap_replay(const char* requests, uint64_t bytes, const int64_t* chunks, uint64_t count,
                                    uint64_t limit_bytes, bool collects) {
-  std::vector<tfswap::ArenaChunk> arena;
-  for (uint64_t i = 0; i < count; ++i) {
-    const int64_t* const row = chunks + 3 * i;
-    arena.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), row[2] != 0});
-  }
   tfswap::RecordedRequests recorded;
   if (!recorded.Decode(std::string(requests, bytes))) return -1;
-  return static_cast<int64_t>(recorded.PeakBytes(tfswap::SimulatedArena(arena, limit_bytes, collects)));
+  const tfswap::SimulatedArena arena(tfswap::ChunksOfRows(chunks, count), limit_bytes, collects);
+  return static_cast<int64_t>(recorded.PeakBytes(arena));
 }

@@ -1,7 +1,6 @@
 #include "schedule_replay.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "chunk_splitter.h"
@@ -20,7 +19,7 @@ std::vector<uint64_t> SplitChunks(LiveLedger*, const std::vector<int64_t>&) { re
 
 uint64_t LiveLedger::Allocate(size_t nbytes) {
   if (nbytes == 0) return 0;
-  sizes_.push_back((nbytes + 255) / 256 * 256);  // BFCAllocator::kMinAllocationSize
+  sizes_.push_back(ChunkBytes(nbytes));
   in_use_bytes_ += sizes_.back();
   peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
   return sizes_.size();
@@ -254,17 +253,13 @@ void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
     const int32_t subject = flow_.request_subjects[r];
     switch (static_cast<RequestKind>(flow_.request_kinds[r])) {
       case kOut: {
-        uint64_t address;
-        if (!takes_over || !Forward(r, &address)) address = arena_.Allocate(flow_.request_bytes[r]);
+        const uint64_t address = Serve(r, takes_over);
         now_[subject] = Add(address, NextReads(subject), 0);
         break;
       }
-      case kTemp: {
-        uint64_t address;
-        if (!takes_over || !Forward(r, &address)) address = arena_.Allocate(flow_.request_bytes[r]);
-        temporaries.push_back(address);
+      case kTemp:
+        temporaries.push_back(Serve(r, takes_over));
         break;
-      }
       case kFree:
         arena_.Free(std::exchange(temporaries[subject], 0));
         break;
@@ -287,16 +282,15 @@ void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
   }
 }
 
-// Forwards the buffer of an input that has no other holder to a request.
+// The address that a request gets: where it may take over, that of an input without other holders, if there is one.
 template <typename Arena>
-bool ScheduleReplay<Arena>::Forward(int32_t request, uint64_t* address) {
-  for (int32_t e = flow_.candidates.begins[request]; e < flow_.candidates.begins[request + 1]; ++e) {
+uint64_t ScheduleReplay<Arena>::Serve(int32_t request, bool takes_over) {
+  const int32_t end = flow_.candidates.begins[request + 1];
+  for (int32_t e = flow_.candidates.begins[request]; takes_over && e < end; ++e) {
     Buffer& source = At(flow_.candidates.elements[e]);
-    if (source.refs != 1 || source.pins != 0 || source.address == 0) continue;
-    *address = std::exchange(source.address, 0);
-    return true;
+    if (source.refs == 1 && source.pins == 0 && source.address != 0) return std::exchange(source.address, 0);
   }
-  return false;
+  return arena_.Allocate(flow_.request_bytes[request]);
 }
 
 template <typename Arena>
@@ -327,16 +321,13 @@ void ScheduleReplay<Arena>::Commit(int32_t update) {
     now_[made] = now_[flow_.update_old[update]];
     return;
   }
-  if (old.refs == 0 && old.pins == 0) arena_.Free(old.address);
+  FreeIfUnused(&old);
 }
 
 // The caller releases the fetches, and variables have their updated buffers.
 template <typename Arena>
 void ScheduleReplay<Arena>::End() {
-  for (int64_t k = 0; k < flow_.fetched_count; ++k) {
-    Buffer& buffer = At(flow_.fetched[k]);
-    if (--buffer.refs == 0 && buffer.pins == 0) arena_.Free(buffer.address);
-  }
+  for (int64_t k = 0; k < flow_.fetched_count; ++k) Unread(&At(flow_.fetched[k]));
   for (int32_t u = 0; u < flow_.update_begins[flow_.node_count]; ++u) {
     const int32_t now = now_[flow_.update_new[u]];
     int32_t& before = persistent_[flow_.update_variable[u]];
@@ -408,11 +399,7 @@ int32_t ReplaySteps(ScheduleReplay<Arena> replay, const Schedule& steps, int64_t
 TFSWAP_C_API void* tfswap_fill(bool live, int64_t known_bytes, const int64_t* chunks, uint64_t count, int64_t limit_bytes,
                                bool collects, const int64_t* sizes, uint64_t size_count, int64_t total_bytes,
                                uint64_t* addresses) {
-  std::vector<ArenaChunk> arena;
-  for (uint64_t i = 0; i < count; ++i) {
-    const int64_t* const row = chunks + 3 * i;
-    arena.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), row[2] != 0});
-  }
+  const std::vector<ArenaChunk> arena = tfswap::ChunksOfRows(chunks, count);
   auto* const filled =
       new Filled{live, limit_bytes < 0 ? SimulatedArena(arena) : SimulatedArena(arena, limit_bytes, collects), {}};
   filled->Allocate(known_bytes);

@@ -139,7 +139,7 @@ class ScheduleReplay {
   void Begin(int32_t node, bool takes_over);
   void Finish(int32_t node);
   void Commit(int32_t update);
-  bool Forward(int32_t request, uint64_t* address);
+  uint64_t Serve(int32_t request, bool takes_over);
   void End();
 
   const FlatDataflow& flow_;

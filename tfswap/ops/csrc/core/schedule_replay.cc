@@ -282,7 +282,7 @@ void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
   }
 }
 
-// The address that a request gets: where it may take over, that of an input without other holders, if there is one.
+// The address that a request gets: with buffer forwarding, that of an input without other holders, if there is one.
 template <typename Arena>
 uint64_t ScheduleReplay<Arena>::Serve(int32_t request, bool takes_over) {
   const int32_t end = flow_.candidates.begins[request + 1];

@@ -77,3 +77,40 @@ print(json.dumps([used("peak") - start, whole]))
 """
     )
     assert 0 < grown < 4 * whole
+
+
+NESTED = """
+import tensorflow as tf
+
+def concrete(depth):
+    def inner(x, level):
+        if not level:
+            return tf.sin(x)
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, inner(x, level - 1)), (0, x))[1]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(inner(x, depth))
+        return tape.gradient(loss, x)
+
+    return tf.function(step).get_concrete_function(tf.TensorSpec([4]))
+"""
+
+
+def test_a_further_loop_around_others_is_as_much_work_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for depth in (1, 2, 3):
+        scope: dict[str, Any] = {}
+        exec(NESTED, scope)
+        called: list[str] = []
+
+        def counted(function: Any, *rest: Any, convert: Any = bodies.as_graph_def, called: Any = called) -> Any:
+            called.append(function.signature.name)
+            return convert(function, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bodies, "as_graph_def", counted)
+            import_function(scope["concrete"](depth))
+        counts.append(len(called))
+    assert counts[2] - counts[1] <= counts[1] - counts[0]

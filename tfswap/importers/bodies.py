@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.analysis.integer_values import Integers, Loop, Values
 from tfswap.errors import InvalidModel
+from tfswap.importers.facts import is_certain, larger, opened, says_more
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations
 from tfswap.importers.list_elements import (
@@ -27,23 +28,19 @@ from tfswap.importers.list_elements import (
     in_branch,
     new_facts,
     of_branches,
-    with_shape,
 )
 from tfswap.importers.opaque_calls import functions_of
-from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
+from tfswap.importers.shapes import Argument, Content, infer_shapes
 from tfswap.importers.size_bounds import decides_sizes, gives_shape_values, largest_shapes, shape_values
-from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, empties_list
-from tfswap.ir.types import Shape, TensorType
+from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
 from tfswap.kernels.kernel_memory import chosen_inputs, no_larger_inputs
 from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
-
-Library = Mapping[str, Any]
-"""FunctionDefs by name."""
 
 
 def import_with_bodies(
@@ -66,7 +63,9 @@ def import_with_bodies(
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
         InvalidModel: the graph does not fit the arguments.
     """
-    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), known_types or {})) as made:
+    ends = feeds, fetches, targets
+    functions = _Functions(graph_def)
+    with contextlib.closing(_Import(graph_def, arguments, ends, known_types or {}, functions)) as made:
         made.take_back_from_choices()
         return made.graph
 
@@ -87,6 +86,36 @@ class _Called(NamedTuple):
     known_types: Mapping[str, TensorType]
 
 
+class _Functions:
+    """The library's functions as bodies.
+
+    A loop is imported once more when more is known about its variables, with all loops in it. So a function is imported
+    once for the same arguments, and each further node that runs it gets a copy.
+    """
+
+    def __init__(self, graph_def: graph_pb2.GraphDef):
+        self._library: Mapping[str, Any] = {f.signature.name: f for f in graph_def.library.function}
+        self._imported: dict[str, list[tuple[Sequence[Argument], Mapping[str, TensorType], Graph, list[Argument]]]] = {}
+
+    def body(self, called: _Called, arguments: Sequence[Argument]) -> tuple[Graph, list[Argument]]:
+        """The graph of a function for these arguments, and the facts about its results."""
+        imported = self._imported.setdefault(called.name, [])
+        for given, known_types, graph, results in imported:
+            if given == arguments and known_types == called.known_types:
+                return graph.copy(), results
+        graph, results = self._import(called, arguments)
+        imported.append((arguments, called.known_types, graph, results))
+        return graph, results
+
+    def _import(self, called: _Called, arguments: Sequence[Argument]) -> tuple[Graph, list[Argument]]:
+        graph_def, ends, calls = as_graph_def(self._library[called.name], self._library)
+        given = dict(zip(ends[0], arguments, strict=True))
+        with contextlib.closing(_Import(graph_def, given, ends, called.known_types, self)) as made:
+            made.graph.library = None  # the functions of its loops and conditionals are bodies
+            made.graph.calls = calls
+            return made.graph, made.results()
+
+
 class _Import:
     """A graph and its bodies during the import. The graph is imported again whenever more sizes are known."""
 
@@ -96,12 +125,14 @@ class _Import:
         arguments: Mapping[str, Argument],
         ends: Ends,
         known_types: Mapping[str, TensorType],
+        functions: _Functions,
     ):
         # A body's node can be colocated with a node outside of the body, which is not in this graph.
         drop_lost_colocations(graph_def.node)
         self._graph_def = graph_def
         self._arguments = arguments
         self._ends = ends
+        self._functions = functions
         self._scratch = contextlib.ExitStack()
         self._known: dict[str, Argument] = {}
         self._pending: dict[str, Argument] = {}  # pending facts
@@ -111,7 +142,7 @@ class _Import:
         self._known_inside = {name: kind for name, kind in known_types.items() if "[" in name}
         known_types = {name: kind for name, kind in known_types.items() if name not in self._known_inside}
         if known_types or any(a.bound for a in arguments.values()):
-            self._arguments = {name: _opened(a) if a.bound else a for name, a in arguments.items()}
+            self._arguments = {name: opened(a) if a.bound else a for name, a in arguments.items()}
             self._infer()
             if certain := {name: kind for name, kind in known_types.items() if not kind.bound}:
                 self._declare(certain)
@@ -174,12 +205,11 @@ class _Import:
         return {name.removeprefix(prefix): kind for name, kind in found if name.startswith(prefix)}
 
     def _import_bodies(self) -> None:
-        library = {f.signature.name: f for f in self._graph_def.library.function}
         bodies: dict[str, tuple[Graph, ...]] = {}
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
             if self._pending_matters(node):
                 self._apply_pending()
-            bodies[node.name], results = _bodies(node, self, library)
+            bodies[node.name], results = _bodies(node, self, self._functions)
             # The body of a loop shows more about its results than the node does: the contents of lists.
             self._learn([{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results])
         self._apply_pending()
@@ -209,7 +239,7 @@ class _Import:
 
     def _take(self, results: Mapping[str, Argument]) -> bool:
         """Add facts about tensors that are new; whether the graph allows them."""
-        more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
+        more = {name: r for name, r in results.items() if says_more(r, self._inferred.argument(name))}
         if more and not self._takes(more):
             return False
         self._known |= {name: r for name, r in results.items() if r.content is not None}
@@ -221,8 +251,8 @@ class _Import:
         """Whether pending facts may say more about a node's inputs."""
         if not self._pending:
             return False
-        given = reach(node.inputs, lambda tensor: () if _is_known(tensor) else tensor.node.inputs)
-        return any(tensor.name in self._pending for tensor in given if not _is_known(tensor))
+        given = reach(node.inputs, lambda tensor: () if is_certain(tensor) else tensor.node.inputs)
+        return any(tensor.name in self._pending for tensor in given if not is_certain(tensor))
 
     def _takes(self, more: Mapping[str, Argument]) -> bool:
         """Add new facts, unless two sizes that turn out to be equal would have different bounds; whether it did."""
@@ -333,36 +363,7 @@ class _Import:
                 return
 
 
-def _opened(argument: Argument) -> Argument:
-    """`argument` without its bound."""
-    if argument.content is not None:
-        return replace(argument, content=None, handles=[with_shape(kind, None) for kind in argument.handles])
-    return replace(argument, value=None) if argument.value is not None else replace(argument, shape=None)
-
-
-def _is_known(tensor: Output) -> bool:
-    """Whether the size of a tensor is certain, and its value or contents do not matter."""
-    dtype, count = tensor.type.dtype, tensor.type.num_elements
-    has_facts = dtype in HANDLES or (dtype in ("int32", "int64") and count is not None and count <= SMALL_INTEGERS)
-    return not has_facts and count is not None and not tensor.type.bound
-
-
-def _says_more(made: Argument, known: Argument) -> bool:
-    if len(made.handles) != len(known.handles):
-        return bool(made.handles and not known.handles)
-    if made.value is not None:
-        return True
-    pairs = [(shape_of(a[1]), shape_of(b[1])) for a, b in zip(made.handles, known.handles, strict=True)]
-    return any(_knows_more(a, b) for a, b in [(made.shape, known.shape), *pairs])
-
-
-def _knows_more(made: Shape, known: Shape) -> bool:
-    if made is None or known is None:
-        return made is not None and known is None
-    return any(a is not None and b is None for a, b in zip(made, known, strict=False))
-
-
-def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
+def _bodies(node: Node, made: _Import, functions: _Functions) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
     """The bodies of a loop or a conditional, and alternative facts about its results: the largest sizes first."""
     kind = control_flow(node.op)
     assert kind is not None
@@ -370,12 +371,12 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
         bodies, given = _loop(
-            called, [made.argument(name) for name in passed], [made.value(name) for name in passed], library
+            called, [made.argument(name) for name in passed], [made.value(name) for name in passed], functions
         )
         return bodies, [given]
     arguments = [made.argument_and_value(name) for name in passed]
     given = ([in_branch(a, k, len(called)) for a in arguments] for k in range(len(called)))
-    branches = [_body(each, inputs, library) for each, inputs in zip(called, given, strict=True)]
+    branches = [functions.body(each, inputs) for each, inputs in zip(called, given, strict=True)]
     results = [_of_branches(branches, i) for i in range(len(branches[0][1]))]
     ways = max(map(len, results), default=1)
     return tuple(graph for graph, _ in branches), [[r[min(way, len(r) - 1)] for r in results] for way in range(ways)]
@@ -389,7 +390,7 @@ def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int
     by the number of ids. The ops that read the result decide which alternative is consistent.
     """
     given = _held(branches, position)
-    largest = functools.reduce(_larger, given)
+    largest = functools.reduce(larger, given)
     less = [replace(largest, shape=r.shape) for r in given if r.shape is not None and r.bound and 0 not in r.shape]
     less.sort(key=lambda r: math.prod(d or 0 for d in r.shape or ()), reverse=True)
     content = of_branches([results[position].content for _, results in branches])
@@ -408,23 +409,25 @@ def _is_empty(tensor: Output) -> bool:
 
 
 def _loop(
-    called: Sequence[_Called], arguments: Sequence[Argument], values: Sequence[Values | None], library: Library
+    called: Sequence[_Called], arguments: Sequence[Argument], values: Sequence[Values | None], functions: _Functions
 ) -> tuple[tuple[Graph, ...], list[Argument]]:
     """The condition and the body of a loop, with the sizes that its variables have in every iteration."""
     condition, body = called
-    steady, made, results = _steady(body, list(arguments), library)
+    steady, made, results = _steady(body, list(arguments), functions)
     if known_types := _with_invariants(made, arguments, values):
         # Values in a loop without iterations can contradict each other.
         with contextlib.suppress(InvalidModel):
-            steady, made, results = _steady(body, known_types, library)
-    test = _body(condition, steady, library)[0]
+            steady, made, results = _steady(body, known_types, functions)
+    test = functions.body(condition, steady)[0]
     return (test, made), _after_loop(test, made, arguments, values, results)
 
 
-def _steady(body: _Called, given: list[Argument], library: Library) -> tuple[list[Argument], Graph, list[Argument]]:
+def _steady(
+    body: _Called, given: list[Argument], functions: _Functions
+) -> tuple[list[Argument], Graph, list[Argument]]:
     """Facts about a loop's variables that hold in all iterations, the body for these, and its results."""
     while True:
-        made, results = _body(body, given, library)
+        made, results = functions.body(body, given)
         common = [either(before, after) for before, after in zip(given, results, strict=True)]
         if common == given:
             return given, made, results
@@ -468,23 +471,3 @@ def _after_loop(
         replace(r, content=replace(r.content, length=after[0])) if i in grown and r.content and after else r
         for i, (r, after) in enumerate(zip(results, trips[-1], strict=True))
     ]
-
-
-def _larger(one: Argument, other: Argument) -> Argument:
-    """Facts about a tensor that is one of two: its size is bounded by the larger one."""
-    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
-        return either(one, other)
-    pairs = zip(one.shape, other.shape, strict=True)
-    shape = tuple(None if a is None or b is None else max(a, b) for a, b in pairs)
-    return replace(either(one, other), shape=shape, bound=one.bound or other.bound or one.shape != other.shape)
-
-
-def _body(called: _Called, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
-    """The graph of a library function for these arguments, and the facts about its results."""
-    graph_def, ends, calls = as_graph_def(library[called.name], library)
-    with contextlib.closing(
-        _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.known_types)
-    ) as made:
-        made.graph.library = None  # the functions of its loops and conditionals are bodies
-        made.graph.calls = calls
-        return made.graph, made.results()

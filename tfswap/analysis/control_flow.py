@@ -36,7 +36,9 @@ RELOCATED_TRIPS = 2
 results.
 """
 LOWERED_RUNS = 5
-"""Runs of a lowered loop or conditional: an odd number, so that there is a median."""
+"""The most runs of a lowered loop or conditional: an odd number, so that there is a median."""
+LOWERED_EVENTS = 20_000
+"""The most events of all these runs together, if one has no more: large loops have fewer runs."""
 UNKNOWN_TRIPS = 8
 """The assumed number of iterations, for a loop's time, where it is not known."""
 
@@ -74,18 +76,15 @@ def record(
     if lowered is None:
         replay = BodyReplay(device, strict, course=course, covering=covering is not None, prepared=prepared)
         return _run_of(replay, node, bodies, contents, integers, (), covering or ())[1]
-    runs = [
-        _run_of(
-            BodyReplay(device, strict, lowered=Lowered(lowered, random.Random(seed)), course=course),
-            node,
-            bodies,
-            contents,
-            integers,
-            given_up,
-        )
-        for seed in range(LOWERED_RUNS)
-    ]
-    return sorted(runs, key=lambda run: run[0])[len(runs) // 2][1]
+
+    def run(seed: int) -> tuple[int, Record]:
+        replay = BodyReplay(device, strict, lowered=Lowered(lowered, random.Random(seed)), course=course)
+        return _run_of(replay, node, bodies, contents, integers, given_up)
+
+    runs = [run(0)]
+    most = min(LOWERED_RUNS, LOWERED_EVENTS // max(1, len(runs[0][1].events)))
+    runs += [run(seed) for seed in range(1, most - (most + 1) % 2)]  # an odd number of runs in all
+    return sorted(runs, key=lambda each: each[0])[len(runs) // 2][1]
 
 
 def _run_of(
@@ -116,7 +115,7 @@ def record_list(
     covering: bool = False,
 ) -> Record:
     """The requests of an op of lists. Arguments as of `record`."""
-    heap = Heap(device.in_bodies)
+    heap = Heap(device.in_bodies, covering=covering)
     call = Call(node, heap.inputs(node, contents), integers, {})
     outputs = LIST_RULES[node.op](heap, call)
     known = [call.known.get(o) for o in range(len(outputs))]
@@ -166,7 +165,8 @@ class BodyReplay:
         self.strict = strict
         self.covering = covering
         self.lowered = lowered is not None
-        self.heap = Heap(device if self.lowered else device.in_bodies, frees_inputs=self.lowered)
+        runs_on = device if self.lowered else device.in_bodies
+        self.heap = Heap(runs_on, frees_inputs=self.lowered, covering=covering)
         self.found = Findings()
         self.prepared: Bodies = {} if prepared is None else prepared
         self.functions = FunctionRuns(self.heap, self.found, self.prepared, self.run, course=course, lowered=lowered)
@@ -314,7 +314,7 @@ class BodyReplay:
         trips = self._iterations(node, condition, body, integers, relocated is not None)
         held = list(arguments) if self.lowered else [self.heap.hold(a) for a in arguments]
         several = self.covering and not trips.certain and relocated is None
-        ways = [Way.of(held)]
+        ways = [Way.of(held)] if several else []
         before: tuple[object, ...] = ()
         values = list(integers) if trips.all_run else self._iterated(condition, body).unchanging(integers)
         left = self.heap.live_bytes

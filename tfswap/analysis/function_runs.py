@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tfswap.analysis.buffers import Buffer
 from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.executor import Executor, Program
 from tfswap.analysis.groups import Chunks, chunks_of, with_views
-from tfswap.analysis.heap import Heap
+from tfswap.analysis.heap import Heap, Kernel
 from tfswap.analysis.integer_values import AtMost, Integers, Known, Values, as_feeds
 from tfswap.analysis.records import Findings
 from tfswap.analysis.tensor_lists import LIST_RULES, Call, uses_lists
@@ -53,41 +53,113 @@ class Course(Protocol):
         ...
 
 
+class _BodyNode(NamedTuple):
+    """A node of a body, with the places of its tensors among the body's.
+
+    Attributes:
+        inputs: the places of its inputs.
+        first_output: the place of its first output; the others follow.
+        readers: the number of readers of each output.
+        kernel: None where it has bodies or follows a rule of tensor_lists.py.
+    """
+
+    node: Node
+    inputs: tuple[int, ...]
+    first_output: int
+    readers: tuple[int, ...]
+    kernel: Kernel | None
+
+
 @dataclass
 class PreparedBody:
     """The facts of a body that all its runs share.
 
+    A body's tensors have places in a list: first its arguments, then the outputs of its nodes.
+
     Attributes:
-        order: its nodes in topological order, without feeds.
-        memory: the requests of each node's kernel.
-        uses: the number of readers of each tensor.
+        nodes: its nodes in topological order, without feeds and constants.
+        constants: for each output of a constant node its place, bytes and number of readers.
+        places: the number of places.
+        argument_readers: the number of readers of each argument.
+        results: the places of its results.
         integers: propagates the integers that decide how it runs, and its results.
         given: propagates its results only.
-        constants: its constant nodes.
         lists: whether it, or a body in it, has tensor lists.
-        list_nodes: its nodes that follow the rules of tensor_lists.py.
         choices: its conditionals whose branch the step decides.
         schedules: for a lowered body, orders of starts and ends of its kernels. Runs use them in turn.
         trips: for a loop's body, the iterations by the integers of the loop's inputs.
         groups: the chunks of each group, by its first kernel.
+        group_ends: the last kernel of each group.
     """
 
-    order: list[Node]
-    memory: dict[Node, KernelMemory]
-    uses: dict[tuple[Node, int], int]
+    nodes: list[_BodyNode]
+    constants: list[tuple[int, int, int]]
+    places: int
+    argument_readers: list[int]
+    results: list[int]
     integers: Integers
     given: Integers
-    constants: set[Node]
     lists: bool
-    list_nodes: set[Node]
     choices: list[Node]
-    schedules: list[list[tuple[Node, bool]]] = field(default_factory=list[list[tuple[Node, bool]]])
+    schedules: list[list[tuple[_BodyNode, bool]]] = field(default_factory=list[list[tuple[_BodyNode, bool]]])
     trips: dict[tuple[Values | None, ...], Trips] = field(default_factory=dict[tuple["Values | None", ...], "Trips"])
     groups: dict[Node, Chunks] = field(default_factory=dict[Node, Chunks])
+    group_ends: set[Node] = field(default_factory=set[Node])
+
+    @classmethod
+    def of(cls, body: Graph, device: DeviceModel, *, lowered: bool) -> PreparedBody:
+        """The facts of a body, before its first run."""
+        order, feeds = body.topological(), set(body.feeds)
+        rest = [n for n in order if n not in feeds]
+        constants = constant_nodes(body, order)
+        first: dict[Node, int] = {}
+        places = 0
+        for node in (*body.feeds, *rest):
+            first[node] = places
+            places += len(node.outputs)
+        readers = [0] * places
+        for source, index in (*(t for n in order for t in n.inputs), *body.fetches):
+            readers[first[source] + index] += 1
+        memory = {n: memory_in(body, n, device) for n in rest if n not in constants}
+        groups = [] if lowered else body.groups()
+        lists = {n for n in rest if uses_lists(n)}
+        deciding = [t for n in rest if n in body.bodies or n in lists for t in n.inputs]
+        return cls(
+            [
+                _BodyNode(
+                    node,
+                    tuple([first[source] + index for source, index in node.inputs]),
+                    first[node],
+                    tuple(readers[first[node] : first[node] + len(node.outputs)]),
+                    None if node in lists or node in body.bodies else Kernel.of(node, memory[node], device),
+                )
+                for node in rest
+                if node not in constants
+            ],
+            [
+                (first[node] + o, kind.nbytes or 0, readers[first[node] + o])
+                for node in rest
+                if node in constants
+                for o, kind in enumerate(node.outputs)
+            ],
+            places,
+            readers[: len(body.feeds)],
+            [first[f.node] + f.index for f in body.fetches],
+            Integers(body, rest, roots=(*deciding, *body.fetches)),
+            Integers(body, rest, roots=body.fetches),
+            any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
+            [n for n in rest if (kind := control_flow(n.op)) and not kind.is_loop and not uses_lists(n.inputs[0].node)],
+            groups={g[0]: chunks_of(body, with_views(g, rest), memory, device.intra_op_threads) for g in groups},
+            group_ends={g[-1] for g in groups},
+        )
 
 
 Bodies = dict[Graph, PreparedBody]
 """Facts of bodies that several records of nodes of one graph share."""
+
+
+NO_BUFFER = Buffer(None, 0)
+"""In place of the buffers of tensors that are not made yet."""
 
 
 class _Schedule(Executor):
@@ -155,29 +227,8 @@ class FunctionRuns:
         """The facts of a body that all its runs share."""
         found = self._prepared.get(body)
         if found is None:
-            order = body.topological()
-            uses: dict[tuple[Node, int], int] = {}
-            for tensor in (*(t for n in order for t in n.inputs), *body.fetches):
-                uses[tensor.node, tensor.index] = uses.get((tensor.node, tensor.index), 0) + 1
-            feeds = set(body.feeds)
-            rest = [n for n in order if n not in feeds]
-            list_nodes = {n for n in rest if uses_lists(n)}
-            deciding = [t for n in rest if n in body.bodies or n in list_nodes for t in n.inputs]
-            found = self._prepared[body] = PreparedBody(
-                rest,
-                {n: memory_in(body, n, self._device) for n in rest},
-                uses,
-                Integers(body, rest, roots=(*deciding, *body.fetches)),
-                Integers(body, rest, roots=body.fetches),
-                constant_nodes(body, order),
-                any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
-                list_nodes,
-                [
-                    n
-                    for n in rest
-                    if (kind := control_flow(n.op)) and not kind.is_loop and not uses_lists(n.inputs[0].node)
-                ],
-            )
+            found = PreparedBody.of(body, self._device, lowered=self._lowered is not None)
+            self._prepared[body] = found
         return found
 
     def choose(self, branches: int) -> int:
@@ -196,12 +247,14 @@ class FunctionRuns:
         """
         made = self.prepare(body)
         self._found.runs[body] = self._found.runs.get(body, 0.0) + self.heap.weight
-        buffers: dict[tuple[Node, int], Buffer] = {}
-        for feed, argument in zip(body.feeds, arguments, strict=True):
-            buffers[feed, 0] = argument
-            argument.refs += made.uses.get((feed, 0), 0)
+        buffers = [*arguments, *([NO_BUFFER] * (made.places - len(arguments)))]
+        for argument, readers in zip(arguments, made.argument_readers, strict=True):
+            argument.refs += readers
             if consume:
                 self.heap.drop(argument)
+        for place, nbytes, readers in made.constants:
+            constant = buffers[place] = Buffer(None, nbytes)
+            constant.refs = readers
         known = made.integers.follow(as_feeds(body, integers))
         if self.course is not None and self.iterations:
             # The decision is known from here on, since the gradient's conditional reads the saved one.
@@ -214,90 +267,68 @@ class FunctionRuns:
             self._run_ordered(body, made, buffers, known)
         else:
             self._run_unordered(body, made, buffers, known, self._lowered)
-        results = [(f.node, f.index) for f in body.fetches]
-        return [buffers[r] for r in results], [known.get(r) for r in results]
+        return [buffers[place] for place in made.results], [known.get(tensor) for tensor in body.fetches]
 
-    def _run_ordered(
-        self, body: Graph, made: PreparedBody, buffers: dict[tuple[Node, int], Buffer], known: Known
-    ) -> None:
-        groups = {group[0]: group for group in body.groups()}
-        last = {group[-1] for group in groups.values()}
-        for node in made.order:
-            if node in groups:
-                self.heap.begin_group(self._chunks(body, made, groups[node]))
-            for buffer in self._node(body, made, node, buffers, known):
-                self.heap.drop(buffer)
-            if node in last:
+    def _run_ordered(self, body: Graph, made: PreparedBody, buffers: list[Buffer], known: Known) -> None:
+        for each in made.nodes:
+            if each.node in made.groups:
+                self.heap.begin_group(made.groups[each.node])
+            self.heap.drop_all(self._node(body, made, each, buffers, known))
+            if each.node in made.group_ends:
                 self.heap.end_group()
 
-    def _chunks(self, body: Graph, made: PreparedBody, group: list[Node]) -> Chunks:
-        if group[0] not in made.groups:
-            members = with_views(group, made.order)
-            made.groups[group[0]] = chunks_of(body, members, made.memory, self._device.intra_op_threads)
-        return made.groups[group[0]]
-
     def _run_unordered(
-        self,
-        body: Graph,
-        made: PreparedBody,
-        buffers: dict[tuple[Node, int], Buffer],
-        known: Known,
-        lowered: Lowered,
+        self, body: Graph, made: PreparedBody, buffers: list[Buffer], known: Known, lowered: Lowered
     ) -> None:
         """Run kernels as in the executor: a kernel holds its inputs until it ends, and others run concurrently."""
         held: dict[Node, list[Buffer]] = {}
-        made.schedules = made.schedules or self._schedules(body, made.constants, lowered)
+        made.schedules = made.schedules or self._schedules(body, made, lowered)
         schedule = made.schedules.pop(0)
         made.schedules.append(schedule)
-        for node in made.order:
-            if node in made.constants:  # computed before the step
-                for buffer in self._node(body, made, node, buffers, known):
-                    self.heap.drop(buffer)
-        for node, started in schedule:
+        for each, started in schedule:
             if started:
-                held[node] = self._node(body, made, node, buffers, known)
+                held[each.node] = self._node(body, made, each, buffers, known)
             else:
-                for buffer in held.pop(node):
-                    self.heap.drop(buffer)
+                self.heap.drop_all(held.pop(each.node))
 
-    def _schedules(self, body: Graph, constants: set[Node], lowered: Lowered) -> list[list[tuple[Node, bool]]]:
+    def _schedules(self, body: Graph, made: PreparedBody, lowered: Lowered) -> list[list[tuple[_BodyNode, bool]]]:
         """Orders in which the executor may start (True) and end (False) the nodes of a body."""
         order, feeds = body.topological(), set(body.feeds)
         cost_s = [0.0 if n in feeds or is_view(n.op) or is_const(n.op) else lowered.seconds(n) for n in order]
-        computed = constants | feeds
-        program = Program(order, cost_s, self._device, constants=computed)
+        run = {each.node: each for each in made.nodes}
+        program = Program(order, cost_s, self._device, constants={n for n in order if n not in run})
         executor = _Schedule(program, lowered.chance)
-        found: list[list[tuple[Node, bool]]] = []
+        found: list[list[tuple[_BodyNode, bool]]] = []
         for _ in range(SCHEDULES):
             executor.log = []
             executor.run()
-            found.append([(order[i], started) for i, started in executor.log if order[i] not in computed])
+            found.append([(run[order[i]], started) for i, started in executor.log if order[i] in run])
         return found
 
     def _node(
-        self, body: Graph, made: PreparedBody, node: Node, buffers: dict[tuple[Node, int], Buffer], known: Known
+        self, body: Graph, made: PreparedBody, each: _BodyNode, buffers: list[Buffer], known: Known
     ) -> list[Buffer]:
         """Run a node's kernel; returns the buffers that it frees when it ends."""
-        inputs = [buffers[t.node, t.index] for t in node.inputs]
-        if node in made.constants:
-            outputs = [self.heap.hold(Buffer(None, kind.nbytes or 0)) for kind in node.outputs]
-        elif node in body.bodies:
-            integers = [known.get((t.node, t.index)) for t in node.inputs]
-            outputs, values = self._run_node(node, body.bodies[node], inputs, integers)
-            known.update({(node, i): v for i, v in enumerate(values) if v is not None})
-        elif node in made.list_nodes:
-            call = Call(node, inputs, [known.get((t.node, t.index)) for t in node.inputs], {})
-            outputs = LIST_RULES[node.op](self.heap, call)
-            known.update({(node, o): v for o, v in call.known.items() if v is not None})
-        else:
-            outputs = self.heap.run_kernel(node, made.memory[node], inputs)
+        node = each.node
+        inputs = [buffers[place] for place in each.inputs]
+        freed = inputs
+        if each.kernel is not None:
+            outputs = self.heap.run_kernel(each.kernel, inputs)
             if (node, 0) not in known:
                 made.integers.follow_on(node, known)  # inputs from lists are known only now
-        for index, output in enumerate(outputs):
-            output.refs += made.uses.get((node, index), 0)
-            buffers[node, index] = output
-        takes_inputs = self._lowered is not None and node in body.bodies
-        return [*outputs] if takes_inputs else [*inputs, *outputs]
+        elif node in body.bodies:
+            integers = [known.get(tensor) for tensor in node.inputs]
+            outputs, values = self._run_node(node, body.bodies[node], inputs, integers)
+            known.update({(node, i): v for i, v in enumerate(values) if v is not None})
+            freed = inputs if self._lowered is None else []  # lowered, it has freed them
+        else:
+            call = Call(node, inputs, [known.get(tensor) for tensor in node.inputs], {})
+            outputs = LIST_RULES[node.op](self.heap, call)
+            known.update({(node, o): v for o, v in call.known.items() if v is not None})
+        for place, (output, readers) in enumerate(zip(outputs, each.readers, strict=True), each.first_output):
+            output.refs += readers
+            buffers[place] = output
+        return freed + outputs
 
 
 def memory_in(body: Graph, node: Node, device: DeviceModel) -> KernelMemory:

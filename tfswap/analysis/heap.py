@@ -8,15 +8,46 @@ scalars in the arena, or in host memory on a GPU. Their elements are in the aren
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.groups import Chunks, Served
 from tfswap.analysis.output_bytes import is_on_host, tensor_bytes
+from tfswap.analysis.pools import is_pooled
 from tfswap.analysis.request_log import Logged
 from tfswap.ir.graph import Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import KernelMemory
+
+
+class Kernel(NamedTuple):
+    """A node's kernel, as all its runs need it.
+
+    Attributes:
+        memory: its requests.
+        forward, temp_forward: as of `KernelMemory`, by output and by temporary.
+        out_bytes: the bytes of each output.
+        on_host: whether each output is in host memory.
+    """
+
+    node: Node
+    memory: KernelMemory
+    forward: dict[int, tuple[int, ...]]
+    temp_forward: dict[int, tuple[int, ...]]
+    out_bytes: tuple[int, ...]
+    on_host: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, node: Node, memory: KernelMemory, device: DeviceModel) -> Kernel:
+        return cls(
+            node,
+            memory,
+            dict(memory.forward),
+            dict(memory.temp_forward),
+            tuple([kind.nbytes or 0 for kind in node.outputs]),
+            tuple([is_on_host(node, output, device) for output in range(len(node.outputs))]),
+        )
 
 
 class Heap:
@@ -31,13 +62,15 @@ class Heap:
         away_bytes, most_away_bytes: bytes in host memory, now and at most.
     """
 
-    def __init__(self, device: DeviceModel, *, frees_inputs: bool = False):
+    def __init__(self, device: DeviceModel, *, frees_inputs: bool = False, covering: bool = False):
         """An empty heap.
 
         Args:
             frees_inputs: whether the node's inputs are released with their last reference.
+            covering: whether the replay covers all courses of the step: only then there are pools.
         """
         self.device = device
+        self._covering = covering
         self._frees_inputs = frees_inputs
         self.log: list[Logged] = []
         self.exact = True
@@ -84,8 +117,9 @@ class Heap:
         if nbytes > 0:
             made.number = self._requests
             self._requests += 1
-            self.log.append(("request", made.number, made.arena_bytes))
-            self.live_bytes += round_up(made.arena_bytes)
+            arena_bytes = 0 if on_host else nbytes
+            self.log.append(("request", made.number, arena_bytes))
+            self.live_bytes += round_up(arena_bytes)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return made
 
@@ -120,9 +154,24 @@ class Heap:
         self.log.append(("free", buffer.number, 0))
         self.live_bytes -= round_up(buffer.arena_bytes)
 
+    def drop_all(self, buffers: Iterable[Buffer]) -> None:
+        """As `drop`, one after another."""
+        if self._kept is not None:
+            self._kept.extend(buffers)
+            return
+        for buffer in buffers:
+            if buffer.refs > 1:
+                buffer.refs -= 1
+            else:
+                self.drop(buffer)
+
     def is_dying(self, buffer: Buffer) -> bool:
         """Whether the running kernel has the only reference."""
         return buffer.refs == 1 and buffer.number is not None and self._kept is None
+
+    def is_pooled(self, buffer: Buffer) -> bool:
+        """Whether it is a list whose contents are a pool."""
+        return self._covering and is_pooled(buffer)
 
     def split(self, sizes: Iterable[int]) -> None:
         """Give the next requests chunks of their own sizes."""
@@ -154,33 +203,22 @@ class Heap:
     def end_group(self) -> None:
         """End a group: drop the buffers that its kernels have read and made."""
         kept, self._kept = self._kept or [], None
-        for buffer in kept:
-            self.drop(buffer)
+        self.drop_all(kept)
 
-    def run_kernel(self, node: Node, memory: KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
+    def run_kernel(self, kernel: Kernel, inputs: Sequence[Buffer]) -> list[Buffer]:
         """Run a kernel; returns its outputs, with one reference each."""
+        memory = kernel.memory
         self.exact &= memory.exact
-        forward = dict(memory.forward)
-        temp_forward = dict(memory.temp_forward)
-        outputs: dict[int, Buffer] = {}
+        outputs: list[Buffer | None] = [None] * len(kernel.out_bytes)
         temps: list[Buffer | None] = []
         self._group_requests = 0
-
-        def request(nbytes: int) -> Buffer:
-            in_group = nbytes > 0 and self._kept is not None and node in self._served
-            return self._serve(node, nbytes) if in_group else self.allocate(nbytes)
-
-        def fresh(index: int) -> Buffer:
-            nbytes = node.outputs[index].nbytes or 0
-            return self.allocate(nbytes, on_host=True) if is_on_host(node, index, self.device) else request(nbytes)
-
         for event, amount in memory.events:
             if event == "out":
-                taken = [inputs[c] for c in forward.get(amount, ()) if self.is_dying(inputs[c])]
-                outputs[amount] = self.hold(taken[0]) if taken else fresh(amount)
+                taken = self._dying(inputs, kernel.forward.get(amount, ()))
+                outputs[amount] = self.hold(taken) if taken else self._output(kernel, amount)
             elif event == "temp":
-                taken = [c for c in temp_forward.get(len(temps), ()) if self.is_dying(inputs[c])]
-                temps.append(None if taken else request(amount))
+                taken = self._dying(inputs, kernel.temp_forward.get(len(temps), ()))
+                temps.append(None if taken else self._request(kernel.node, amount))
             elif event == "free" and (temp := temps[amount]) is not None:
                 self.drop(temp)
                 temps[amount] = None
@@ -188,9 +226,26 @@ class Heap:
             if temp is not None:
                 self.drop(temp)
         for output, source in memory.alias:
-            if output not in outputs:
+            if outputs[output] is None:
                 outputs[output] = self.hold(inputs[source])
-        return [outputs[o] if o in outputs else self.hold(Buffer(None, 0)) for o in range(len(node.outputs))]
+        return [self.hold(Buffer(None, 0)) if output is None else output for output in outputs]
+
+    def _dying(self, inputs: Sequence[Buffer], candidates: Iterable[int]) -> Buffer | None:
+        """The first of some inputs that the running kernel has the only reference to."""
+        for candidate in candidates:
+            if self.is_dying(inputs[candidate]):
+                return inputs[candidate]
+        return None
+
+    def _output(self, kernel: Kernel, output: int) -> Buffer:
+        """A new buffer for an output."""
+        nbytes = kernel.out_bytes[output]
+        return self.allocate(nbytes, on_host=True) if kernel.on_host[output] else self._request(kernel.node, nbytes)
+
+    def _request(self, node: Node, nbytes: int) -> Buffer:
+        """A new buffer for an output or a temporary in the arena."""
+        in_group = nbytes > 0 and self._kept is not None and node in self._served
+        return self._serve(node, nbytes) if in_group else self.allocate(nbytes)
 
     def _serve(self, node: Node, nbytes: int) -> Buffer:
         """A buffer for the next request of a group's kernel, in the chunk that serves it."""

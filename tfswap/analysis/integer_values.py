@@ -75,14 +75,15 @@ def _elementwise(function: Callable[[int, int], int]) -> Rule:
         if left is None or right is None:
             return None
         count = max(len(left), len(right))
-        ranks = [len(t.type.shape or ()) for t in node.inputs]
-        if min(len(left), len(right)) > 1 and ranks[0] != ranks[1]:
-            return None  # broadcasting of rows is not supported
+        if min(len(left), len(right)) > 1:
+            ranks = [len(t.type.shape or ()) for t in node.inputs]
+            if ranks[0] != ranks[1]:
+                return None  # broadcasting of rows is not supported
         if len(left) not in (1, count) or len(right) not in (1, count):
             return None
         pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
         try:
-            return tuple(int(function(a, b)) for a, b in pairs)
+            return tuple([int(function(a, b)) for a, b in pairs])
         except ZeroDivisionError:
             return None
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 from tfswap.analysis.buffers import Buffer, Part
 from tfswap.analysis.heap import Heap
 from tfswap.analysis.integer_values import Values
-from tfswap.analysis.pools import element_sizes, is_pooled
+from tfswap.analysis.pools import element_sizes
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
@@ -77,7 +77,9 @@ def _own(heap: Heap, source: Buffer) -> Buffer:
 
 def _shared(heap: Heap, part: Part | None) -> Part | None:
     """An element with a reference for another list."""
-    return None if part is None else part._replace(buffer=heap.hold(part.buffer))
+    if part is not None:
+        heap.hold(part.buffer)
+    return part
 
 
 def _made(heap: Heap, nbytes: int) -> Part:
@@ -97,7 +99,7 @@ def _release_part(heap: Heap, part: Part | None) -> None:
 def _element(heap: Heap, call: Call, output: int, index: int | None) -> Buffer:
     """An element of the first input as an output, with a reference; zeros where it is not set."""
     source, missing = call.inputs[0], call.node.outputs[output]
-    if is_pooled(source):
+    if heap.is_pooled(source):
         return _any_element(heap, call, output)
     if index is None and source.parts:
         heap.exact = False  # any element; zeros, if there may be any, are the most that it can take
@@ -155,7 +157,7 @@ def _pop_back(heap: Heap, call: Call) -> list[Buffer]:
     source = call.inputs[0]
     element = _element(heap, call, 1, len(source.parts) - 1 if source.parts else None)
     made = _own(heap, source)
-    if made.parts and not is_pooled(made):
+    if made.parts and not heap.is_pooled(made):
         _release_part(heap, made.parts.pop())
     return [made, element]
 
@@ -167,7 +169,7 @@ def _get_item(heap: Heap, call: Call) -> list[Buffer]:
 def _set_item(heap: Heap, call: Call) -> list[Buffer]:
     made = _own(heap, call.inputs[0])
     index = call.number(1)
-    if is_pooled(made):
+    if heap.is_pooled(made):
         made.parts.append(call.part(heap, 2))
         if call.node.attrs.get("resize_if_index_out_of_bounds"):
             made.parts.append(None)
@@ -187,7 +189,7 @@ def _set_item(heap: Heap, call: Call) -> list[Buffer]:
 def _resize(heap: Heap, call: Call) -> list[Buffer]:
     made = _own(heap, call.inputs[0])
     size = call.number(1)
-    if size is None or is_pooled(made):
+    if size is None or heap.is_pooled(made):
         heap.exact = False
         made.parts.append(None)
         return [made]
@@ -246,7 +248,7 @@ def _push_back_batch(heap: Heap, call: Call) -> list[Buffer]:
 
 
 def _length(heap: Heap, call: Call) -> list[Buffer]:
-    if not call.inputs[0].endless and not is_pooled(call.inputs[0]):
+    if not call.inputs[0].endless and not heap.is_pooled(call.inputs[0]):
         call.known[0] = (len(call.inputs[0].parts),)
     return [heap.allocate_on_host(_bytes(call.node.outputs[0]))]
 
@@ -264,7 +266,7 @@ def _stack(heap: Heap, call: Call) -> list[Buffer]:
     made = heap.allocate(_bytes(call.node.outputs[0]))
     parts = call.inputs[0].parts
     if None in parts:
-        rows = (call.node.outputs[0].shape or (1,))[0] if is_pooled(call.inputs[0]) else len(parts)
+        rows = (call.node.outputs[0].shape or (1,))[0] if heap.is_pooled(call.inputs[0]) else len(parts)
         heap.drop(heap.allocate(_bytes(call.node.outputs[0]) // (rows or 1)))
     return [made]
 
@@ -279,7 +281,7 @@ def _zeros_like(heap: Heap, call: Call) -> list[Buffer]:
 
     def fill(made: Buffer, source: Buffer) -> Buffer:
         heap.exact &= not source.endless
-        if is_pooled(source):
+        if heap.is_pooled(source):
             made.parts = _pool(heap, element_sizes(source))
             return made
         for part in source.parts:
@@ -336,7 +338,7 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
 def _sums(heap: Heap, one: Buffer, other: Buffer) -> list[Part | None]:
     """The sums of two lists' elements; the other's where one is not set."""
     heap.exact &= not (one.endless or other.endless)
-    if is_pooled(one) or is_pooled(other):
+    if heap.is_pooled(one) or heap.is_pooled(other):
         sizes = max(element_sizes(one), element_sizes(other), key=sum)
         terms = [_shared(heap, part) for part in (*one.parts, *other.parts)]
         return [*_pool(heap, sizes), *(None if p is None else p._replace(pool=p.pool or ()) for p in terms)]
@@ -364,7 +366,7 @@ def _swap_out(heap: Heap, call: Call) -> list[Buffer]:
 
 def _release(heap: Heap, call: Call) -> list[Buffer]:
     handle = call.inputs[0]
-    if is_pooled(handle):
+    if heap.is_pooled(handle):
         return []  # which element it is, is unknown
     for part in handle.parts:
         _release_part(heap, part)

@@ -23,13 +23,12 @@ from tfswap.analysis.buffers import Buffer
 from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.function_runs import memory_in
-from tfswap.analysis.heap import Heap
+from tfswap.analysis.heap import Heap, Kernel
 from tfswap.analysis.integer_values import AtMost, Known, Values, known_results
 from tfswap.analysis.tensor_lists import LIST_RULES, Call, uses_lists
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, reads_variable, writes_variable
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.memory_rules import KernelMemory
 from tfswap.simulator import propagator
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, added_bytes, fill, located
 from tfswap.simulator.body_integers import Numbers
@@ -86,7 +85,7 @@ class _Step(LoweredProgram):
     def __init__(self, graph: Graph, flow: Dataflow, device: DeviceModel, seconds: Callable[[Node], float]):
         super().__init__(graph, device, seconds)
         self.flow = flow
-        self._memory: dict[tuple[str, Node], KernelMemory] = {}
+        self._kernels: dict[tuple[str, Node], Kernel] = {}
         self._branches: dict[Node, int] = {}
         self._constants: dict[Graph, Known] = {}
         self._numbers = Numbers()
@@ -98,11 +97,12 @@ class _Step(LoweredProgram):
         most = self._numbers.most_trips(scope, node, iterations) if keeps and scope.loop < 0 else None
         return UNKNOWN_TRIPS if most is None else min(most, max(UNKNOWN_TRIPS, MOST_ITEMS // len(self.lowered.items)))
 
-    def memory(self, item: Item, node: Node) -> KernelMemory:
+    def kernel(self, item: Item, node: Node) -> Kernel:
         key = item.scope.name, node
-        if key not in self._memory:
-            self._memory[key] = memory_in(item.scope.graph, node, self.device)
-        return self._memory[key]
+        if key not in self._kernels:
+            memory = memory_in(item.scope.graph, node, self.device)
+            self._kernels[key] = Kernel.of(node, memory, self.device)
+        return self._kernels[key]
 
     def folded(self, item: Item, node: Node) -> dict[int, Values]:
         """The integers of a constant."""
@@ -318,11 +318,11 @@ class _Run(Propagator):
             call = Call(node, given, values, {})
             made, known = LIST_RULES[node.op](heap, call), call.known
         else:
-            memory = self._program.memory(item, node)
-            for position in memory.updates:
+            kernel = self._program.kernel(item, node)
+            for position in kernel.memory.updates:
                 self._copy_before_update(reads[position])
-            made, known = heap.run_kernel(node, memory, given), known_results(node, values)
-            for position in memory.retains:
+            made, known = heap.run_kernel(kernel, given), known_results(node, values)
+            for position in kernel.memory.retains:
                 self._adopt(handle, given[position])
         outputs = [_Tensor(heap, buffer, known.get(output)) for output, buffer in enumerate(made)]
         for output in outputs:

@@ -7,8 +7,9 @@ from collections import Counter
 
 from layered_steps import Layer, training_step
 from test_bodies import CHOICE, LOOP
+from test_lowered_peak import LOOP as POPS
 
-from tfswap.analysis import control_flow, integer_values, node_records
+from tfswap.analysis import control_flow, heap, integer_values, node_records
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.function_runs import PreparedBody
@@ -188,3 +189,34 @@ def test_the_collector_is_off_while_the_floor_is_looked_for(monkeypatch):
     Optimizer(training_step([Layer("dense", 0)], 64, 64), CPU).floor_bytes()
     assert gc.isenabled()
     assert on == [False]
+
+
+def test_a_list_is_searched_for_pools_only_where_all_courses_are_covered(monkeypatch):
+    """Each op of it would look at all elements, so that a loop's work grows with the square of its iterations."""
+    searched: list[object] = []
+    monkeypatch.setattr(heap, "is_pooled", searched.append)
+    flow = analyse_dataflow(parse_graph(POPS.replace("TRIPS", "8").replace("LATE", "")), CPU)
+    assert not flow.covering
+    assert searched == []
+
+
+def test_a_large_lowered_loop_is_run_once(monkeypatch):
+    """A small one so often that the run with the median peak is typical."""
+    runs: list[object] = []
+    whole = control_flow.Lowered
+    monkeypatch.setattr(control_flow, "Lowered", lambda *given: runs.append(given) or whole(*given))
+    graph = a_loop_and_a_choice()
+    flow = analyse_dataflow(graph, CPU, lowered=lambda node: 1e-6)
+    assert len(runs) == 2 * control_flow.LOWERED_RUNS
+    for most, expected in ((1, 1), (2, 1), (3, 3), (4, 3), (99, 5)):
+        runs.clear()
+        monkeypatch.setattr(control_flow, "LOWERED_EVENTS", most * len(flow.events[flow.place["loop"]]))
+        control_flow.record(
+            graph["loop"],
+            graph.bodies[graph["loop"]],
+            CPU,
+            [None, None, (), None],
+            [(0,), None, None, (5,)],
+            lowered=lambda node: 1e-6,
+        )
+        assert len(runs) == expected

@@ -192,7 +192,7 @@ def test_the_collector_is_off_while_the_floor_is_looked_for(monkeypatch):
 
 
 def test_a_list_is_searched_for_pools_only_where_all_courses_are_covered(monkeypatch):
-    """Each op of it would look at all elements, so that a loop's work grows with the square of its iterations."""
+    """Each op of it would go through all elements, so that a loop's work grows with the square of its iterations."""
     searched: list[object] = []
     monkeypatch.setattr(heap, "is_pooled", searched.append)
     flow = analyse_dataflow(parse_graph(POPS.replace("TRIPS", "8").replace("LATE", "")), CPU)

@@ -90,10 +90,20 @@ def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("redirect", "says"), [(">/dev/full", "No space left"), (">&-", "it is closed")])
-def test_where_nothing_can_be_printed_the_error_is_reported(redirect: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "buffered", "redirect", "says"),
+    [
+        ("doctor", True, ">/dev/full", "No space left"),
+        ("fit --help", False, ">/dev/full", "No space left"),  # argparse ignores errors of an unbuffered output
+        ("--help", True, ">&-", "it is closed"),
+    ],
+)
+def test_where_nothing_can_be_printed_the_error_is_reported(
+    words: str, buffered: bool, redirect: str, says: str
+) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"} | {"PYTHONPATH": str(ROOT)}
-    command = f'"{sys.executable}" -m tfswap doctor {redirect}'
+    env["PYTHONUNBUFFERED"] = "" if buffered else "1"
+    command = f'"{sys.executable}" -m tfswap {words} {redirect}'
     done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "tfswap: stdout can't be written: " in done.stderr

@@ -42,6 +42,17 @@ class _Quiet(argparse_flags.ArgumentParser):
     def error(self, message: str) -> Any:
         raise UsageError(message, self.prog)
 
+    def print_help(self, file: Any = None) -> None:
+        """As argparse's, which ignores an output that can't be written."""
+        try:
+            print(self.format_help(), end="", file=file)
+        except OSError as error:
+            raise _UnwrittenHelp from error
+
+
+class _UnwrittenHelp(Exception):
+    """Help can't be written, because of an OSError."""
+
 
 class UsageError(TfswapError):
     """Wrong arguments.
@@ -88,6 +99,9 @@ def main(arguments: Sequence[str]) -> int:
         options = _parsed(arguments)
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
+    except _UnwrittenHelp as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
     except UsageError as error:
         # Nothing is parsed, so that --json is searched among the words.
         status = _fail("--json" in arguments, error)

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
-from absl.flags import argparse_flags
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import cli_values
+from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
 from tfswap.kernels.hardware import NAMES
 from tfswap.planner.planner import TACTICS
@@ -34,36 +34,6 @@ from tfswap.support.sizes import format_bytes, format_count
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 ROWS_EXPLAINED = 30
-
-
-class _Quiet(argparse_flags.ArgumentParser):
-    """An argument parser that raises UsageError instead of ending the process."""
-
-    def error(self, message: str) -> Any:
-        raise UsageError(message, self.prog)
-
-    def print_help(self, file: Any = None) -> None:
-        """As argparse's, which ignores an output that can't be written."""
-        try:
-            print(self.format_help(), end="", file=file)
-        except OSError as error:
-            raise _UnwrittenHelp from error
-
-
-class _UnwrittenHelp(Exception):
-    """Help can't be written, because of an OSError."""
-
-
-class UsageError(TfswapError):
-    """Wrong arguments.
-
-    Attributes:
-        command: the command whose --help describes them.
-    """
-
-    def __init__(self, message: str, command: str):
-        super().__init__(message)
-        self.command = command
 
 
 def run() -> None:
@@ -99,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         options = _parsed(arguments)
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
-    except _UnwrittenHelp as error:
+    except UnwrittenHelp as error:
         assert error.__cause__ is not None
         raise error.__cause__ from None
     except UsageError as error:
@@ -377,8 +347,8 @@ def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Quiet(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Quiet)
+    parser = Parser(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for name, command, help_text in (
         ("analyze", _analyze, "report the memory and time of a saved training step, unoptimised and under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),

@@ -20,7 +20,6 @@ from typing import Any
 import tensorflow as tf
 
 STEPS = 3
-CAP_BYTES = int(os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "0")) << 20
 
 Made = tuple[Any, Callable[..., Any], list[Any]]
 
@@ -131,7 +130,8 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 def settle() -> None:
     """Make the arena one free region, as a GPU's is from the start."""
-    slab = tf.raw_ops.Empty(shape=[CAP_BYTES - (2 << 20)], dtype=tf.uint8)
+    cap_bytes = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
+    slab = tf.raw_ops.Empty(shape=[cap_bytes - (2 << 20)], dtype=tf.uint8)
     del slab
     tf.config.experimental.reset_memory_stats("CPU:0")
 

@@ -23,15 +23,18 @@ from emulated_gpu.settings import Gpus
 from folders import PYTHONPATH
 from folders import ROOT as ROOT
 
-# A process imports TensorFlow, which takes most of the time of a small program, and forks for each program. It
-# must have one thread only, so numpy's library gets no others; TensorFlow has none before its first op, when it also
-# reads the arena's settings. The import decides whether oneDNN's kernels are used, so there is a process for each case.
+# A process imports what programs do, TensorFlow above all, which takes most of the time of a small program, and forks for
+# each program. It must have one thread only, so numpy's library gets no others; TensorFlow has none before its first op,
+# when it also reads the arena's settings. The import decides whether oneDNN's kernels are used, so there is a process for
+# each case.
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 IMPORTED = {ONEDNN: "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1"}
 _FORKS = multiprocessing.get_context("forkserver")
 _SERVERS = {onednn: multiprocessing.forkserver.ForkServer() for onednn in ("0", "1")}
 for _server in _SERVERS.values():
-    _server.set_forkserver_preload(["tensorflow", "keras", "tfswap.keras", "processes"])
+    _server.set_forkserver_preload(
+        ["tensorflow", "tfswap.keras", "tfswap.ops", "processes", "swap_copies", "control_flow", "keras_programs"]
+    )
 
 TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 """The environment of a process with two threads in each of TensorFlow's pools."""
@@ -153,9 +156,12 @@ def run_together(codes: Sequence[str], *, status: int = 0, **env: str) -> list[s
 
 
 def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:
+    from tfswap.native.load import load, throttle_from_environment
+
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), stream)
     os.environ.update(env)
+    throttle_from_environment(load().c)  # as where the ops are loaded, which they have been
     gc.freeze()  # or each collection goes through all that was imported
     exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
 

@@ -126,7 +126,7 @@ def load() -> OpLibrary:
         if build.CORE not in _loaded:
             library = _open_built(build.CORE)
             _declare_core(library.c)
-            _throttle_from_environment(library.c)
+            throttle_from_environment(library.c)
             _loaded[build.CORE] = library
             bound.core = library.c
         return _loaded[build.CORE]
@@ -343,7 +343,8 @@ def _declare_codecs(c: ctypes.CDLL) -> None:
     c.tfswap_compile_gpu_pieces.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
-def _throttle_from_environment(c: ctypes.CDLL) -> None:
+def throttle_from_environment(c: ctypes.CDLL) -> None:
+    """Slow the core library's copies down as the environment variables say."""
     for tier, throttle in (("COPY", c.tfswap_set_throttle), ("DISK", c.tfswap_set_disk_throttle)):
         bandwidth, latency = _requested_throttle(tier)
         if bandwidth or latency:

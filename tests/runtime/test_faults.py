@@ -202,8 +202,8 @@ def test_many_steps_take_no_more_than_few(tmp_path):
     run_forked(
         PRELUDE
         + f"""
-step = optimized(Net(4), host_memory_limit=STAGING_BYTES + MIB // 4, spill_dir={str(tmp_path)!r})
-x = batch(512)
+step = optimized(Net(4), host_memory_limit=STAGING_BYTES + MIB // 16, spill_dir={str(tmp_path)!r})
+x = batch(128)
 
 def after(steps):
     for _ in range(steps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from processes import last_json, run_forked, run_python
+from processes import last_json, run_forked
 
 PRELUDE = """
 import json, os, signal, tempfile
@@ -144,5 +144,5 @@ def test_an_early_child_runs():
 def test_a_spawned_process_runs(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
-    run = run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    run = run_forked(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
     assert run.stdout.splitlines()[-1] == "[64.0]"

@@ -180,8 +180,9 @@ import tfswap.ops
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
 
-def total(x, factors, count, held, own, first=0):
-    def made(x):
+def totals(given, count, held, own, first=0):
+    # Of each x and its factors, in one function.
+    def total(x, factors):
         terms = [x * factors[i] for i in range(count)]
         total = tf.add_n(terms)
         if own:
@@ -190,7 +191,8 @@ def total(x, factors, count, held, own, first=0):
             total.op._set_attr(FIRST, AttrValue(list=AttrValue.ListValue(i=[first, 1])))
             total.op._set_attr(FIRST_SHAPE, AttrValue(list=AttrValue.ListValue(i=[1, 2])))
         return total, [terms[i] for i in held]
-    return tf.function(made, autograph=False)(x)[0].numpy()
+    made = tf.function(lambda given: [total(x, factors) for x, factors in given], autograph=False)
+    return [found.numpy().tobytes() for found, _ in made(given)]
 
 def in_order(x, factors, count, first=0):
     # The first two to nine, and each further eight by themselves.
@@ -204,25 +206,23 @@ def in_order(x, factors, count, first=0):
     whole = sums[0]
     for part in sums[1:]:
         whole = whole + part
-    return whole.numpy()
+    return whole.numpy().tobytes()
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 wrong, moved = [], 0
-for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.complex64):
-    for count in (2, 3, 5, 8, 9, 10, 12, 19):
-        numbers = np.random.default_rng(count)
-        x = tf.cast(numbers.normal(size=999) * 100, dtype)
-        factors = tf.cast(10 ** numbers.uniform(-1, 1, size=count), dtype)
-        right = in_order(x, factors, count).tobytes()
-        for held in ((), (0, 1), tuple(range(count))):
-            if total(x, factors, count, held, True).tobytes() != right:
-                wrong.append((dtype.name, count, held))
-            moved += total(x, factors, count, held, False).tobytes() != right
-            if count > 2:
-                last = count - 1
-                swapped = total(x, factors, count, held, True, last).tobytes()
-                if swapped != in_order(x, factors, count, last).tobytes():
-                    wrong.append((dtype.name, count, held, "swapped"))
+dtypes = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.complex64)
+for count in (2, 3, 5, 8, 9, 10, 12, 19):
+    numbers = np.random.default_rng(count)
+    terms, scales = numbers.normal(size=999) * 100, 10 ** numbers.uniform(-1, 1, size=count)
+    given = [(tf.cast(terms, dtype), tf.cast(scales, dtype)) for dtype in dtypes]
+    right = [in_order(*each, count) for each in given]
+    for held in ((), (0, 1), tuple(range(count))):
+        if totals(given, count, held, True) != right:
+            wrong.append((count, held))
+        moved += sum(a != b for a, b in zip(totals(given, count, held, False), right, strict=True))
+        last = count - 1
+        if count > 2 and totals(given, count, held, True, last) != [in_order(*each, count, last) for each in given]:
+            wrong.append((count, held, "swapped"))
 print(json.dumps([wrong, moved]))
 """
 

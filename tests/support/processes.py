@@ -23,10 +23,10 @@ from emulated_gpu.settings import Gpus
 from folders import PYTHONPATH
 from folders import ROOT as ROOT
 
-# A process imports what programs do, TensorFlow above all, which takes most of the time of a small program, and forks for
-# each program. It must have one thread only, so numpy's library gets no others; TensorFlow has none before its first op,
-# when it also reads the arena's settings. The import decides whether oneDNN's kernels are used, so there is a process for
-# each case.
+# A process imports TensorFlow and whatever else most programs import, which takes most of the time of a small program,
+# and forks for each program. It must have one thread only, so numpy's library gets no others; TensorFlow has none
+# before its first op, when it also reads the arena's settings. The import decides whether oneDNN's kernels are used, so
+# there is a process for each case.
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 IMPORTED = {ONEDNN: "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1"}
 _FORKS = multiprocessing.get_context("forkserver")

@@ -54,7 +54,7 @@ def test_blocks_that_xla_compiles_run_within_the_limit_with_their_values():
         PRELUDE
         + """
 x = batch()
-plain, net = Blocks(4), Blocks(4)
+plain, net = Blocks(3), Blocks(3)
 with memory_optimizer_off():
     losses = [float(tf.function(plain.step)(x)) for _ in range(2)]
 unoptimised = info()["peak"]
@@ -81,7 +81,7 @@ def test_keras_grouped_convolutions_which_have_no_other_kernel_on_a_cpu():
 import keras
 def made():
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Conv2D(32, 3, padding="same", groups=4, activation="relu") for _ in range(4)]
+    layers = [keras.layers.Conv2D(32, 3, padding="same", groups=4, activation="relu") for _ in range(3)]
     model = keras.Sequential([keras.Input((32, 32, 32)), *layers])
     def step(x):
         with tf.GradientTape() as tape:
@@ -172,7 +172,7 @@ import peers
 
 slab = tf.raw_ops.Empty(shape=[510 << 20], dtype=tf.uint8)  # the arena is one region
 del slab
-model = peers.resnet(layers=4, width=32, size=32, batch=4)
+model = peers.resnet(layers=2, width=32, size=32, batch=4)
 compiled = functools.cache(functools.partial(tf.function, jit_compile=True))
 step = tf.function(peers.make_step(model, compiled))
 tf.config.experimental.reset_memory_stats("CPU:0")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from folders import ROOT
+from processes import run_forked
 
 tf = pytest.importorskip("tensorflow")
 
@@ -39,9 +40,17 @@ def limit(printed: str) -> float:
 
 
 def test_a_decoder_with_attention_keeps_a_limit():
-    command = [sys.executable, "seq2seq.py", "--length", "12", "--limit", "60%", "--steps", "2"]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Each training in a fresh process, and what starts them in a forked one."""
+    command = ["seq2seq.py", "--length", "12", "--limit", "60%", "--steps", "2"]
+    done = run_forked(
+        f"""
+        import os, runpy, sys
+        os.chdir({str(EXAMPLES)!r})
+        sys.path.insert(0, os.getcwd())
+        sys.argv = {command}
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        """
+    )
     assert "held, losses identical" in done.stdout
 
 

@@ -23,7 +23,7 @@ from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.verify_model import verify_model
 from tfswap.ir.custom_ops import CODECS, GATE
 
-BATCH = 4096
+BATCH = 2048
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def called(function: str, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "others_mib", "one_region"), [("plain", 0, True), ("plain", 12, False), ("keras", 4, False)]
+    ("name", "others_mib", "one_region"), [("plain", 0, True), ("plain", 4, False), ("keras", 2, False)]
 )
 def test_loaded_steps_keep_the_files_limit(
     models: dict[str, Path], name: str, others_mib: int, one_region: bool

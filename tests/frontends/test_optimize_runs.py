@@ -176,7 +176,7 @@ import tensorflow as tf
 import tfswap
 from nets import Net
 WIDTH = 256
-slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
+slab = tf.raw_ops.Empty(shape=[(MIB << 20) - (2 << 20)], dtype=tf.uint8)
 del slab
 tf.config.experimental.reset_memory_stats("CPU:0")
 net = Net(8, width=WIDTH)
@@ -184,36 +184,39 @@ weights, body = net.weights, net.step
 """
 
 
-def capped(code: str):
-    return on_arena(CAPPED + code)
+def capped(code: str, mib: int = 512):
+    return on_arena(f"MIB = {mib}\n{CAPPED}{code}", mib)
 
 
 def test_without_a_limit_the_allocator_s_own_counts():
-    """It can't be met unoptimised: the step needs 600 MiB of 512."""
-    found = capped("""
+    """It can't be met unoptimised: the step needs 150 MiB of 128."""
+    found = capped(
+        """
 step = tfswap.optimize(tf.function(body))
-x = tf.random.stateless_normal([36 << 10, WIDTH], seed=(1, 1))
+x = tf.random.stateless_normal([9 << 10, WIDTH], seed=(1, 1))
 losses = [float(step(x)) for _ in range(3)]
 print(json.dumps([step.plan().limit_bytes, step.report().baseline_peak_bytes, losses,
                   tf.config.experimental.get_memory_info("CPU:0")["peak"]]))
-""")
+""",
+        128,
+    )
     limit, baseline, losses, peak = found
-    assert limit == 512 << 20 < baseline
+    assert limit == 128 << 20 < baseline
     assert peak <= limit
     assert losses[0] > losses[1] > losses[2]
 
 
 def test_what_comes_into_the_arena_later_is_planned_around():
     found = capped("""
-x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
 try:
     tfswap.optimize(tf.function(body), memory_limit="1MiB")(x)
 except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.floor_bytes + (20 << 20)
+    limit = error.floor_bytes + (5 << 20)
 step = tfswap.optimize(tf.function(body), memory_limit=limit, on_exceeded="raise")
 step(x)
 first = step.plan()
-more = tf.zeros([8 << 20], tf.uint8)
+more = tf.zeros([2 << 20], tf.uint8)
 tf.config.experimental.reset_memory_stats("CPU:0")
 for _ in range(3):
     step(x)
@@ -228,7 +231,7 @@ print(json.dumps([limit, peak, len(first.evictions), len(step.plan().evictions)]
 def test_threads_on_one_arena_keep_the_limit_and_one_plan():
     limit, peak, plans, losses = capped("""
 import threading
-x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
 step = tfswap.optimize(tf.function(body), memory_limit="70%", on_exceeded="raise")
 losses, plans, start = [], set(), threading.Barrier(4)
 tf.config.experimental.reset_memory_stats("CPU:0")

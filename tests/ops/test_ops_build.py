@@ -450,7 +450,7 @@ def test_the_core_without_tensorflow(tmp_path):
     sources = [ROOT / "tests" / "ops" / "ops_core_test.cc"]
     sources += [build.CORE.folder / f"{name}.cc" for name in ALONE]
     program = tmp_path / "core_test"
-    command = [*build.find_compiler().command, "-std=c++17", "-g", "-Wall", "-Wextra", "-Werror"]
+    command = [*build.find_compiler().command, "-std=c++17", "-Wall", "-Wextra", "-Werror"]
     command += ["-I", str(build.CORE.folder), *map(str, sources), "-pthread", "-o", str(program)]
     flags = build.tensorflow_facts().link_flags
     folders = [flag.replace("-L", "-Wl,-rpath=") for flag in flags if flag.startswith("-L")]

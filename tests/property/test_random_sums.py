@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow")
 def check(first: int, count: int, *kind: str, limits: int = 3) -> None:
     program = f"""
     import sys, random_sums
-    random_sums.SHARES = random_sums.SHARES[:{limits}]
+    random_sums.SHARES, random_sums.RUNS = random_sums.SHARES[:{limits}], {limits}
     sys.argv[1:] = {[str(first), str(count), *kind]}
     random_sums.main()
     """

@@ -433,6 +433,15 @@ def test_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
     assert not wrong
 
 
+def test_kernels_of_integers_that_read_their_indices_on_the_host_are_those_of_the_gpu_wheel():
+    found = set()
+    for line in gzip.decompress(tables.table(tf.version.VERSION).read_bytes()).decode().splitlines():
+        name, _, _, constraints, hosted = line.split("\t")
+        if "T=int32" in constraints.split(";") and "indices" in hosted.split(","):
+            found.add(name)
+    assert found & device_inputs.READ_ON_DEVICE.keys() == device_inputs.HOST_SCATTERS
+
+
 def test_inputs_that_kernels_read_on_the_host_are_those_of_the_gpu_wheel():
     """Inputs that all kernels of an op read there, but for those of int32. Kernels that are not the GPU's alone have no
     line: of these the table may have more.

@@ -10,6 +10,7 @@ Not handled: ops with lists of inputs, but for lists of int32; TensorFlow 1's va
 from __future__ import annotations
 
 from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import control_flow, is_collective
 from tfswap.ir.types import REFERENCES
 
@@ -282,34 +283,58 @@ READ_ON_HOST: dict[str, tuple[int, ...]] = {
 }
 """By op, the positions of inputs that its kernel reads on the host, of whatever type."""
 
+HOST_SCATTERS = frozenset(
+    {
+        "ResourceScatterNdAdd",
+        "ResourceScatterNdMax",
+        "ResourceScatterNdMin",
+        "ResourceScatterNdSub",
+        "ResourceScatterNdUpdate",
+        "ScatterNd",
+        "ScatterNdNonAliasingAdd",
+        "TensorScatterAdd",
+        "TensorScatterMax",
+        "TensorScatterMin",
+        "TensorScatterSub",
+        "TensorScatterUpdate",
+    }
+)
+"""Ops that for values of int32 read everything on the host, also their indices (scatter_nd_op.cc)."""
+
 _HOSTS_TOO = frozenset({"LoopCond", "Switch", "Merge", "Assert", "Print", "PrintV2"})
 """Ops that read a boolean of the host there."""
 
 
-def reads_on_device(op: str, position: int, dtype: str) -> bool:
+def reads_on_device(node: Node, position: int, dtype: str) -> bool:
     """Whether the kernel reads an input of such a type, which is in host memory, on the device.
 
     Integers of 64 bits are taken to be read on the host: they are shapes.
     """
-    if op.startswith(NAMESPACE):
+    if node.op.startswith(NAMESPACE) or _is_on_host(node):
         return False
     if dtype == "int32":
-        return position in READ_ON_DEVICE.get(op, ())
+        return position in READ_ON_DEVICE.get(node.op, ())
     if dtype == "bool":
-        return op not in _HOSTS_TOO
+        return node.op not in _HOSTS_TOO
     return dtype == "uint64"
 
 
-def reads_on_host(op: str, position: int, dtype: str) -> bool:
+def reads_on_host(node: Node, position: int, dtype: str) -> bool:
     """Whether the kernel reads an input of such a type on the host, though it may be in device memory.
 
     The first input of a conditional is its condition; a loop or a conditional has its int32 arguments in host memory.
     """
+    op = node.op
     if op.startswith(NAMESPACE) or dtype in REFERENCES or is_collective(op):
         return False
     flow = control_flow(op)
-    if op == "Assert" or (flow is not None and position < flow.first_argument):
+    if op == "Assert" or (flow is not None and position < flow.first_argument) or _is_on_host(node):
         return True
     if dtype == "int32":
         return op not in LISTS_ON_DEVICE and position not in READ_ON_DEVICE.get(op, ())
     return position in READ_ON_HOST.get(op, ())
+
+
+def _is_on_host(node: Node) -> bool:
+    """Whether the kernel is one of the CPU for int32."""
+    return node.op in HOST_SCATTERS and node.attrs["T"] == "int32"

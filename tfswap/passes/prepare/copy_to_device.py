@@ -39,7 +39,7 @@ def _copy(graph: Graph, device: DeviceModel) -> int:
 
     def copied(tensor: Output, reader: Node, position: int) -> Output:
         on_host = is_tensor_on_host(tensor, feeds, device)
-        if not on_host or not reads_on_device(reader.op, position, tensor.type.dtype):
+        if not on_host or not reads_on_device(reader, position, tensor.type.dtype):
             return tensor
         key = Output(tensor.node, tensor.index), reader.device
         if key not in made:

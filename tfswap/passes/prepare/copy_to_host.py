@@ -47,7 +47,7 @@ def _copy(graph: Graph, device: DeviceModel, is_condition: bool = False) -> int:
 
     for node in graph.topological():
         for position, tensor in enumerate(node.inputs):
-            if reads_on_host(node.op, position, tensor.type.dtype):
+            if reads_on_host(node, position, tensor.type.dtype):
                 graph.replace_input(node, position, copied(tensor))
     graph.fetches = [copied(f) if is_condition or f.type.dtype == "int32" else f for f in graph.fetches]
     move_behind_sources(graph, made.values())

@@ -50,7 +50,7 @@ def _keep(graph: Graph, device: DeviceModel) -> int:
         source = node.inputs[0]
         if source.node not in kept and (source.node in graph.feeds or is_on_host(source.node, source.index, device)):
             return False
-        return all(reader in kept or reads_on_device(reader.op, at, "int32") for reader, at in readers.get(node, ()))
+        return all(reader in kept or reads_on_device(reader, at, "int32") for reader, at in readers.get(node, ()))
 
     while leaving := {node for node in kept if not stays(node)}:
         kept -= leaving

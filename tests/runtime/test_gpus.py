@@ -395,6 +395,32 @@ def _():
     return compare(loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
 
 
+@kind("what it makes channels first of 16-bit floats")
+def _():
+    def loss_of(variables, x):
+        x = tf.cast(x, tf.float16)
+        for kernel in variables:
+            x = tf.nn.conv2d(x, tf.cast(kernel, tf.float16), 1, "SAME")
+            x = tf.nn.relu(x - tf.reduce_mean(x, [0, 1, 2]))
+        return tf.reduce_mean(tf.cast(x, tf.float32) ** 2)
+
+    return compare(loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
+
+
+@kind("a fused convolution of 16-bit floats")
+def _():
+    from tfswap.compiler.grappler import as_executed
+    from tfswap.importers.function import import_function
+    from tfswap.kernels.device import DeviceModel
+
+    def layer(x, kernel):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), tf.ones([8], x.dtype)))
+
+    given = [tf.TensorSpec(shape, tf.float16) for shape in ([4, 8, 8, 8], [3, 3, 8, 8])]
+    graph = as_executed(import_function(tf.function(layer).get_concrete_function(*given)), DeviceModel("gpu"))
+    return {"ops": [node.op for node in graph if "Conv2D" in node.op]}
+
+
 @kind("shapes that the host computes")
 def _():
     def loss_of(variables, x):
@@ -425,9 +451,14 @@ def test_steps_of_each_frontend_and_layout(on_gpus):
     assert found["an audit"]["edges"][0] > 100
     others = found["a step that others' memory has made too large"]
     assert others["above"] and others["more"] and others["planned"]
-    for name in ("images with channels first", "what the layout optimizer makes channels first"):
+    for name in (
+        "images with channels first",
+        "what the layout optimizer makes channels first",
+        "what it makes channels first of 16-bit floats",
+    ):
         check({**found[name], "report": []})
     check({**found["shapes that the host computes"], "report": []}, swaps=False)
+    assert found["a fused convolution of 16-bit floats"]["ops"] == ["_FusedConv2D"]  # and not oneDNN's
 
 
 def test_what_the_host_has_and_kernels_read_on_the_device_has_a_place_in_the_plan(on_gpus):

@@ -256,7 +256,8 @@ def _optimized(
             del node.attr[PRESERVE]
         if shapes is not None:
             drop_controls(node, feeds)
-        _as_onednn(node)
+        if not device.is_gpu:
+            _as_onednn(node)
     padded = _declare_padded(made, graph)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
@@ -384,6 +385,7 @@ def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:
     made = device_properties_pb2.DeviceProperties(
         type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=memory_bytes
     )
-    if device.is_gpu:
-        made.environment["architecture"] = "8.0"
+    if device.is_gpu and device.capability is not None:
+        # From 7.0 on, convolutions of 16-bit floats have their channels last (generic_layout_optimizer.cc).
+        made.environment["architecture"] = ".".join(map(str, device.capability))
     return device_properties_pb2.NamedDevice(properties=made, name=_device_name(device))

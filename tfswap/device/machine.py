@@ -76,7 +76,7 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
     from tensorflow.python.framework import config
 
     details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
-    capability = details.get("compute_capability") or (0, 0)
+    capability = details.get("compute_capability")
     return DeviceModel(
         "gpu",
         intra_op_threads=intra,
@@ -84,8 +84,9 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
         name=str(details.get("device_name", "")),
         workspace_bytes=cudnn.workspace_limit_bytes(),
         codecs=_has_codecs(),
-        tf32=capability >= (8, 0) and tf.config.experimental.tensor_float_32_execution_enabled(),
+        tf32=(capability or (0, 0)) >= (8, 0) and tf.config.experimental.tensor_float_32_execution_enabled(),
         deterministic=config.is_op_determinism_enabled(),
+        capability=capability,
     )
 
 

@@ -26,6 +26,7 @@ class DeviceModel(NamedTuple):
         tf32: whether contractions of float32 are computed in TF32 (GPU only).
         codecs: whether the codecs can run. On a GPU they need CUDA's runtime compiler.
         deterministic: whether `enable_op_determinism` is on. Some kernels then request temporaries (GPU only).
+        capability: CUDA's compute capability, as (major, minor). None: it is not a GPU of NVIDIA (GPU only).
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -39,6 +40,7 @@ class DeviceModel(NamedTuple):
     tf32: bool = False
     codecs: bool = True
     deterministic: bool = False
+    capability: tuple[int, int] | None = (8, 0)
 
     @property
     def is_gpu(self) -> bool:

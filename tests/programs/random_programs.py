@@ -114,15 +114,20 @@ def state(program):
     return [program.count, *program.weights, *(m for m in program.momenta if m is not None)]
 
 
-def run(program, function, x) -> tuple[list, int]:
-    """Results of each step and the variables after the last, and the measured peak."""
+def run(program, function, x) -> tuple[list, list[tuple[int, int | None]]]:
+    """Results of each step and the variables after the last. For each step the measured peak and the predicted one, in
+    the arena as the step found it; None where the step ran as it was traced.
+    """
     program.reset()
-    found = []
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    found, peaks = [], []
     for _ in range(STEPS):
+        tf.config.experimental.reset_memory_stats("CPU:0")
         found.append(bits(function(x)))
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return [found, bits(state(program))], peak
+        # A step that runs as it was traced can be planned before the next call: each has its own plan.
+        planned = hasattr(function, "plan") and not function.plan().changes_nothing
+        measured = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        peaks.append((measured, function.report().planned_peak_bytes if planned else None))
+    return [found, bits(state(program))], peaks
 
 
 def check(seed: int) -> list[dict]:
@@ -131,7 +136,7 @@ def check(seed: int) -> list[dict]:
     x = normal(program.shape, 5)
     reference = tf.function(program.step, autograph=False)
     with memory_optimizer_off():
-        expected, unoptimised = run(program, reference, x)
+        expected, peaks = run(program, reference, x)
     del reference
     traced = tf.function(program.step, autograph=False)
     floor, baseline = _floor(program, traced, x, TACTICS[seed % len(TACTICS)])
@@ -140,19 +145,20 @@ def check(seed: int) -> list[dict]:
         tactics = TACTICS[(seed + number) % len(TACTICS)]
         limit = floor + int((max(baseline, floor) - floor) * share)
         for _ in range(TRIES):
-            entry = {"seed": seed, "share": share, "limit": limit, "unoptimised": unoptimised}
+            entry = {"seed": seed, "share": share, "limit": limit, "unoptimised": max(peaks)[0]}
             step = tfswap.optimize(traced, memory_limit=limit, tactics=tactics)
             try:
-                found, peak = run(program, step, x)
+                found, steps = run(program, step, x)
             except tfswap.InfeasibleMemoryLimit as error:
                 # The floor was that of other tactics, in the arena as it was then; other tensors have come
                 # since, and this step's own constants.
                 entry["refused"] = limit = error.floor_bytes + error.floor_bytes // 50
                 continue
-            # A plan that changes nothing runs TensorFlow's default, Grappler and all: other bits.
-            entry["same"], entry["peak"] = found == expected or step.plan().changes_nothing, peak
-            entry["unchanged"] = step.plan().changes_nothing
-            entry["planned"], entry["swapped"] = step.plan().planned_peak_bytes, len(step.plan().evictions)
+            entry["steps"], entry["peak"] = steps, max(measured for measured, _ in steps)
+            entry["unchanged"] = any(planned is None for _, planned in steps)
+            # A step as it was traced runs TensorFlow's default, Grappler and all: other bits.
+            entry["same"] = found == expected or entry["unchanged"]
+            entry["swapped"] = len(step.plan().evictions)
             entry["reruns"], entry["encoded"] = step.report().reruns, len(step.plan().encoded)
             break
         results.append(entry)

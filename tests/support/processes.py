@@ -32,9 +32,7 @@ IMPORTED = {ONEDNN: "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1
 _FORKS = multiprocessing.get_context("forkserver")
 _SERVERS = {onednn: multiprocessing.forkserver.ForkServer() for onednn in ("0", "1")}
 for _server in _SERVERS.values():
-    _server.set_forkserver_preload(
-        ["tensorflow", "tfswap.keras", "tfswap.ops", "processes", "swap_copies", "control_flow", "keras_programs"]
-    )
+    _server.set_forkserver_preload(["tensorflow", "processes", "preloaded"])
 
 TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 """The environment of a process with two threads in each of TensorFlow's pools."""

@@ -9,12 +9,12 @@ def convolutions() -> list[Case]:
     cases = []
     for n, h, w, c, k, o, stride, padding in [
         (2, 128, 128, 64, 3, 64, 1, "SAME"),  # one image of columns is more than the cache
-        (16, 128, 128, 3, 3, 64, 1, "SAME"),
-        (16, 8, 8, 512, 3, 512, 1, "SAME"),
+        (8, 128, 128, 3, 3, 64, 1, "SAME"),
+        (4, 8, 8, 512, 3, 512, 1, "SAME"),  # shards of three images
         (32, 102, 102, 3, 7, 64, 2, "VALID"),
         (32, 24, 24, 256, 1, 64, 1, "SAME"),
         (32, 24, 24, 256, 1, 512, 2, "SAME"),
-        (32, 6, 6, 512, 3, 512, 1, "SAME"),
+        (8, 6, 6, 512, 3, 512, 1, "SAME"),
         (32, 3, 3, 960, 1, 320, 1, "SAME"),
     ]:
         oh = -(-h // stride) if padding == "SAME" else -(-(h - k + 1) // stride)

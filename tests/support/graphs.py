@@ -67,13 +67,13 @@ def any_graphs(draw: st.DrawFn) -> Graph:
 
 
 @st.composite
-def graphs_with_bodies(draw: st.DrawFn) -> Graph:
-    """Any graph, of which some nodes run other graphs, which may do so in turn."""
+def graphs_with_bodies(draw: st.DrawFn, depth: int = 2) -> Graph:
+    """Any graph, of which a node may run other graphs, which may do so in turn, to this depth."""
     graph = draw(any_graphs())
-    for node in list(graph):
-        if draw(st.booleans()):
-            graph.bodies[node] = tuple(draw(st.lists(graphs_with_bodies(), min_size=1, max_size=2)))
-            break
+    nodes = list(graph)
+    if depth and nodes and draw(st.booleans()):
+        bodies = st.lists(graphs_with_bodies(depth - 1), min_size=1, max_size=2)
+        graph.bodies[draw(st.sampled_from(nodes))] = tuple(draw(bodies))
     return graph
 
 

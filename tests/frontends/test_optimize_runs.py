@@ -264,7 +264,7 @@ def more(a):
     return a
 def step(x):
     return body(tf.ensure_shape(tf.numpy_function(more, [x], tf.float32), x.shape))
-x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
 step = tfswap.optimize(tf.function(step), memory_limit="115%")
 step(x)
 first = step.plan()
@@ -288,7 +288,7 @@ import tfswap.ops
 module = tf.Module()
 module.weights = weights
 step = tfswap.optimize(tf.function(lambda x: {{"loss": body(x)}}), memory_limit="70%", tactics=["swap"])
-x = tf.ones([4 << 10, WIDTH])
+x = tf.ones([2 << 10, WIDTH])
 step(x)
 concrete = step.get_concrete_function(x)
 tf.saved_model.save(module, {str(tmp_path / "model")!r}, signatures=concrete)
@@ -303,7 +303,7 @@ del net, weights, body  # the file's plan counts the loaded model alone
 gc.collect()
 loaded = tf.saved_model.load({str(tmp_path / "model")!r})
 before = tfswap.ops.stats().out_copies
-losses = [float(loaded.signatures["serving_default"](tf.ones([4 << 10, WIDTH]))["loss"])]
+losses = [float(loaded.signatures["serving_default"](tf.ones([2 << 10, WIDTH]))["loss"])]
 assert tfswap.ops.stats().out_copies > before
 print(json.dumps(losses))
 """)

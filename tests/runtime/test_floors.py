@@ -32,7 +32,7 @@ print(json.dumps([floor, [runs(limit) for limit in {tried}]]))
 
 @pytest.mark.parametrize(
     ("width", "rows", "settled"),
-    [(16, 64, "settle()"), (128, 16384, "None"), *slow((16, 64, "None"), (128, 16384, "settle()"))],
+    [(16, 64, "settle()"), (128, 4096, "None"), *slow((16, 64, "None"), (128, 4096, "settle()"))],
 )
 def test_at_the_floor_the_step_runs_and_below_it_is_refused(width, rows, settled):
     """The large step has constants of megabytes, which are allocated after the arena was first read."""

@@ -9,7 +9,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
-from tfswap.simulator.unordered import simulate_baseline
+from tfswap.simulator.unordered import simulate_baseline, simulate_highest
 
 UNIT = 25600 * 4
 ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))
@@ -54,6 +54,14 @@ def test_a_constant_that_waits_keeps_what_reads_it_waiting():
 def test_which_kernels_meet_depends_on_what_they_take():
     # a0 is gone before b1 starts: three at most.
     assert units(BRANCHES, TWO, {"a0": 1e-3, "a1": 1e-3}) == 3
+
+
+def test_the_highest_peak_is_that_of_a_run_in_which_a_thread_is_delayed():
+    flow = facts(BRANCHES)
+    # Kernels that meet only where the first branch is delayed.
+    seconds = [{"a0": 1e-6, "a1": 1e-6}.get(n.name, 1e-3) for n in flow.nodes]
+    assert simulate_baseline(flow, seconds, TWO) // UNIT == 3
+    assert simulate_highest(flow, seconds, TWO) // UNIT == 4
 
 
 def test_one_thread_starts_all_kernels_of_a_gpu():

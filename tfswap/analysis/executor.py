@@ -34,6 +34,9 @@ COST_ERROR = 1.5
 """The largest factor between the predicted and the actual time of all kernels of one type."""
 NOISE = 0.1
 """The largest relative variation of one kernel's time between runs."""
+DELAYED_SHARE = 0.1
+DELAY_S = 3e-3
+"""On a busy machine threads lose their core: this share of kernels takes so much longer, a slice of the scheduler."""
 DISPATCH_S = 5e-7
 """The executor's time for a node, without its kernel."""
 SPIN_S = 200e-6
@@ -54,7 +57,10 @@ class Program:
         users: the nodes that wait for the node, by data edges first; at START, the nodes without inputs.
         unordered: (node, users by data edges, users by control edges) for nodes whose users have a random order.
         ops: the node's op type.
+        is_delayed: whether the machine is busy.
     """
+
+    is_delayed = False
 
     def __init__(
         self, nodes: Sequence[Node], cost_s: Sequence[float], device: DeviceModel, *, constants: Collection[Node]
@@ -157,6 +163,8 @@ class Executor:
             return False
         temporaries = self.begin(i)
         took = self._cost_s(i) * (1 + NOISE * (2 * self.chance.random() - 1))
+        if self.program.is_delayed and self.chance.random() < DELAYED_SHARE:
+            took += DELAY_S
         heapq.heappush(self.events, (now + took, thread, i, temporaries))
         return True
 

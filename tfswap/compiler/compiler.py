@@ -231,7 +231,7 @@ class Optimizer:
             return False  # TensorFlow's tape also holds zeros of as many bytes
         if aim_bytes < max(self.resident_bytes + self._computed_bytes, self.planner.live_peak_bytes):
             return False  # without an order at least as much is live
-        return aim_bytes >= self.unoptimised.likely_bound_bytes
+        return not self.unoptimised.may_pass(aim_bytes)
 
     def unchanged(self, limit_bytes: int | None) -> Plan:
         """The plan that leaves the step as it was traced."""

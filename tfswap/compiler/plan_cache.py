@@ -74,11 +74,13 @@ class Unoptimised:
     Attributes:
         there_bytes: the bytes in the arena before the step's function was made.
         peak_bytes, seconds: as of Baseline.
+        highest_bytes: the highest of the simulated peaks; None where no limit depended on it.
     """
 
     there_bytes: int
     peak_bytes: int
     seconds: float
+    highest_bytes: int | None = None
 
 
 @dataclass(frozen=True)

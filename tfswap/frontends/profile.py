@@ -172,7 +172,7 @@ def _unordered(
     import tensorflow as tf
 
     limit = arena.device_limit_bytes(device)
-    if limit is not None and optimizer.unoptimised.likely_bound_bytes > limit:
+    if limit is not None and optimizer.unoptimised.may_pass(limit):
         return None
     try:
         plain()

@@ -197,7 +197,7 @@ class ArenaWatch:
             return False
         if self._gate is None or not self._requests:  # a plan that changes nothing
             grown = now.current_bytes - self.resident_bytes + self._arena.copied_bytes(self._optimizer)
-            return self._optimizer.unoptimised.likely_bound_bytes + grown <= limit_bytes
+            return not self._optimizer.unoptimised.may_pass(limit_bytes - grown)
         if found not in self._peaks:
             snapshot = self._arena.snapshot(instantiated=True)
             self._owners.remember(found[0], snapshot)

@@ -71,18 +71,29 @@ def simulate_baseline(
     return median_low(_peaks(_Program(flow, cost_s, device), snapshot))
 
 
-def simulate_concurrent(
-    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot = NOTHING_KNOWN
+def simulate_highest(
+    flow: Dataflow,
+    cost_s: Sequence[float],
+    device: DeviceModel,
+    *,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
+    overlaps: bool = False,
 ) -> int:
-    """Peak bytes of the highest of the runs, one of them with a thread free for each kernel that can run.
+    """Peak bytes of the highest of the runs on an idle and on a busy machine, where threads are delayed.
 
-    On a busy machine threads are delayed, and independent iterations of a loop overlap more than with the threads of
-    `device`.
+    Args:
+        overlaps: whether the step has independent iterations of loops. Delayed ones overlap more than with the threads
+            of `device`, so that one of the runs has a thread free for each kernel that can run.
     """
-    most = sum(flow.is_kernel)
-    program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
-    free = _peak_bytes(program, snapshot, random.Random(0))
-    return max(free, *_peaks(_Program(flow, cost_s, device), snapshot))
+    program = _Program(flow, cost_s, device)
+    peaks = _peaks(program, snapshot)
+    program.is_delayed = True
+    peaks += _peaks(program, snapshot)
+    if overlaps:
+        most = sum(flow.is_kernel)
+        free = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
+        peaks.append(_peak_bytes(free, snapshot, random.Random(0)))
+    return max(peaks)
 
 
 def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot) -> Record:

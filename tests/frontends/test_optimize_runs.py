@@ -265,11 +265,11 @@ def more(a):
 def step(x):
     return body(tf.ensure_shape(tf.numpy_function(more, [x], tf.float32), x.shape))
 x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
-step = tfswap.optimize(tf.function(step), memory_limit="115%")
+step = tfswap.optimize(tf.function(step), memory_limit="130%")
 step(x)
 first = step.plan()
 tf.config.experimental.reset_memory_stats("CPU:0")
-extra = step.report().baseline_peak_bytes * 4 // 10
+extra = step.report().baseline_peak_bytes * 6 // 10
 step(x)
 reported, extra = list(records), 0
 held.clear()

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -16,8 +17,9 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import processes
 import pytest
-from processes import ROOT, last_json, run_forked, run_python, run_together, start_python
+from processes import ROOT, last_json, run_python, start_python
 from sanitize import ALONE
 
 tf = pytest.importorskip("tensorflow")
@@ -26,6 +28,9 @@ import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 from tfswap.errors import OpLibraryError  # noqa: E402
 from tfswap.ir import custom_ops  # noqa: E402
 from tfswap.native import build, load  # noqa: E402
+
+run_forked = functools.partial(processes.run_forked, loaded=False)
+run_together = functools.partial(processes.run_together, loaded=False)
 
 IMPORT_AND_SWAP = """
 import json

@@ -26,13 +26,15 @@ from folders import ROOT as ROOT
 # A process imports TensorFlow and whatever else most programs import, which takes most of the time of a small program,
 # and forks for each program. It must have one thread only, so numpy's library gets no others; TensorFlow has none
 # before its first op, when it also reads the arena's settings. The import decides whether oneDNN's kernels are used, so
-# there is a process for each case.
+# there is a process for each case, and one without tfswap's ops, for programs that build or load them.
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 IMPORTED = {ONEDNN: "0", "TF_CPP_MIN_LOG_LEVEL": "2", "OPENBLAS_NUM_THREADS": "1"}
 _FORKS = multiprocessing.get_context("forkserver")
-_SERVERS = {onednn: multiprocessing.forkserver.ForkServer() for onednn in ("0", "1")}
-for _server in _SERVERS.values():
-    _server.set_forkserver_preload(["tensorflow", "processes", "preloaded"])
+_SERVERS = {
+    (onednn, loaded): multiprocessing.forkserver.ForkServer() for onednn in ("0", "1") for loaded in (False, True)
+}
+for (_, _loaded), _server in _SERVERS.items():
+    _server.set_forkserver_preload(["tensorflow", "processes", *(["preloaded"] if _loaded else [])])
 
 TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 """The environment of a process with two threads in each of TensorFlow's pools."""
@@ -107,16 +109,21 @@ def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[
 
 
 class Forked:
-    """A process that has imported TensorFlow, and runs a program."""
+    """A process that has imported TensorFlow, and runs a program.
 
-    def __init__(self, code: str, env: dict[str, str], folder: Path):
+    Args:
+        loaded: whether it has loaded tfswap's ops too.
+    """
+
+    def __init__(self, code: str, env: dict[str, str], folder: Path, *, loaded: bool = True):
         self.code = code
         self.out, self.err = folder / "out", folder / "err"
         self.out.touch()
         self.err.touch()
-        self.process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(self.out), str(self.err)))
+        arguments = textwrap.dedent(code), env, str(self.out), str(self.err), loaded
+        self.process = _FORKS.Process(target=_execute, args=arguments)
         imported = {**IMPORTED, ONEDNN: env.get(ONEDNN, "0")}
-        server = _SERVERS[imported[ONEDNN]]
+        server = _SERVERS[imported[ONEDNN], loaded]
         with (
             mock.patch.object(multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process),
             mock.patch.dict(os.environ, _environment(**imported), clear=True),  # what the first start passes on
@@ -129,21 +136,23 @@ class Forked:
         return subprocess.CompletedProcess(self.code, status, self.out.read_text(), self.err.read_text())
 
 
-def run_forked(code: str, *, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+def run_forked(code: str, *, status: int = 0, loaded: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a process that has imported TensorFlow and run nothing yet. It must end with `status`, which is
-    -N where signal N ends it.
+    -N where signal N ends it. `loaded` is as of Forked.
     """
-    return run_together([code], status=status, **env)[0]
+    return run_together([code], status=status, loaded=loaded, **env)[0]
 
 
-def run_together(codes: Sequence[str], *, status: int = 0, **env: str) -> list[subprocess.CompletedProcess[str]]:
+def run_together(
+    codes: Sequence[str], *, status: int = 0, loaded: bool = True, **env: str
+) -> list[subprocess.CompletedProcess[str]]:
     """As `run_forked`, of several concurrent processes."""
     with tempfile.TemporaryDirectory() as folder:
         started: list[Forked] = []
         for number, code in enumerate(codes):
             own = Path(folder, str(number))
             own.mkdir()
-            started.append(Forked(code, env, own))
+            started.append(Forked(code, env, own, loaded=loaded))
         try:
             for each in started:
                 each.process.join()
@@ -153,13 +162,14 @@ def run_together(codes: Sequence[str], *, status: int = 0, **env: str) -> list[s
         return [each.done(status) for each in started]
 
 
-def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:
-    from tfswap.native.load import load, throttle_from_environment
-
+def _execute(code: str, env: dict[str, str], out: str, err: str, loaded: bool) -> None:
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), stream)
     os.environ.update(env)
-    throttle_from_environment(load().c)  # as where the ops are loaded, which they have been
+    if loaded:  # so that what loading reads of the environment is read now
+        from tfswap.native.load import load, throttle_from_environment
+
+        throttle_from_environment(load().c)
     gc.freeze()  # or each collection goes through all that was imported
     exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
 

@@ -31,8 +31,8 @@ from tfswap.support.gc_pause import without_collector
 
 BASELINE_SPREAD = 1.1
 """The peak of an unordered step varies from run to run. A limit above the highest simulated peak by this factor is kept
-without an order. Of 12 random programs on a busy machine, each run 58 times, the highest measured peak was 1.07 times the
-simulated one."""
+without an order. Of 12 random programs on a busy machine, each run 58 times, the highest measured peak was 1.07 times
+the simulated one."""
 
 HELD_SPREAD = 1.3
 """The same factor where gradients are taken outside: not all tensors that TensorFlow's tape holds are known. A

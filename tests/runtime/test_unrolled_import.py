@@ -114,3 +114,26 @@ def test_a_further_loop_around_others_is_as_much_work_as_the_one_before(monkeypa
             import_function(scope["concrete"](depth))
         counts.append(len(called))
     assert counts[2] - counts[1] <= counts[1] - counts[0]
+
+
+def test_functions_that_inlining_makes_in_a_body_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grappler gives branches and loops next to an inlined call names of its own, in the body's library."""
+    scope: dict[str, Any] = {}
+    exec(NESTED, scope)
+
+    def inlined(function: Any, library: Any, *, convert: Any = bodies.as_graph_def) -> Any:
+        graph_def, *rest = convert(function, library)
+        made = graph_def.library.function
+        names = {f.signature.name for f in made}
+        for node in (*graph_def.node, *(n for f in made for n in f.node_def)):
+            for attribute in node.attr.values():
+                if attribute.func.name in names:
+                    attribute.func.name += "_specialized"
+        for f in made:
+            f.signature.name += "_specialized"
+        return graph_def, *rest
+
+    expected = import_function(scope["concrete"](2))
+    monkeypatch.setattr(bodies, "as_graph_def", inlined)
+    found = import_function(scope["concrete"](2))
+    assert [len(body) for body in found.all_bodies()] == [len(body) for body in expected.all_bodies()]

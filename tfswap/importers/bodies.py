@@ -91,10 +91,14 @@ class _Functions:
 
     A loop is imported once more when more is known about its variables, with all loops in it. So a function is imported
     once for the same arguments, and each further node that runs it gets a copy.
+
+    Calls in a function are inlined, which makes further functions in a library of its own: by name they are not those
+    of another function.
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef):
         self._library: Mapping[str, Any] = {f.signature.name: f for f in graph_def.library.function}
+        self._inside: dict[str, _Functions] = {}  # by function, those that its nodes run
         self._imported: dict[str, list[tuple[Sequence[Argument], Mapping[str, TensorType], Graph, list[Argument]]]] = {}
 
     def body(self, called: _Called, arguments: Sequence[Argument]) -> tuple[Graph, list[Argument]]:
@@ -109,8 +113,12 @@ class _Functions:
 
     def _import(self, called: _Called, arguments: Sequence[Argument]) -> tuple[Graph, list[Argument]]:
         graph_def, ends, calls = as_graph_def(self._library[called.name], self._library)
+        if called.name not in self._inside:
+            same = all(self._library.get(f.signature.name) == f for f in graph_def.library.function)
+            self._inside[called.name] = self if same else _Functions(graph_def)
         given = dict(zip(ends[0], arguments, strict=True))
-        with contextlib.closing(_Import(graph_def, given, ends, called.known_types, self)) as made:
+        inside = self._inside[called.name]
+        with contextlib.closing(_Import(graph_def, given, ends, called.known_types, inside)) as made:
             made.graph.library = None  # the functions of its loops and conditionals are bodies
             made.graph.calls = calls
             return made.graph, made.results()

@@ -7,6 +7,7 @@ import hashlib
 import json  # noqa: F401 for what imports all
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -77,9 +78,10 @@ def attention() -> Any:
     return keras.Model(inputs, make.Dense(10)(make.GlobalAveragePooling1D()(h)))
 
 
-def burn(until: threading.Event) -> None:
+def burn(seconds: float) -> None:
+    end = time.monotonic() + seconds
     a = np.ones((300, 300))
-    while not until.is_set():
+    while time.monotonic() < end:
         a @ a
 
 
@@ -93,14 +95,10 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float, busy
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     wanted, unoptimised = run(tf.function(step))
     optimised = tfswap.optimize(tf.function(step), memory_limit=int(unoptimised * share))
-    bits, peak = run(optimised)  # which plans
-    ended = threading.Event()
-    others = [threading.Thread(target=burn, args=(ended,), daemon=True) for _ in range(busy)]
+    others = [threading.Thread(target=burn, args=(3.0,)) for _ in range(busy)]
     for thread in others:
         thread.start()
-    if busy:
-        bits, peak = run(optimised)
-    ended.set()
+    bits, peak = run(optimised)
     plan = optimised.plan()
     return {
         "same": bits == wanted,

@@ -140,7 +140,7 @@ class _Import:
         self._graph_def = graph_def
         self._arguments = arguments
         self._ends = ends
-        self._functions = functions
+        self.functions = functions
         self._scratch = contextlib.ExitStack()
         self._known: dict[str, Argument] = {}
         self._pending: dict[str, Argument] = {}  # pending facts
@@ -217,7 +217,7 @@ class _Import:
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
             if self._pending_matters(node):
                 self._apply_pending()
-            bodies[node.name], results = _bodies(node, self, self._functions)
+            bodies[node.name], results = _bodies(node, self)
             # The body of a loop shows more about its results than the node does: the contents of lists.
             self._learn([{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results])
         self._apply_pending()
@@ -371,7 +371,7 @@ class _Import:
                 return
 
 
-def _bodies(node: Node, made: _Import, functions: _Functions) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
+def _bodies(node: Node, made: _Import) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
     """The bodies of a loop or a conditional, and alternative facts about its results: the largest sizes first."""
     kind = control_flow(node.op)
     assert kind is not None
@@ -379,12 +379,12 @@ def _bodies(node: Node, made: _Import, functions: _Functions) -> tuple[tuple[Gra
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
         bodies, given = _loop(
-            called, [made.argument(name) for name in passed], [made.value(name) for name in passed], functions
+            called, [made.argument(name) for name in passed], [made.value(name) for name in passed], made.functions
         )
         return bodies, [given]
     arguments = [made.argument_and_value(name) for name in passed]
     given = ([in_branch(a, k, len(called)) for a in arguments] for k in range(len(called)))
-    branches = [functions.body(each, inputs) for each, inputs in zip(called, given, strict=True)]
+    branches = [made.functions.body(each, inputs) for each, inputs in zip(called, given, strict=True)]
     results = [_of_branches(branches, i) for i in range(len(branches[0][1]))]
     ways = max(map(len, results), default=1)
     return tuple(graph for graph, _ in branches), [[r[min(way, len(r) - 1)] for r in results] for way in range(ways)]

@@ -6,16 +6,23 @@ has it), the values involved, and what to do next.
 
 from __future__ import annotations
 
-from tfswap.support.printable import printable
+from tfswap.support.printable import one_line, printable
 
 INSTALL_TENSORFLOW = 'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
 
 
 class TfswapError(Exception):
-    """Base of every error that tfswap raises on purpose. Its message has no control characters, whatever it names."""
+    """Base of every error that tfswap raises on purpose. Its message has no control characters, whatever it names.
+
+    Attributes:
+        has_lines: whether messages of the class have several lines. Those of others have one.
+    """
+
+    has_lines = False
 
     def __init__(self, *details: object):
-        super().__init__(*(printable(detail) if isinstance(detail, str) else detail for detail in details))
+        shown = printable if self.has_lines else one_line
+        super().__init__(*(shown(detail) if isinstance(detail, str) else detail for detail in details))
 
     # AutoGraph replaces errors that are raised while it traces a caller, except those with this attribute. A caller
     # that catches a refusal, for its floor, must get the error itself.
@@ -45,4 +52,6 @@ class InvalidModel(TfswapError):
 
 
 class OpLibraryError(TfswapError):
-    """tfswap's custom ops could not be built or loaded."""
+    """tfswap's custom ops could not be built or loaded. The message may have a compiler's output."""
+
+    has_lines = True

@@ -8,49 +8,53 @@ from pathlib import Path
 import pytest
 
 import tfswap
-from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError
 from tfswap.report.curve import Curve, Point
 from tfswap.report.max_batch import Fit
 from tfswap.report.tables import as_text, figures, listing, show, stacked
 from tfswap.support import progress
-from tfswap.support.printable import printable
+from tfswap.support.printable import as_lines, one_line, printable
 
-EVIL = "layer\x1b[2J\x07\r\x9b31m\u202e\x00"
-SHOWN = r"layer\x1b[2J\x07\r\x9b31m\u202e\x00"
+EVIL = "layer\x1b[2J\x07\r\x9b31m\u061c\u202e\u2028\x00\ntfswap: fine"
+SHOWN = r"layer\x1b[2J\x07\r\x9b31m\u061c\u202e\u2028\x00\ntfswap: fine"
 
 
 def test_text_of_people_stays() -> None:
     text = "josé\t日本語\n─ µs 2"
     assert printable(text) == text
-    assert printable(EVIL) == SHOWN
+    assert one_line(text) == text.replace("\n", r"\n")
+    assert one_line(EVIL) == printable(EVIL).replace("\n", r"\n") == SHOWN
+    assert as_lines([EVIL, "two"]) == f"{SHOWN}\ntwo"
 
 
 def test_errors() -> None:
     assert str(TfswapError(EVIL)) == SHOWN
     assert str(InfeasibleMemoryLimit(EVIL, floor_bytes=1, limit_bytes=0)) == SHOWN
     with pytest.raises(InvalidModel) as refused:
-        tfswap.Plan.load(f"/no/such/{EVIL[:-1]}")
-    assert printable(str(refused.value)) == str(refused.value)
+        tfswap.Plan.load(f"/no/such/{EVIL}")
+    assert one_line(str(refused.value)) == str(refused.value)
+    assert str(OpLibraryError("a compiler's\n\x1b[31moutput")) == "a compiler's\n\\x1b[31moutput"
 
 
 def test_tables_lines_and_pages(capsys: pytest.CaptureFixture[str]) -> None:
     progress.announce(EVIL)
     assert capsys.readouterr().err == f"tfswap: {SHOWN}\n"
     table = stacked(EVIL, figures([(EVIL, EVIL)]), listing([EVIL, "name"], [(EVIL, EVIL)]))
-    show(EVIL)
     show(table)
     fit = Fit(EVIL, EVIL, 1, ((EVIL, (0,)),), 1, 1, 1, 1, 1.0, 0, False, None)
     curve = Curve(EVIL, EVIL, EVIL, 2, 1.0, 1, None, None, (Point(1, 1, 1.0, 1.0, 0, 0), Point(2, 2, 1.0, 1.0, 0, 0)))
-    written = [as_text(table), capsys.readouterr().out, str(fit), curve._repr_html_()]
-    for text in written:
-        assert SHOWN.replace("\\u202e", "") in text.replace("\\u202e", "")
-        assert printable(text) == text
+    written = [as_text(table), capsys.readouterr().out, str(fit), str(curve)]
+    assert not any(line.startswith("tfswap: fine") for text in written for line in text.splitlines())
+    page = curve._repr_html_()
+    assert printable(EVIL) in page
+    assert all(SHOWN in text for text in written)
+    assert all(printable(text) == text for text in (*written, page))
 
 
 def test_logs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tfswap"):
         logging.getLogger("tfswap").info("of %s", EVIL)
-        logging.getLogger("tfswap").info("%d of %s", 1, "two")
+        logging.getLogger("tfswap").info("%d of %s\n", 1, "two")
     assert [record.getMessage() for record in caplog.records] == [f"of {SHOWN}", "1 of two"]
 
 

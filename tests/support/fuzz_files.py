@@ -31,6 +31,7 @@ WORDS = (
     "inputs",
     "\x1b[31m",
     "\x9b2J\u202e",
+    "x\ntfswap: fine",
     "é" * 40,
     "Const",
     "MatMul",
@@ -262,7 +263,8 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
             status = cli.main([*arguments, *(["--json"] if as_json else [])])
     except BaseException:
         return traceback.format_exc()[-1500:]
-    lines = re.findall(r"^tfswap: (?!\d+ s: ).*", err.getvalue(), re.MULTILINE)  # the others are progress
+    # The others are progress, and where help is.
+    lines = re.findall(r"^(?!tfswap: \d+ s: |Try: ).+", err.getvalue(), re.MULTILINE)
     if status not in (0, 1, 2, 3):
         return f"exit status {status}"
     has_error = len(lines) == 1 or (not lines and status == 1 and bool(out.getvalue()))  # `verify` prints what differs

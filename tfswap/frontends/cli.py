@@ -30,6 +30,7 @@ from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
 from tfswap.support import progress
 from tfswap.support.files import require_new_folder
+from tfswap.support.printable import as_lines, one_line
 from tfswap.support.sizes import format_bytes, format_count
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
@@ -166,8 +167,8 @@ def _analyze(options: argparse.Namespace) -> Result:
 def _trace(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="analyze")
     written = " ".join(_saved(report, [options.trace_file]))
-    text = f"{options.function}: {report.headline()}\n{written} https://ui.perfetto.dev shows it."
-    return {**_analysis(report), "trace_file": options.trace_file}, text
+    lines = f"{options.function}: {report.headline()}", f"{written} https://ui.perfetto.dev shows it."
+    return {**_analysis(report), "trace_file": options.trace_file}, as_lines(lines)
 
 
 def _saved(report: Any, paths: Sequence[str]) -> list[str]:
@@ -228,7 +229,7 @@ def _simulate(options: argparse.Namespace) -> Result:
     for path, save in ((options.png, curve.save_png), (options.html, curve.save_html)):
         if path:
             save(path)
-            text += f"\nWritten to {path}."
+            text += "\n" + one_line(f"Written to {path}.")
     return {**json.loads(curve.to_json()), "exit_status": OK if curve.feasible else INFEASIBLE}, text
 
 
@@ -260,7 +261,7 @@ def _verify(options: argparse.Namespace) -> Result:
         *(f"  {name}: {count} swap nodes" for name, count in checked),
         "tfswap.load keeps its limit in the process that loads it; tf.saved_model.load does in a free arena.",
     ]
-    return content, "\n".join(lines)
+    return content, as_lines(lines)
 
 
 def _compare(options: argparse.Namespace) -> Result:

@@ -23,7 +23,7 @@ from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.saved_model import ArgumentSizes
 from tfswap.native.load import load_for
 from tfswap.support import progress
-from tfswap.support.printable import printable
+from tfswap.support.printable import as_lines, one_line
 
 SEED = 1
 CLASSES = 2
@@ -74,14 +74,14 @@ class Comparison:
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.function}: {self.outputs} results and {self.variables} variables"
         if self.same:
-            return printable(f"{what} are the same to the bit")
+            return one_line(f"{what} are the same to the bit")
         lines = [f"{what}, of which {len(self.differences)} DIFFER"]
         for found in self.differences[:SHOWN]:
             count, of = found.elements
             lines.append(f"  {found.name}: {count} of {of} elements, by up to {found.largest:.3g}")
         if len(self.differences) > SHOWN:
             lines.append(f"  and {len(self.differences) - SHOWN} more")
-        return printable("\n".join(lines))
+        return as_lines(lines)
 
 
 def compare_models(

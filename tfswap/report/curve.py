@@ -12,7 +12,7 @@ from typing import Any
 from tfswap.report.markup import format_seconds, render, ticks
 from tfswap.report.picture import new_figure, png
 from tfswap.support.files import write_whole
-from tfswap.support.printable import printable
+from tfswap.support.printable import as_lines
 from tfswap.support.sizes import format_bytes
 
 BAR = 24
@@ -148,7 +148,7 @@ class Curve:
                 f"  {figures[0]:>10}  {figures[1]:>10}  x{p.time_ratio:<5.2f} {figures[2]:>10}  {figures[3]:>10}  "
                 f"{workspace}{bar}{mark}"
             )
-        return printable("\n".join(lines))
+        return as_lines(lines)
 
     __repr__ = __str__
 

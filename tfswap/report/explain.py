@@ -17,7 +17,7 @@ from tfswap.ir.permits import ANYTHING
 from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.problem import Problem
 from tfswap.report.markup import format_seconds
-from tfswap.support.printable import printable
+from tfswap.support.printable import as_lines
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Explanation:
             ]
         if self.source:
             rows.append(("source", self.source))
-        return printable("\n".join([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)]))
+        return as_lines([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)])
 
 
 def why_unused(plan: Plan) -> str:

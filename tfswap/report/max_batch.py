@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from tfswap.support.printable import printable
+from tfswap.support.printable import as_lines
 from tfswap.support.sizes import format_bytes
 
 
@@ -64,4 +64,4 @@ class Fit:
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f} of an unoptimised step of that size"),
         ]
-        return printable("\n".join([self.step, *(f"  {label:<16} {text}" for label, text in rows)]))
+        return as_lines([self.step, *(f"  {label:<16} {text}" for label, text in rows)])

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from tfswap.support.printable import printable
+from tfswap.support.printable import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,7 +25,7 @@ def figures(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in rows:
-        table.add_row(printable(label), printable(text))
+        table.add_row(one_line(label), one_line(text))
     return table
 
 
@@ -34,19 +34,19 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(printable(heads[0]), justify="right", no_wrap=True)
+    table.add_column(one_line(heads[0]), justify="right", no_wrap=True)
     for head in heads[1:]:
-        table.add_column(printable(head), overflow="fold")
+        table.add_column(one_line(head), overflow="fold")
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*map(one_line, row))
     return table
 
 
 def stacked(*parts: RenderableType) -> RenderableType:
-    """Parts, one below the other."""
+    """Parts, one below the other: texts of one line, and tables."""
     from rich.console import Group
 
-    return Group(*(printable(part) if isinstance(part, str) else part for part in parts))
+    return Group(*(one_line(part) if isinstance(part, str) else part for part in parts))
 
 
 def as_text(shown: RenderableType) -> str:

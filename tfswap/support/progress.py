@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Protocol, TextIO, TypeVar
 
-from tfswap.support.printable import printable
+from tfswap.support.printable import one_line
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ _one_display = threading.Lock()
 @contextlib.contextmanager
 def task(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """Show `what` as work in progress. Gives a function to call after each of `total` parts."""
-    what = printable(what)
+    what = one_line(what)
     display = _current.get()
     if display is not None:
         line = display.add_task(what, total=total)
@@ -85,7 +85,7 @@ def over(what: str, parts: Collection[T]) -> Iterator[T]:
 
 def announce(text: str) -> None:
     """Write one line to standard error; on a terminal it appears above the bars."""
-    text = printable(text)
+    text = one_line(text)
     with _opened_stderr() as stream:
         # The current line is erased first: it may show a bar.
         _write(stream, f"\r\x1b[2Ktfswap: {text}" if _on_terminal() else f"tfswap: {text}")

@@ -94,6 +94,7 @@ reported = in_child(
     lambda: planned(x), lambda: ordered(x), lambda: never(x), lambda: concrete(x),
     lambda: around(x), lambda: within(x), lambda: twice(x),
     lambda: never.get_concrete_function(x), lambda: tape.gradient(loss, x), lambda: tfswap.ops.swap_out(x),
+    lambda: tfswap.max_batch(planned, x, memory_limit="1GiB"), lambda: tfswap.profile(planned, x),
     fitted(True), fitted(False), lambda: in_child(lambda: planned(x)),
 )
 assert planned(x) == within(x) - 1.0  # the parent goes on

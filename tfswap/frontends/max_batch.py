@@ -31,6 +31,7 @@ from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, load
 from tfswap.frontends.simulate import target
 from tfswap.kernels.hardware import Machine
 from tfswap.kernels.profile import Profile
+from tfswap.native.forks import refuse_in_late_child
 from tfswap.planner.candidates import Candidate
 from tfswap.planner.planner import TACTICS
 from tfswap.report.max_batch import Fit
@@ -105,6 +106,10 @@ def max_batch(
             "or name a device="
         )
     saved = isinstance(step, (str, os.PathLike))
+    # Without the allocator's peak, the run of a SavedModel would measure nothing.
+    runs = confirm and device is None and (not saved or arena.memory_info(machine.current_device()[0]) is not None)
+    if runs:
+        refuse_in_late_child("The run that confirms a size (confirm=True)")
     if saved and batch_size is None and vary is None:
         batch_size = multiple_of  # the batch is what is searched: from the smallest
     start = {name: dict.fromkeys(axes, multiple_of) for name, axes in (vary or {}).items()}
@@ -120,12 +125,11 @@ def max_batch(
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.floor_bytes)
     planned, measured = size, None
-    if confirm and size > 0 and device is None:
-        if not saved:
-            traced = undecorated(step)
-            size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
-        elif arena.memory_info(machine.current_device()[0]) is not None:  # or a run would measure nothing
-            size, measured = _confirmed_saved(step, function, found, search, size)
+    if runs and size > 0 and saved:
+        size, measured = _confirmed_saved(step, function, found, search, size)
+    elif runs and size > 0:
+        traced = undecorated(step)
+        size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
     if not size:
         raise _refusal(search, planned)
     return _fit(search, on, size, planned, measured)

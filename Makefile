@@ -12,7 +12,8 @@
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
 # (cpu by default; see the extras in pyproject.toml), VERSION=2.19.1 a release other than the newest (give it an
 # environment of its own: VENV=.venv-2.19.1), PYTEST_ARGS="-k swap" what is tested; "-m slow" tests what takes minutes and
-# is left out by default. Two tests run at a time, and both processes end together; PYTEST_ARGS="-n 0" has one.
+# is left out by default. Three processes run tests, since a test leaves a core idle for a quarter of its time, and end
+# together; PYTEST_ARGS="-n 0" has one.
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
@@ -39,7 +40,7 @@ demo: $(VENV)/plot
 	$(BIN)/python examples/train_under_cap.py --plot train_under_cap.png
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 test-fast: $(VENV)/test
 	$(BIN)/python -m pytest -n 0 -m fast --without-tensorflow tests/unit $(PYTEST_ARGS)

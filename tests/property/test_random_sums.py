@@ -49,7 +49,9 @@ def test_bits_of_many_random_sums_in_loops(first: int):
 
 
 def test_bits_of_random_sums_after_decisions():
-    check(0, 1, "decided")
+    """The second has the gradient of a conditional that nothing needs, and that TensorFlow runs all the same."""
+    for seed in (0, 26):
+        check(seed, 1, "decided", limits=2)
 
 
 @pytest.mark.slow

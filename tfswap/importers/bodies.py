@@ -35,6 +35,7 @@ from tfswap.importers.size_bounds import decides_sizes, gives_shape_values, larg
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, empties_list
 from tfswap.ir.types import TensorType
+from tfswap.ir.unneeded import prune_traced
 from tfswap.ir.views import passed_on
 from tfswap.kernels.kernel_memory import chosen_inputs, no_larger_inputs
 from tfswap.support.reach import reach
@@ -280,7 +281,7 @@ class _Import:
             # Tensors without a size before the bounds have one because of the bounds.
             bounds = self._open if self._bounded() else ()
             self._graph = import_graph_def(self._graph_def, *self._ends, bounds=bounds)
-            self._graph.prune_traced()
+            prune_traced(self._graph)
         return self._graph
 
     def close(self) -> None:

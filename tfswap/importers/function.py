@@ -22,6 +22,7 @@ from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
+from tfswap.ir.unneeded import prune_traced
 from tfswap.support.gc_pause import without_collector
 from tfswap.support.reach import reach
 
@@ -75,7 +76,7 @@ def import_function(
         made.calls = inlined
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
-    graph.prune_traced()
+    prune_traced(graph)
     given = any(gives_shape_values(node.op) or has_contents(node.op) for node in graph) or any(
         a.value is not None for a in known.values()
     )

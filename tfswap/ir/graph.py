@@ -137,6 +137,8 @@ class Graph:
             Empty where there were no calls.
         names_in_bodies: names of nodes in the loop's body, by their names in the unrolled loop.
         read_in_vain: names of tensors that were read by unneeded nodes only, which were pruned at import.
+        unpruned: the graph with the loops and conditionals that nothing needs, which have no bodies there. None: there
+            are none.
     """
 
     def __init__(self) -> None:
@@ -155,6 +157,7 @@ class Graph:
         self.calls: Mapping[str, tuple[str, ...]] = {}
         self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
+        self.unpruned: Graph | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -292,20 +295,16 @@ class Graph:
         nodes.sort(key=lambda node: (rank[node], node not in users))
         self._nodes = {node.name: node for node in nodes}
 
-    def prune(self) -> list[Node]:
-        """Drop the nodes that neither a fetch nor a target needs, which TensorFlow never runs; returns them.
+    def prune(self, also: Iterable[Node] = ()) -> list[Node]:
+        """Drop the nodes that neither a fetch nor a target nor a node of `also` needs; returns them.
 
         Feeds stay, with what they read (the default of a PlaceholderWithDefault).
         """
-        live = self.needed([*(f.node for f in self.fetches), *self.targets, *self.feeds])
+        live = self.needed([*(f.node for f in self.fetches), *self.targets, *self.feeds, *also])
         gone = [node for node in self if node not in live]
         for node in gone:
             self._discard(node)
         return gone
-
-    def prune_traced(self) -> None:
-        """`prune` a traced graph, and record the inputs of pruned nodes, which TensorFlow's graph passes still see."""
-        self.read_in_vain = frozenset(tensor.name for node in self.prune() for tensor in node.inputs)
 
     def _discard(self, node: Node) -> None:
         del self._nodes[node.name]
@@ -334,6 +333,7 @@ class Graph:
         twin.calls = self.calls
         twin.names_in_bodies = self.names_in_bodies
         twin.read_in_vain = self.read_in_vain
+        twin.unpruned = self.unpruned
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
         twin.order = self.order

@@ -35,6 +35,7 @@ from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.sums import decisions_of
 from tfswap.ir.types import is_rounded
+from tfswap.ir.unneeded import prune_as_lowered, restore_lowered
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
@@ -155,8 +156,9 @@ def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     twins = {}
     for name, part in {"": step, **step.named_bodies()}.items():
         # As TensorFlow does when it makes a step.
+        restore_lowered(part)
         twins |= {(name, twin): (name, first) for twin, first in merge_all_equal_nodes(part).items()}
-        part.prune()
+        prune_as_lowered(part)
     additions = {kernel.name: node.name for node, kernels in sums_by_kernels(step).items() for kernel in kernels}
     if not additions and not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
         return SumOrders({}, {})

@@ -1,0 +1,47 @@
+"""Loops and conditionals that nothing needs. TensorFlow's executor runs them and what they read.
+
+TensorFlow lowers them to Switch and Merge, which it keeps (RemoveDeadNodes, common_runtime/graph_optimizer.cc). The
+gradient of a conditional by an input that is no variable is an example. Only Grappler drops them. A planned step does
+not run them. Where the holders of buffers decide bits, they count (passes/prepare/ordered_sums.py).
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import control_flow
+
+
+def prune_traced(graph: Graph) -> None:
+    """Prune a traced graph, in place.
+
+    It keeps the names of the inputs of pruned nodes, which TensorFlow's graph passes still see, and the graph that
+    TensorFlow's executor gets.
+    """
+    live = graph.live_nodes()
+    if any(node not in live and control_flow(node.op) for node in graph):
+        graph.unpruned = graph.copy()
+        prune_as_lowered(graph.unpruned)
+    graph.read_in_vain = frozenset(tensor.name for node in graph.prune() for tensor in node.inputs)
+
+
+def prune_as_lowered(graph: Graph) -> None:
+    """Drop the nodes that neither the results nor a loop or conditional needs, in place."""
+    graph.prune(node for node in graph if control_flow(node.op))
+
+
+def restore_lowered(graph: Graph) -> None:
+    """Add the loops and conditionals of `graph.unpruned` and what they read, in their places of the insertion order."""
+    if graph.unpruned is None:
+        return
+    place = {node.name: rank for rank, node in enumerate(graph.unpruned)}
+    ranks: dict[Node, int] = {}
+    rank = 0
+    for node in graph:
+        rank = ranks[node] = place.get(node.name, rank)
+    for node in graph.unpruned.topological():
+        if node.name not in graph:
+            added = graph.add(node.op, node.name, attrs=node.attrs, outputs=node.outputs, device=node.device)
+            added.inputs = tuple(Output(graph[source.name], index) for source, index in node.inputs)
+            added.controls = tuple(graph[source.name] for source in node.controls)
+            ranks[added] = place[node.name]
+    graph.arrange(ranks)

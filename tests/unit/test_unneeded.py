@@ -1,4 +1,4 @@
-"""Loops and conditionals that nothing needs."""
+"""Nodes that nothing needs and TensorFlow runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ STEP = """\
 %sum = AddN(%a, %a, %x) {N=3} -> float32[4]
 %unneeded = StatelessIf(%p, %read) -> float32[4]
 %dropped = Tanh(%unneeded) -> float32[4]
+%shuffled = RandomShuffle(%a) -> float32[4]
 feeds %p, %x
 fetches %sum
 """
@@ -24,7 +25,7 @@ def test_what_tensorflow_runs_all_the_same_is_kept_and_restored():
     assert [node.name for node in graph] == ["p", "x", "a", "sum"]
     step = graph.copy()
     restore_lowered(step)
-    assert [node.name for node in step] == ["p", "x", "a", "read", "sum", "unneeded"]
+    assert [node.name for node in step] == ["p", "x", "a", "read", "sum", "unneeded", "shuffled"]
     assert step["read"].inputs == (step.tensor("a"),)
     assert step["unneeded"].inputs == (step.tensor("p"), step.tensor("read"))
     prune_as_lowered(step)
@@ -33,8 +34,8 @@ def test_what_tensorflow_runs_all_the_same_is_kept_and_restored():
 
 
 def test_a_graph_where_all_is_needed_has_no_other_form():
-    graph = parse_graph(STEP.replace("fetches %sum", "fetches %sum, %dropped"))
+    graph = parse_graph(STEP.replace("fetches %sum", "fetches %sum, %dropped, %shuffled"))
     prune_traced(graph)
     assert graph.unpruned is None
     restore_lowered(graph)
-    assert len(graph) == 7
+    assert len(graph) == 8

@@ -137,8 +137,8 @@ class Graph:
             Empty where there were no calls.
         names_in_bodies: names of nodes in the loop's body, by their names in the unrolled loop.
         read_in_vain: names of tensors that were read by unneeded nodes only, which were pruned at import.
-        unpruned: the graph with the loops and conditionals that nothing needs, which have no bodies there. None: there
-            are none.
+        unpruned: the graph with what nothing needs and TensorFlow runs (unneeded.py). Loops and conditionals have no
+            bodies there. None: there is no such node.
     """
 
     def __init__(self) -> None:

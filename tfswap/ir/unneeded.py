@@ -1,14 +1,15 @@
-"""Loops and conditionals that nothing needs. TensorFlow's executor runs them and what they read.
+"""Loops, conditionals and random draws that nothing needs. TensorFlow's executor runs them and what they read.
 
-TensorFlow lowers them to Switch and Merge, which it keeps (RemoveDeadNodes, common_runtime/graph_optimizer.cc). The
-gradient of a conditional by an input that is no variable is an example. Only Grappler drops them. A planned step does
-not run them. Where the holders of buffers decide bits, they count (passes/prepare/ordered_sums.py).
+TensorFlow keeps ops with a state, and Switch and Merge, to which it lowers loops and conditionals (RemoveDeadNodes,
+common_runtime/function_utils.cc). The gradient of a conditional by an input that is no variable is an example. Only
+Grappler drops them. A planned step does not run them. Where the holders of buffers decide bits, they count
+(passes/prepare/ordered_sums.py).
 """
 
 from __future__ import annotations
 
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import control_flow
+from tfswap.ir.op_traits import control_flow, is_random
 
 
 def prune_traced(graph: Graph) -> None:
@@ -18,19 +19,19 @@ def prune_traced(graph: Graph) -> None:
     TensorFlow's executor gets.
     """
     live = graph.live_nodes()
-    if any(node not in live and control_flow(node.op) for node in graph):
+    if any(node not in live and _runs_unneeded(node) for node in graph):
         graph.unpruned = graph.copy()
         prune_as_lowered(graph.unpruned)
     graph.read_in_vain = frozenset(tensor.name for node in graph.prune() for tensor in node.inputs)
 
 
 def prune_as_lowered(graph: Graph) -> None:
-    """Drop the nodes that neither the results nor a loop or conditional needs, in place."""
-    graph.prune(node for node in graph if control_flow(node.op))
+    """Drop the nodes that TensorFlow's executor does not run, in place."""
+    graph.prune(filter(_runs_unneeded, graph))
 
 
 def restore_lowered(graph: Graph) -> None:
-    """Add the loops and conditionals of `graph.unpruned` and what they read, in their places of the insertion order."""
+    """Add the nodes of `graph.unpruned` that were pruned, in their places of the insertion order."""
     if graph.unpruned is None:
         return
     place = {node.name: rank for rank, node in enumerate(graph.unpruned)}
@@ -45,3 +46,7 @@ def restore_lowered(graph: Graph) -> None:
             added.controls = tuple(graph[source.name] for source in node.controls)
             ranks[added] = place[node.name]
     graph.arrange(ranks)
+
+
+def _runs_unneeded(node: Node) -> bool:
+    return control_flow(node.op) is not None or is_random(node.op)

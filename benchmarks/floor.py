@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,9 @@ from tfswap.ir.op_traits import calls_functions, is_const
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
-from tfswap.plan.schedule import build_schedule
+from tfswap.plan.schedule import Step, build_schedule
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
-from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.memory import Memory, simulate_memory
 from tfswap.support import progress
 
 ARENA_BYTES = 1 << 40
@@ -214,27 +214,40 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
         flush=True,
     )
     if alone:
-        fresh = {i: working_set_bytes(flow, i, in_place=False) for i in kernels}
-        kinds = {(flow.nodes[i].op, types_of(flow.nodes[i])): i for i in reversed(kernels)}
-        largest = sorted(kinds.values(), key=lambda i: -fresh[i])[:alone]
-        tried = [i for i in largest if runs_alone(flow.nodes[i])]
-        measured = dict(zip(tried, run_alone(lowest.variant.graph, flow, tried), strict=True))
-        row["alone"] = [(flow.nodes[i].name, flow.nodes[i].op, fresh[i], measured.get(i)) for i in largest]
-        for kernel, op, modelled, found_bytes in row["alone"]:
-            reported = "does not run alone" if found_bytes is None else f"{found_bytes / MIB:.1f} alone"
-            print(f"  {modelled / MIB:>10.1f} as modelled, {reported}  {op} {kernel}")
-        if measured:
-            bound = there + max(measured.values())
-            print(f"  {bound / MIB:.1f} with the largest, floor over it {floor / bound:.3f}", flush=True)
+        row["alone"] = measure_alone(lowest.variant.graph, flow, kernels, alone, row)
     if alive:
-        kind, subject = steps[live.peak_step]
-        node = flow.nodes[subject if kind in ("run", "rerun") else flow.values[subject].producer]
-        print(f"  at step {live.peak_step} of {len(steps)}: {kind} {node.op} {node.name}")
-        for v in live.alive_at_peak:
-            value = flow.values[v]
-            if value.producer != PERSISTENT and value.nbytes > floor / 1000:
-                print(f"  {value.nbytes / MIB:>10.2f}  {value.tensor.node.op} {value.tensor.name}")
+        print_alive(flow, steps, live, floor)
     return row
+
+
+def measure_alone(
+    graph: Graph, flow: Dataflow, kernels: Sequence[int], alone: int, row: Mapping[str, Any]
+) -> list[tuple[str, str, int, int | None]]:
+    """Name, op, and modelled and measured bytes of the kernels with the largest working sets, which are run alone."""
+    fresh = {i: working_set_bytes(flow, i, in_place=False) for i in kernels}
+    kinds = {(flow.nodes[i].op, types_of(flow.nodes[i])): i for i in reversed(kernels)}
+    largest = sorted(kinds.values(), key=lambda i: -fresh[i])[:alone]
+    tried = [i for i in largest if runs_alone(flow.nodes[i])]
+    measured = dict(zip(tried, run_alone(graph, flow, tried), strict=True))
+    figures = [(flow.nodes[i].name, flow.nodes[i].op, fresh[i], measured.get(i)) for i in largest]
+    for kernel, op, modelled, found_bytes in figures:
+        reported = "does not run alone" if found_bytes is None else f"{found_bytes / MIB:.1f} alone"
+        print(f"  {modelled / MIB:>10.1f} as modelled, {reported}  {op} {kernel}")
+    if measured:
+        bound = row["persistent_bytes"] + max(measured.values())
+        print(f"  {bound / MIB:.1f} with the largest, floor over it {row['floor_bytes'] / bound:.3f}", flush=True)
+    return figures
+
+
+def print_alive(flow: Dataflow, steps: Sequence[Step], live: Memory, floor: int) -> None:
+    """Print what is live at the live peak."""
+    kind, subject = steps[live.peak_step]
+    node = flow.nodes[subject if kind in ("run", "rerun") else flow.values[subject].producer]
+    print(f"  at step {live.peak_step} of {len(steps)}: {kind} {node.op} {node.name}")
+    for v in live.alive_at_peak:
+        value = flow.values[v]
+        if value.producer != PERSISTENT and value.nbytes > floor / 1000:
+            print(f"  {value.nbytes / MIB:>10.2f}  {value.tensor.node.op} {value.tensor.name}")
 
 
 def main() -> None:

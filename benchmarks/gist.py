@@ -6,7 +6,7 @@
 AlexNet, NiN, Overfeat, VGG16 and Inception (GoogLeNet) on ImageNet-shaped images, with ReLU and max pooling as their
 papers have them and without local response normalisation. Each runs unoptimised, in an order alone, with lossless
 encodings and with "fp8" besides, in processes of their own on TensorFlow's BFC allocator, under the smallest limit that
-these tactics reach. Encodings are all taken that gain something: a plan has them where its limit asks for it, and where
+these tactics reach. Encodings are all taken that gain something: a plan has them where its limit needs it, and where
 weights and their gradients are most of a step, an order alone comes as low.
 
 Feature maps are what the forward pass makes and the backward pass reads, encodings among them: their bytes follow from

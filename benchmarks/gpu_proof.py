@@ -158,7 +158,7 @@ def run_case(case: tuple[str, ...], deadline: float, env: dict[str, str]) -> dic
     return found | {"took_s": time.monotonic() - began}
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART[:CASE[:HOW]]", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--json", type=Path, help="write the figures here; those that are there already stay")
@@ -173,7 +173,11 @@ def main() -> int:
         help="make the page of these figures; run nothing",
     )
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
     if arguments.child:
         if os.environ.get("GPU_PROOF_EMULATED"):
             import emulated_gpu
@@ -186,6 +190,11 @@ def main() -> int:
         made = PAGE if arguments.page == RESULTS else arguments.page.with_suffix(".md")
         made.write_text(page.page(json.loads(arguments.page.read_text())))
         return 0
+    return 1 if run_cases(arguments) else 0
+
+
+def run_cases(arguments: argparse.Namespace) -> int:
+    """Run the chosen parts, and write their figures; returns how many failed."""
     chosen = [tuple(part.split(":")) for part in arguments.parts] or [(part,) for part in PARTS]
     wanted = [case for given in chosen for case in cases(given[0]) if case[: len(given)] == given]
     results: dict[str, Any] = {}
@@ -221,7 +230,7 @@ def main() -> int:
             list(pool.map(done, at_peers_peaks(results)))
     if arguments.json:
         arguments.json.with_suffix(".md").write_text(page.page(results))
-    return 1 if failed else 0
+    return failed
 
 
 if __name__ == "__main__":

@@ -359,6 +359,23 @@ def resident_bytes(key: str) -> int:
     return int(lines[key].removesuffix("kB")) * 1024
 
 
+def step_of(variant: str, model: Any) -> Any:
+    """The function of a variant on one device."""
+    import tensorflow as tf
+
+    if variant in PARTS:
+        return accumulating(model, PARTS[variant])
+    if variant == "recompute_grad":
+        return tf.function(make_step(model, tf.recompute_grad))
+    if variant == "RematScope":
+        return tf.function(make_step(model, rematerialised))
+    if variant == "xla":
+        return tf.function(make_step(model), jit_compile=True)
+    if variant == "xla blocks":
+        return tf.function(make_step(model, functools.cache(functools.partial(tf.function, jit_compile=True))))
+    return tf.function(make_step(model))
+
+
 def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     """One variant in this process: warms up, reports its figures, then a step and its time for each line of input."""
     import numpy as np
@@ -371,20 +388,7 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     model, nets = (MODELS[name](), None) if second is None else halved(name, second.names)
     reported: dict[str, Any] = {}
     scope: Any = contextlib.nullcontext()
-    if variant in PARTS:
-        step: Any = accumulating(model, PARTS[variant])
-    elif variant == "recompute_grad":
-        step = tf.function(make_step(model, tf.recompute_grad))
-    elif variant == "RematScope":
-        step = tf.function(make_step(model, rematerialised))
-    elif nets:
-        step = tf.function(nets)
-    elif variant == "xla":
-        step = tf.function(make_step(model), jit_compile=True)
-    elif variant == "xla blocks":
-        step = tf.function(make_step(model, functools.cache(functools.partial(tf.function, jit_compile=True))))
-    else:
-        step = tf.function(make_step(model))
+    step = step_of(variant, model) if nets is None else tf.function(nets)
     if variant in MEMORY_OPTIMIZERS:
         grappler_with(MEMORY_OPTIMIZERS[variant])
     if variant == "memory optimizer off":

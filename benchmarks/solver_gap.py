@@ -64,83 +64,104 @@ def random_step(seed: int) -> Graph:
     return training_step(layers, draw.choice((512, 2048, 8192)), draw.choice((128, 256, 512)))
 
 
+def _weights(*shape: int) -> Any:
+    import tensorflow as tf
+
+    return tf.Variable(tf.zeros(shape))
+
+
+def _vgg() -> tuple[Any, list[Any], Any]:
+    import tensorflow as tf
+
+    kernels = [_weights(3, 3, 3, 32), _weights(3, 3, 32, 32), _weights(3, 3, 32, 64), _weights(3, 3, 64, 64)]
+
+    def net(h: Any) -> Any:
+        for n, kernel in enumerate(kernels):
+            h = tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME"))
+            if n % 2:
+                h = tf.nn.max_pool2d(h, 2, 2, "SAME")
+        return h
+
+    return net, kernels, tf.zeros([16, 64, 64, 3])
+
+
+def _normalised(h: Any, scale: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.compat.v1.nn.fused_batch_norm(h, scale, tf.zeros_like(scale), is_training=True)[0]
+
+
+def _resnet() -> tuple[Any, list[Any], Any]:
+    import tensorflow as tf
+
+    kernels = [_weights(*shape) for _ in range(2) for shape in ((1, 1, 64, 16), (3, 3, 16, 16), (1, 1, 16, 64))]
+    scales = [_weights(width) for _ in range(2) for width in (16, 16, 64)]
+
+    def net(h: Any) -> Any:
+        for first in (0, 3):
+            inner = h
+            for n in range(first, first + 3):
+                inner = _normalised(tf.nn.conv2d(inner, kernels[n], 1, "SAME"), scales[n])
+                inner = tf.nn.relu(inner if n < first + 2 else h + inner)
+            h = inner
+        return h
+
+    return net, kernels + scales, tf.zeros([16, 32, 32, 64])
+
+
+def _mobilenet() -> tuple[Any, list[Any], Any]:
+    import tensorflow as tf
+
+    kernels = [_weights(1, 1, 16, 96), _weights(3, 3, 96, 1), _weights(1, 1, 96, 16)]
+    scales = [_weights(96), _weights(96), _weights(16)]
+
+    def net(h: Any) -> Any:
+        inner = tf.nn.relu6(_normalised(tf.nn.conv2d(h, kernels[0], 1, "SAME"), scales[0]))
+        inner = tf.nn.depthwise_conv2d(inner, kernels[1], [1, 1, 1, 1], "SAME")
+        inner = tf.nn.relu6(_normalised(inner, scales[1]))
+        return h + _normalised(tf.nn.conv2d(inner, kernels[2], 1, "SAME"), scales[2])
+
+    return net, kernels + scales, tf.zeros([16, 32, 32, 16])
+
+
+def _transformer() -> tuple[Any, list[Any], Any]:
+    import tensorflow as tf
+
+    width, heads = 128, 4
+    kernels = [_weights(width, width) for _ in range(4)] + [_weights(width, 4 * width), _weights(4 * width, width)]
+
+    def split(h: Any) -> Any:
+        return tf.transpose(tf.reshape(h, [16, 64, heads, width // heads]), [0, 2, 1, 3])
+
+    def net(h: Any) -> Any:
+        q, k, v = (split(tf.matmul(h, kernel)) for kernel in kernels[:3])
+        mixed = tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v)
+        h += tf.matmul(tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [1024, width]), kernels[3])
+        return h + tf.matmul(tf.nn.relu(tf.matmul(h, kernels[4])), kernels[5])
+
+    return net, kernels, tf.zeros([1024, width])
+
+
+def _mlp() -> tuple[Any, list[Any], Any]:
+    import tensorflow as tf
+
+    kernels = [_weights(512, 512) for _ in range(6)]
+
+    def net(h: Any) -> Any:
+        for kernel in kernels:
+            h = tf.nn.relu(tf.matmul(h, kernel))
+        return h
+
+    return net, kernels, tf.zeros([4096, 512])
+
+
 def real_steps() -> Iterator[tuple[str, Graph]]:
     """Five kinds of net, cut down to few layers; shapes are those of training."""
     import tensorflow as tf
 
     from tfswap.importers.function import import_function
 
-    def weights(*shape: int) -> Any:
-        return tf.Variable(tf.zeros(shape))
-
-    def vgg() -> tuple[Any, list[Any], Any]:
-        kernels = [weights(3, 3, 3, 32), weights(3, 3, 32, 32), weights(3, 3, 32, 64), weights(3, 3, 64, 64)]
-
-        def net(h: Any) -> Any:
-            for n, kernel in enumerate(kernels):
-                h = tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME"))
-                if n % 2:
-                    h = tf.nn.max_pool2d(h, 2, 2, "SAME")
-            return h
-
-        return net, kernels, tf.zeros([16, 64, 64, 3])
-
-    def normalised(h: Any, scale: Any) -> Any:
-        return tf.compat.v1.nn.fused_batch_norm(h, scale, tf.zeros_like(scale), is_training=True)[0]
-
-    def resnet() -> tuple[Any, list[Any], Any]:
-        kernels = [weights(*shape) for _ in range(2) for shape in ((1, 1, 64, 16), (3, 3, 16, 16), (1, 1, 16, 64))]
-        scales = [weights(width) for _ in range(2) for width in (16, 16, 64)]
-
-        def net(h: Any) -> Any:
-            for first in (0, 3):
-                inner = h
-                for n in range(first, first + 3):
-                    inner = normalised(tf.nn.conv2d(inner, kernels[n], 1, "SAME"), scales[n])
-                    inner = tf.nn.relu(inner if n < first + 2 else h + inner)
-                h = inner
-            return h
-
-        return net, kernels + scales, tf.zeros([16, 32, 32, 64])
-
-    def mobilenet() -> tuple[Any, list[Any], Any]:
-        kernels = [weights(1, 1, 16, 96), weights(3, 3, 96, 1), weights(1, 1, 96, 16)]
-        scales = [weights(96), weights(96), weights(16)]
-
-        def net(h: Any) -> Any:
-            inner = tf.nn.relu6(normalised(tf.nn.conv2d(h, kernels[0], 1, "SAME"), scales[0]))
-            inner = tf.nn.depthwise_conv2d(inner, kernels[1], [1, 1, 1, 1], "SAME")
-            inner = tf.nn.relu6(normalised(inner, scales[1]))
-            return h + normalised(tf.nn.conv2d(inner, kernels[2], 1, "SAME"), scales[2])
-
-        return net, kernels + scales, tf.zeros([16, 32, 32, 16])
-
-    def transformer() -> tuple[Any, list[Any], Any]:
-        width, heads = 128, 4
-        kernels = [weights(width, width) for _ in range(4)] + [weights(width, 4 * width), weights(4 * width, width)]
-
-        def split(h: Any) -> Any:
-            return tf.transpose(tf.reshape(h, [16, 64, heads, width // heads]), [0, 2, 1, 3])
-
-        def net(h: Any) -> Any:
-            q, k, v = (split(tf.matmul(h, kernel)) for kernel in kernels[:3])
-            mixed = tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v)
-            h += tf.matmul(tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [1024, width]), kernels[3])
-            return h + tf.matmul(tf.nn.relu(tf.matmul(h, kernels[4])), kernels[5])
-
-        return net, kernels, tf.zeros([1024, width])
-
-    def mlp() -> tuple[Any, list[Any], Any]:
-        kernels = [weights(512, 512) for _ in range(6)]
-
-        def net(h: Any) -> Any:
-            for kernel in kernels:
-                h = tf.nn.relu(tf.matmul(h, kernel))
-            return h
-
-        return net, kernels, tf.zeros([4096, 512])
-
-    for make in (vgg, resnet, mobilenet, transformer, mlp):
+    for make in (_vgg, _resnet, _mobilenet, _transformer, _mlp):
         net, variables, x = make()
 
         @tf.function
@@ -151,7 +172,7 @@ def real_steps() -> Iterator[tuple[str, Graph]]:
                 variable.assign_sub(1e-3 * gradient)
             return loss
 
-        yield make.__name__, import_function(step.get_concrete_function(x), [x])
+        yield make.__name__.lstrip("_"), import_function(step.get_concrete_function(x), [x])
 
 
 def seconds(problem: Problem, choice: Choice) -> float:

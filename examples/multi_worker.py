@@ -27,6 +27,16 @@ ROOM_MIB = 1024
 SIZE, CLASSES, BATCH, STEPS = 32, 10, 64, 4
 
 
+def dataset(context: Any) -> Any:
+    """A `tf.data.Dataset` of this worker's own part of the data."""
+    import tensorflow as tf
+
+    seed = context.input_pipeline_id
+    x = tf.random.stateless_normal([STEPS * BATCH, SIZE, SIZE, 3], seed=(seed, 0))
+    y = tf.random.stateless_uniform([STEPS * BATCH], seed=(seed, 1), maxval=CLASSES, dtype=tf.int32)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
+
+
 def work(args: argparse.Namespace) -> dict[str, Any]:
     """One worker, which trains as it is and then, from the same start, with tfswap: losses (as text) and peaks."""
     import tensorflow as tf
@@ -62,13 +72,6 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
 
     def train_step(x: Any, y: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
-
-    def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        """This worker's own part of the data."""
-        seed = context.input_pipeline_id
-        x = tf.random.stateless_normal([STEPS * BATCH, SIZE, SIZE, 3], seed=(seed, 0))
-        y = tf.random.stateless_uniform([STEPS * BATCH], seed=(seed, 1), maxval=CLASSES, dtype=tf.int32)
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
 
     batches = list(strategy.distribute_datasets_from_function(dataset))
     variables = [*model.variables, *optimizer.variables]

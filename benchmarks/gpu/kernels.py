@@ -15,13 +15,10 @@ from gpu.process import GB, MIB, SMALL, prepare
 SOURCE = Path(__file__).with_name("pinned.cc")
 
 
-def pinned() -> dict[str, Any]:
-    """Kernels on a variable whose buffer is pinned host memory."""
-    import numpy as np
+def _pinned_ops() -> Any:
+    """The op of `SOURCE`, compiled now."""
     import tensorflow as tf
 
-    if prepare(16 * 1024) != "GPU:0":
-        return {"not_run": "there is no GPU"}
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "pinned.so")
         command = [
@@ -35,7 +32,32 @@ def pinned() -> dict[str, Any]:
         ]
         flags = [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
         subprocess.run([*command, "-o", str(library), *flags], check=True, capture_output=True, text=True)
-        ops = tf.load_op_library(str(library))
+        return tf.load_op_library(str(library))
+
+
+def _updated(v: Any) -> Any:
+    import tensorflow as tf
+
+    v.assign_add(tf.ones_like(v))
+    return tf.reduce_sum(v.read_value()[:1])
+
+
+def _descended(v: Any) -> Any:
+    import tensorflow as tf
+
+    zeros = tf.zeros_like(v)
+    tf.raw_ops.ResourceApplyGradientDescent(var=v.handle, alpha=0.5, delta=zeros + 1.0)
+    return tf.reduce_sum(v.read_value()[:1])
+
+
+def pinned() -> dict[str, Any]:
+    """Kernels on a variable whose buffer is pinned host memory."""
+    import numpy as np
+    import tensorflow as tf
+
+    if prepare(16 * 1024) != "GPU:0":
+        return {"not_run": "there is no GPU"}
+    ops = _pinned_ops()
     width = 256 if SMALL else 8192
     nbytes = width * width * 4
     with tf.device("GPU:0"):
@@ -80,22 +102,13 @@ def pinned() -> dict[str, Any]:
         (one, one_after), (other, other_after) = results
         return found | {"same": bool(np.array_equal(one, other) and np.array_equal(one_after, other_after))}
 
-    def updated(v: Any) -> Any:
-        v.assign_add(tf.ones_like(v))
-        return tf.reduce_sum(v.read_value()[:1])
-
-    def descended(v: Any) -> Any:
-        zeros = tf.zeros_like(v)
-        tf.raw_ops.ResourceApplyGradientDescent(var=v.handle, alpha=0.5, delta=zeros + 1.0)
-        return tf.reduce_sum(v.read_value()[:1])
-
     return {
         "variable_bytes": nbytes,
         "sum": measured(lambda v: tf.reduce_sum(v.read_value(), 0)[0], 1),
         "matmul": measured(lambda v: tf.reduce_sum(rows @ v.read_value(), 0)[0], 1),
         "add": measured(lambda v: tf.reduce_max(v.read_value() + 1.0), 1),
-        "assign_add": measured(updated, 2),
-        "gradient descent": measured(descended, 2),
+        "assign_add": measured(_updated, 2),
+        "gradient descent": measured(_descended, 2),
         "gather": measured(lambda v: tf.reduce_sum(tf.gather(v, tf.range(width))), 1),
     }
 

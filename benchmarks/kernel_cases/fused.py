@@ -6,8 +6,12 @@ from kernel_cases.case import Case, floats, integers
 
 
 def fused() -> list[Case]:
-    """What Grappler makes of a graph."""
-    x, f, b, y = floats(4, 32, 32, 64), floats(3, 3, 64, 128), floats(128), floats(4, 32, 32, 128)
+    """What Grappler makes of a graph, other convolutions, and kernels of 16-bit floats."""
+    return [*_fused(), *_convolutions(), *_half_floats()]
+
+
+def _fused() -> list[Case]:
+    x, f, b = floats(4, 32, 32, 64), floats(3, 3, 64, 128), floats(128)
     attrs = {
         "strides": [1, 1, 1, 1],
         "padding": "SAME",
@@ -43,6 +47,12 @@ def fused() -> list[Case]:
             {**ops, "fused_ops": ["BiasAdd", "Relu"]},
         ),
         Case("_UnaryOpsComposition", {"x": floats(64, 256)}, {"op_names": ["Neg", "Exp"]}),
+    ]
+
+
+def _convolutions() -> list[Case]:
+    x, f, y = floats(4, 32, 32, 64), floats(3, 3, 64, 128), floats(4, 32, 32, 128)
+    return [
         Case(
             "Conv2D",
             {"input": x, "filter": f},
@@ -74,6 +84,11 @@ def fused() -> list[Case]:
             {"input": ["float16", x[1]], "filter_sizes": integers(f[1]), "out_backprop": ["float16", y[1]]},
             {"strides": [1, 1, 1, 1], "padding": "SAME"},
         ),
+    ]
+
+
+def _half_floats() -> list[Case]:
+    return [
         Case("Relu", {"features": ["float16", [64, 512]]}),
         Case("Sum", {"input": ["float16", [64, 32, 256]], "axis": integers([0, 1])}),
         Case("Mean", {"input": ["float16", [64, 32, 256]], "axis": integers([2])}),

@@ -6,6 +6,11 @@ from kernel_cases.case import Case, floats, integers, number
 
 
 def layout() -> list[Case]:
+    return [*_joined(), *_slices(), *_padded(), *_indexed(), *_rearranged()]
+
+
+def _joined() -> list[Case]:
+    """Transposed, joined and split."""
     x = floats(16, 128, 4, 64)
     return [
         Case("Transpose", {"x": x, "perm": integers([0, 2, 1, 3])}),
@@ -32,6 +37,12 @@ def layout() -> list[Case]:
             {"value": floats(64, 1024), "size_splits": integers([16, 48]), "axis": integers(0)},
             {"num_split": 2},
         ),
+    ]
+
+
+def _slices() -> list[Case]:
+    """Parts of a tensor."""
+    return [
         Case(
             "Slice",
             {"input": floats(32, 49, 49, 96), "begin": integers([0, 0, 0, 0]), "size": integers([32, 48, 48, 96])},
@@ -79,6 +90,12 @@ def layout() -> list[Case]:
             {"input": floats(64, 256), "begin": integers([0]), "end": integers([0]), "strides": integers([-1])},
             {"begin_mask": 1, "end_mask": 1},
         ),
+    ]
+
+
+def _padded() -> list[Case]:
+    """Put into zeros, padded, repeated and filled."""
+    return [
         Case(
             "StridedSliceGrad",
             {
@@ -116,6 +133,12 @@ def layout() -> list[Case]:
         Case("BroadcastTo", {"input": floats(32, 48, 96), "shape": integers([32, 48, 96])}),
         Case("Fill", {"dims": integers([64, 256]), "value": floats()}),
         Case("Range", {"start": ["int32", []], "limit": integers(1000), "delta": integers(1)}),
+    ]
+
+
+def _indexed() -> list[Case]:
+    """By indices."""
+    return [
         Case(
             "OneHot",
             {"indices": ["int32", [2048]], "depth": integers(1000), "on_value": number(1.0), "off_value": number(0.0)},
@@ -150,6 +173,12 @@ def layout() -> list[Case]:
             "SegmentSum",
             {"data": floats(2048, 256), "segment_ids": {"const": list(range(2048)), "dtype": "int32"}},
         ),
+    ]
+
+
+def _rearranged() -> list[Case]:
+    """Reversed, resized, and by block or diagonal."""
+    return [
         Case("ReverseV2", {"tensor": floats(64, 100, 64), "axis": integers([1])}),
         Case("ReverseV2", {"tensor": floats(64, 100, 64), "axis": integers([])}),
         Case("ReverseSequence", {"input": floats(64, 100, 64), "seq_lengths": ["int32", [64]]}, {"seq_dim": 1}),

@@ -271,28 +271,11 @@ def present(found: dict[str, Any]) -> Section:
             "is not given what the floor allows, since loops are swapped inside of themselves:"
         )
         tables.append(Table(title, P100, planned))
-        for tactics in (SWAPPING, ALL):
-            of = [line for line in planned if line[1] == tactics]
-            each = [f"{line[0].partition(' on a')[0]} {line[4]} (at {line[-1]} of the time)" for line in of]
-            words.append(f"planned for a described P100 by {tactics}: {', '.join(each)} times")
+        words += [_planned_by(tactics, planned) for tactics in (SWAPPING, ALL)]
     papers = found.get(PAPERS, [])
     times = [(name, found[name]["timed"]["clock_s"]) for name in ratios]
     points = [Series(name, [(ratios[name], statistics.median(rounds))]) for name, rounds in times]
     plots = [Plot("batch", "Each net's largest batch, and its time", *AXES, points)] * bool(points)
-    brief = [f"ResNet-50 {ratios['ResNet-50']:.1f} times in a CPU's arena"] if "ResNet-50" in ratios else []
-    if brief:
-        time = statistics.median(found["ResNet-50"]["timed"]["clock_s"])
-        brief[0] += f" by all tactics, at {time:.2f} of the time per example"
-    brief += [
-        f"{row['ours'] / row['unoptimised']:.1f} planned for a described P100 by {_tactics(row)}, at a predicted "
-        f"{row['time_ratio']:.2f} of the time"
-        for row in papers[:1]
-    ]
-    brief += [
-        f"the published {PAPERS_MULTIPLE} times at a predicted {row['at_papers_multiple']['time_ratio']:.2f}"
-        for row in papers[:1]
-        if row.get("at_papers_multiple", {}).get("time_ratio")
-    ]
     return Section(
         "The largest batch under a cap",
         f"ResNet-50 {PAPERS_MULTIPLE} times by swapping at under 10% more time (Meng et al. 2017), 4.9 (TFLMS); 2 to "
@@ -310,9 +293,33 @@ def present(found: dict[str, Any]) -> Section:
             *_bound_by_host(found),
             *_at_the_papers_multiple(papers),
         ],
-        brief="; ".join(brief),
+        brief="; ".join(_brief(ratios, found)),
         comparisons=_compared(ratios, found),
     )
+
+
+def _planned_by(tactics: str, planned: Sequence[list[str]]) -> str:
+    of = [line for line in planned if line[1] == tactics]
+    each = [f"{line[0].partition(' on a')[0]} {line[4]} (at {line[-1]} of the time)" for line in of]
+    return f"planned for a described P100 by {tactics}: {', '.join(each)} times"
+
+
+def _brief(ratios: dict[str, float], found: dict[str, Any]) -> list[str]:
+    brief = [f"ResNet-50 {ratios['ResNet-50']:.1f} times in a CPU's arena"] if "ResNet-50" in ratios else []
+    if brief:
+        time = statistics.median(found["ResNet-50"]["timed"]["clock_s"])
+        brief[0] += f" by all tactics, at {time:.2f} of the time per example"
+    brief += [
+        f"{row['ours'] / row['unoptimised']:.1f} planned for a described P100 by {_tactics(row)}, at a predicted "
+        f"{row['time_ratio']:.2f} of the time"
+        for row in found.get(PAPERS, [])[:1]
+    ]
+    brief += [
+        f"the published {PAPERS_MULTIPLE} times at a predicted {row['at_papers_multiple']['time_ratio']:.2f}"
+        for row in found.get(PAPERS, [])[:1]
+        if row.get("at_papers_multiple", {}).get("time_ratio")
+    ]
+    return brief
 
 
 def _compared(ratios: dict[str, float], found: dict[str, Any]) -> list[Comparison]:

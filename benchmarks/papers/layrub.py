@@ -10,7 +10,7 @@ Layrub's tables by their number of layers.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import planning_time
@@ -182,6 +182,19 @@ class Set(NamedTuple):
         return f" By {' and by '.join(around)} they lie on both sides of {SLOWER:.2f}: that demand is within the noise."
 
 
+def _figures(line: dict[str, Any], unoptimised: dict[str, Any]) -> Figures:
+    return Figures(
+        cut(line["peak_bytes"], unoptimised["peak_bytes"]),
+        line["cpu_ratio"],
+        line["clock_ratio"],
+        cut(line["peak_bytes"], line["baseline_bytes"]),
+        cut(line["peak_bytes"], lowest_peak(unoptimised)),
+        line["label"],
+        line["cpu_spread"],
+        line["clock_spread"],
+    )
+
+
 def present(found: dict[str, Any]) -> Section:
     lines: list[list[str]] = []
     tried: dict[str, list[Figures]] = {}
@@ -189,26 +202,13 @@ def present(found: dict[str, Any]) -> Section:
     notes: list[str] = []
     for name, net in found.items():
         measured = net["lines"]
-        base = measured[0]["peak_bytes"]
         size = net["case"]["size"]
         title = f"{name}, {_images(size)}" + ", plain kernels" * (not net["onednn"])
         lines += [[title, *line] for line in form_lines(measured)]
         planned = [line for line in measured if line["how"] == "tfswap"]
         ours = [line for line in planned if line["fits"]]
         refused += [f"{name} at {line['label']}" for line in planned if not line["fits"]]
-        tried[name] = [
-            Figures(
-                cut(line["peak_bytes"], base),
-                line["cpu_ratio"],
-                line["clock_ratio"],
-                cut(line["peak_bytes"], line["baseline_bytes"]),
-                cut(line["peak_bytes"], lowest_peak(measured[0])),
-                line["label"],
-                line["cpu_spread"],
-                line["clock_spread"],
-            )
-            for line in ours
-        ]
+        tried[name] = [_figures(line, measured[0]) for line in ours]
         odd = [
             line["label"]
             for line in ours
@@ -225,31 +225,18 @@ def present(found: dict[str, Any]) -> Section:
     words = f"at limits that were fixed before these runs, one for each net, {said[1]}; at the floors {said[0]}"
     notes += [fixed.judged(f"at the shares {limits}"), floors.judged("at the floors")]
     notes += ["These shares were fixed before these runs, and come from earlier runs of the same nets."]
-    shallow = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not _is_deep(name)])
     brief = (
         f"-{fixed.means[0]:.1%} on average (-{fixed.lowest:.1%} of the lowest unoptimised peaks) and -{fixed.best:.1%} "
         f"at best, at {fixed.means[2]:.2f} of the time{fixed.missed}"
     )
+    shallow = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not _is_deep(name)])
     if shallow.figures and shallow.figures != fixed.figures:
-        without = f"-{shallow.means[0]:.1%}"
-        brief += f"; {without} without the two deepest ResNets"
-        notes += [
-            f"Without {' and '.join(name for name in tried if _is_deep(name))} the average cut at these limits is "
-            f"{without}, which is {'more' if shallow.means[0] > CUT else 'not more'} than {CUT:.1%}, at "
-            f"{shallow.means[1]:.2f} of the CPU time and {shallow.means[2]:.2f} by the clock."
-        ]
+        brief += f"; -{shallow.means[0]:.1%} without the two deepest ResNets"
+        notes.append(_without_deep(tried, shallow))
     together = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not CASES[name].alone])
     if together.figures and together.figures != fixed.figures:
         notes += [f"Of only the nets whose forms take turns, at these limits: {together.reported}."]
-    notes += ["tfswap's forms of a net have the same losses, to the bit, unless noted otherwise."]
-    notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
-    notes += [
-        f"{name}: forms one after the other and {net['case']['rounds']} steps of each, so that its time says little."
-        for name, net in found.items()
-        if net["case"]["alone"]
-    ]
-    rounds = ", ".join(f"{name} {net['case']['rounds']}" for name, net in found.items())
-    notes += [f"Rounds: {rounds}."]
+    notes += _notes_of_runs(found, refused)
     return Section(
         "Layrub: deep CNNs",
         "memory -58.2% on average and -98.9% at best, at 24.1% more time (Liu et al., TACO 2018)",
@@ -266,6 +253,27 @@ def present(found: dict[str, Any]) -> Section:
             against_published("best cut of memory", fixed.best / BEST),
             against_published("average time", PUBLISHED_TIME / fixed.means[2]),
         ),
+    )
+
+
+def _notes_of_runs(found: dict[str, Any], refused: Sequence[str]) -> list[str]:
+    notes = ["tfswap's forms of a net have the same losses, to the bit, unless noted otherwise."]
+    notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
+    notes += [
+        f"{name}: forms one after the other and {net['case']['rounds']} steps of each, so that its time says little."
+        for name, net in found.items()
+        if net["case"]["alone"]
+    ]
+    rounds = ", ".join(f"{name} {net['case']['rounds']}" for name, net in found.items())
+    notes += [f"Rounds: {rounds}."]
+    return notes
+
+
+def _without_deep(nets: Iterable[str], shallow: Set) -> str:
+    return (
+        f"Without {' and '.join(name for name in nets if _is_deep(name))} the average cut at these limits is "
+        f"-{shallow.means[0]:.1%}, which is {'more' if shallow.means[0] > CUT else 'not more'} than {CUT:.1%}, at "
+        f"{shallow.means[1]:.2f} of the CPU time and {shallow.means[2]:.2f} by the clock."
     )
 
 

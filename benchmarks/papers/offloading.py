@@ -26,7 +26,7 @@ CUT, SLOWER = 0.45, 1.08
 """What is to be cut, and what that may cost."""
 PUBLISHED_CUT, PUBLISHED_TIME = 0.35, 1.21
 SHARES = {True: (0.53, 0.50), False: (0.58, 0.55)}
-"""Limits, by whether the kernels are oneDNN's, around what the headline asks for."""
+"""Limits, by whether the kernels are oneDNN's, around that of the headline."""
 
 
 PARTS = tuple(KERNELS)

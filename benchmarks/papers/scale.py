@@ -17,6 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,97 +138,128 @@ def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
     return f"{1e6 * more_s / count:.0f}" + f" ({low_high})" * bool(spread_s)
 
 
+@dataclass
+class _Part:
+    """What one kind of measurement adds to the section."""
+
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    brief: str = ""
+
+
 def present(found: dict[str, Any]) -> Section:
-    tables, plots, words, notes = [], [], [], []
-    brief = ""
-    if planning := found.get(PLANNING):
-        tables.append(_planning(planning))
-        plots.append(_growth(planning))
-        most = planning[-1]
-        brief = (
-            f"{most['nodes']:,} nodes planned in {most['total_s']:.0f} s of CPU time, "
-            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing; for a limit that is a share "
-            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f}; over all sizes "
-            f"{_over_tracing(planning, lambda row: row['total_s'])} and {_over_tracing(planning, share_total_s)}"
-        )
-        words.append(
-            f"planning and rewriting a step of {most['nodes']:,} nodes takes {most['total_s']:.0f} s of CPU time, "
-            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing, for a limit in bytes, and "
-            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f} of it, for one that is a "
-            f"share of the peak, which has to be predicted; {most['more_mib']:,.0f} MiB more than its trace; from "
-            f"{planning[min(2, len(planning) - 1)]['nodes']:,} nodes on "
-            f"{_over_n_log_n(planning[min(2, len(planning) - 1)], most):.2f} times what n log n gives (limits in bytes)"
-        )
-        notes += _planning_notes(planning)
-    if moves := found.get(MOVES):
-        lines = []
-        for row in moves["rows"]:
-            spreads = row.get("more_spread_s", [(), ()])
-            each = [_each(row["swapped"], *which) for which in zip(row["more_s"], spreads, strict=True)]
-            lines.append([str(row["swapped"]), *(f"{1e3 * t:.1f}" for t in row["took_s"]), *each])
-        most = moves["rows"][-1]
-        words.append(
-            f"a swapped tensor of {moves['tensor_bytes'] // 1024} KiB adds "
-            f"{1e6 * most['more_s'][0] / most['swapped']:.0f} us to a step, {most['swapped']} of them "
-            f"{1e3 * most['more_s'][0]:.1f} ms"
-        )
-        title = (
-            f"A step's time against the swaps in it, {moves['layers']} dense layers, tensors of "
-            f"{moves['tensor_bytes'] // 1024} KiB, {moves['rounds']} rounds; of the tactics only swapping is counted, "
-            "not recomputation and not encodings:"
-        )
-        columns = ("tensors swapped", "step, ms", "CPU time, ms", "us each", "us each, CPU")
-        tables.append(Table(title, columns, lines))
-    if links := found.get(LINKS):
-        columns = ("tactics", "link, GB/s each way", *(f"{share:.0%}" for share in SHARES))
-        lines, series = [], []
-        for row in links["rows"]:
-            reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
-            lines.append([_named(row["tactics"]), f"{row['rate']:g}", *reported])
-        for tactics in ("swapping alone", "all tactics"):
-            for n, share in enumerate(SHARES):
-                of = [row for row in links["rows"] if _named(row["tactics"]) == tactics]
-                points = [(row["rate"], row["ratios"][n]) for row in of if row["ratios"][n] is not None]
-                series.append(Series(f"{tactics}, {share:.0%}", points, joined=True))
-        peak = mib(links["rows"][0]["peak_bytes"])
-        title = f"A ResNet of {links['layers']} layers, 224x224, batch {links['batch']}, {peak} MiB, {links['machine']}"
-        tables.append(Table(f"{title}; predicted time over unoptimised:", columns, lines))
-        plots.append(Plot("scale_links", title, "link, GB/s each way", "predicted time over unoptimised", series))
-        reported = [
-            f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']:g} GB/s"
-            for row in links["rows"]
-            if row["rate"] in (RATES[0], RATES[-1]) and row["ratios"][1] is not None
-        ]
-        words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(reported)}")
-    if devices := found.get(DEVICES):
-        columns = ("GPU", "tactics", "link, GB/s each way", "unoptimised, ms", *(f"{share:.0%}" for share in SHARES))
-        lines = []
-        for row in devices["rows"]:
-            reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
-            lines.append(
-                [
-                    row["machine"],
-                    _named(row["tactics"]),
-                    f"{row['rate']:.1f}",
-                    f"{1e3 * row['unoptimised_s']:.0f}",
-                    *reported,
-                ]
-            )
-        title = (
-            f"A ResNet of {devices['layers']} layers, 224x224, batch {devices['batch']}, on described GPUs with their "
-            "own links; predicted time over unoptimised, at shares of its peak there:"
-        )
-        tables.append(Table(title, columns, lines))
+    present_part = {PLANNING: _planning_part, MOVES: _moves_part, LINKS: _links_part, DEVICES: _devices_part}
+    parts = [show(found[kind]) for kind, show in present_part.items() if found.get(kind)]
     return Section(
         "Scale",
         "none of the papers has these",
-        "; ".join(words),
+        "; ".join(word for part in parts for word in part.words),
         "planning: bottleneck ResNets on small images, each size planned once",
-        tables,
-        plots,
-        notes,
-        brief=brief,
+        [table for part in parts for table in part.tables],
+        [plot for part in parts for plot in part.plots],
+        [note for part in parts for note in part.notes],
+        brief="".join(part.brief for part in parts),
     )
+
+
+def _planning_part(planning: Sequence[dict[str, Any]]) -> _Part:
+    """How long planning takes."""
+    part = _Part()
+    part.tables.append(_planning(planning))
+    part.plots.append(_growth(planning))
+    most = planning[-1]
+    part.brief = (
+        f"{most['nodes']:,} nodes planned in {most['total_s']:.0f} s of CPU time, "
+        f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing; for a limit that is a share "
+        f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f}; over all sizes "
+        f"{_over_tracing(planning, lambda row: row['total_s'])} and {_over_tracing(planning, share_total_s)}"
+    )
+    part.words.append(
+        f"planning and rewriting a step of {most['nodes']:,} nodes takes {most['total_s']:.0f} s of CPU time, "
+        f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing, for a limit in bytes, and "
+        f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f} of it, for one that is a "
+        f"share of the peak, which has to be predicted; {most['more_mib']:,.0f} MiB more than its trace; from "
+        f"{planning[min(2, len(planning) - 1)]['nodes']:,} nodes on "
+        f"{_over_n_log_n(planning[min(2, len(planning) - 1)], most):.2f} times what n log n gives (limits in bytes)"
+    )
+    part.notes.extend(_planning_notes(planning))
+    return part
+
+
+def _moves_part(moves: dict[str, Any]) -> _Part:
+    """What a swapped tensor adds to a step."""
+    part = _Part()
+    lines = []
+    for row in moves["rows"]:
+        spreads = row.get("more_spread_s", [(), ()])
+        each = [_each(row["swapped"], *which) for which in zip(row["more_s"], spreads, strict=True)]
+        lines.append([str(row["swapped"]), *(f"{1e3 * t:.1f}" for t in row["took_s"]), *each])
+    most = moves["rows"][-1]
+    part.words.append(
+        f"a swapped tensor of {moves['tensor_bytes'] // 1024} KiB adds "
+        f"{1e6 * most['more_s'][0] / most['swapped']:.0f} us to a step, {most['swapped']} of them "
+        f"{1e3 * most['more_s'][0]:.1f} ms"
+    )
+    title = (
+        f"A step's time against the swaps in it, {moves['layers']} dense layers, tensors of "
+        f"{moves['tensor_bytes'] // 1024} KiB, {moves['rounds']} rounds; of the tactics only swapping is counted, "
+        "not recomputation and not encodings:"
+    )
+    columns = ("tensors swapped", "step, ms", "CPU time, ms", "us each", "us each, CPU")
+    part.tables.append(Table(title, columns, lines))
+    return part
+
+
+def _links_part(links: dict[str, Any]) -> _Part:
+    """Predicted times over links of several rates."""
+    part = _Part()
+    columns = ("tactics", "link, GB/s each way", *(f"{share:.0%}" for share in SHARES))
+    lines, series = [], []
+    for row in links["rows"]:
+        reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+        lines.append([_named(row["tactics"]), f"{row['rate']:g}", *reported])
+    for tactics in ("swapping alone", "all tactics"):
+        for n, share in enumerate(SHARES):
+            of = [row for row in links["rows"] if _named(row["tactics"]) == tactics]
+            points = [(row["rate"], row["ratios"][n]) for row in of if row["ratios"][n] is not None]
+            series.append(Series(f"{tactics}, {share:.0%}", points, joined=True))
+    peak = mib(links["rows"][0]["peak_bytes"])
+    title = f"A ResNet of {links['layers']} layers, 224x224, batch {links['batch']}, {peak} MiB, {links['machine']}"
+    part.tables.append(Table(f"{title}; predicted time over unoptimised:", columns, lines))
+    part.plots.append(Plot("scale_links", title, "link, GB/s each way", "predicted time over unoptimised", series))
+    reported = [
+        f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']:g} GB/s"
+        for row in links["rows"]
+        if row["rate"] in (RATES[0], RATES[-1]) and row["ratios"][1] is not None
+    ]
+    part.words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(reported)}")
+    return part
+
+
+def _devices_part(devices: dict[str, Any]) -> _Part:
+    """Predicted times on described GPUs."""
+    part = _Part()
+    columns = ("GPU", "tactics", "link, GB/s each way", "unoptimised, ms", *(f"{share:.0%}" for share in SHARES))
+    lines = []
+    for row in devices["rows"]:
+        reported = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+        lines.append(
+            [
+                row["machine"],
+                _named(row["tactics"]),
+                f"{row['rate']:.1f}",
+                f"{1e3 * row['unoptimised_s']:.0f}",
+                *reported,
+            ]
+        )
+    title = (
+        f"A ResNet of {devices['layers']} layers, 224x224, batch {devices['batch']}, on described GPUs with their "
+        "own links; predicted time over unoptimised, at shares of its peak there:"
+    )
+    part.tables.append(Table(title, columns, lines))
+    return part
 
 
 def _over_tracing(rows: Sequence[dict[str, Any]], total_s: Callable[[dict[str, Any]], float]) -> str:

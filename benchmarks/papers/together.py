@@ -35,7 +35,7 @@ TOOLS = {
     f"{OURS}, accumulate 2": "tfswap around a step of two micro-batches",
     f"{OURS}, accumulate 4": "tfswap around a step of four micro-batches",
 }
-"""The forms, and what each asks for or changes."""
+"""The forms, and what each requires or changes."""
 
 
 def measure(part: str) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def _by_need(needs: Sequence[Need]) -> list[list[str]]:
     return lines
 
 
-TOOL_COLUMNS = "tool", "what it asks for or changes", "the fastest, or level with it", "slower", "takes more memory"
+TOOL_COLUMNS = "tool", "what it requires or changes", "the fastest, or level with it", "slower", "takes more memory"
 
 
 def _by_tool(needs: Sequence[Need]) -> list[list[str]]:

@@ -157,17 +157,9 @@ def rare_branch_and_early_end(share: float) -> dict[str, Any]:
     return {"peak": peak, "limit": optimized.plan().limit_bytes}
 
 
-def any_course(share: float) -> dict[str, Any]:
-    """Loops with no bound, one in the other, and a conditional in them, whose inputs decide how often and which.
-
-    Args:
-        share: of the step's floor, that is the limit.
-    """
-    import tfswap
-    from tfswap.exporters.function import grappler_off
-
-    settle()
-    w, u = weights = make_weights((64, 64), (64, 112))
+def undecided_step(weights: list[Any]) -> Any:
+    """Loops with no bound, one in the other, and a conditional in them, whose inputs decide how often and which."""
+    w, u = weights
 
     def converge(x: Any, h: Any, tolerance: Any) -> Any:
         def damped(h: Any) -> Any:
@@ -189,6 +181,22 @@ def any_course(share: float) -> dict[str, Any]:
             loss = tf.reduce_mean(tf.square(tf.nn.relu(tf.tanh(h @ w + x) @ u)))
         return descend(tape, loss, weights)
 
+    return step
+
+
+def any_course(share: float) -> dict[str, Any]:
+    """Runs `undecided_step` along many courses, in a limit.
+
+    Args:
+        share: the limit, as a share of the step's floor.
+    """
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    settle()
+    weights = make_weights((64, 64), (64, 112))
+
+    step = undecided_step(weights)
     first = [weight.numpy() for weight in weights]
     tolerances = ((2.0, 2.0), (2.0, 0.1), (0.1, 2.0), (0.5, 0.2), (1e-3, 1e-2), (1e-4, 1e-4))
     calls = [(s * make_data(1000, 64), tf.constant(i), tf.constant(o)) for i, o in tolerances for s in (0.1, 3.0)]

@@ -79,7 +79,7 @@ def recorded(graph: Graph) -> Record:
 
 
 def peak_bytes(made: Record) -> int:
-    """Of all that the loop asks for."""
+    """Of all that the loop requests."""
     sizes: list[int] = []
     live = most = 0
     for kind, amount in made.events:

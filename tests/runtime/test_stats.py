@@ -52,7 +52,7 @@ small(batch())
 total = ops.stats()
 assert total.out_bytes == planned(big)[0] + planned(small)[0]
 stats, others = big.stats(), small.stats()
-parts = (total.out_busy_s + total.in_busy_s, total.release_stall_s + total.await_stall_s + total.at_once_s)
+parts = (total.out_busy_s + total.in_busy_s, total.release_stall_s + total.await_stall_s + total.inline_copy_s)
 sums = (stats.copying_s + others.copying_s, stats.stalled_s + others.stalled_s)
 assert all(abs(a - b) < 1e-9 for a, b in zip(parts, sums, strict=True)), (parts, sums)
 assert 0 < stats.pool_peak_bytes <= big.plan().host_bytes

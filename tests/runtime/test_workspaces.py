@@ -220,7 +220,7 @@ def test_forwarded_buffers_are_listed_by_themselves():
     made = 512 * 64 * 4
     assert found.between_layers_bytes == 0  # nothing is away
     assert found.within_layers_bytes == made  # at the peak a gradient writes over another
-    assert found.taken_over_bytes >= 4 * made and found.taken_over_bytes % made == 0
+    assert found.forwarded_bytes >= 4 * made and found.forwarded_bytes % made == 0
 
 
 def test_what_evicted_tensors_save_is_listed_by_itself():

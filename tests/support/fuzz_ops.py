@@ -46,7 +46,7 @@ TYPES = (
 NUMBERS = (-(2**62), -(2**31), -1, 0, 1, 2, 3, 5, 8, 64, 255, 4096, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 WORDS = ("positive", "relu6", "true", "SAME", "VALID", "EXPLICIT", "float16", "bfloat16", "gist_float8", "gist_float10")
 FOLDERS = ("", "/none", tempfile.gettempdir())
-MOST_BYTES = 64 << 20  # of host memory and of a file, whatever a call asks for
+MOST_BYTES = 64 << 20  # of host memory and of a file, whatever a call requests
 RESERVATION = {
     "owner": 7,
     "disk": False,
@@ -68,11 +68,15 @@ def called(dtype: tf.DType) -> Any:
 
 def right_calls(draw: random.Random) -> list[Call]:
     """One call of each op, with arguments that belong together."""
-    core, codecs = load().ops, load_codecs().ops
     dtype = draw.choice(FLOATS)
-    kept = draw.choice(FLOATS[:3])
     rows, columns = draw.randint(1, 9), draw.randint(1, 70)
     x = tf.cast(tf.random.normal([rows, columns]), dtype)
+    return [*_calls_of_codecs(draw, x), *_calls_of_swaps(draw, x), *_calls_of_kernels(x)]
+
+
+def _calls_of_codecs(draw: random.Random, x: tf.Tensor) -> list[Call]:
+    codecs, dtype, (rows, columns) = load_codecs().ops, x.dtype, x.shape
+    kept = draw.choice(FLOATS[:3])
     shape = tf.constant([rows, columns], draw.choice((tf.int32, tf.int64)))
     mask = codecs.tfswap_encode_mask(tensor=x, predicate="positive")
     counts = tf.random.uniform([rows, columns], -5, 200, tf.int32)
@@ -88,13 +92,6 @@ def right_calls(draw: random.Random) -> list[Call]:
     image = tf.cast(tf.random.normal([2, rows, columns, 3]), dtype)
     positions = codecs.tfswap_encode_max_pool(image=image, **POOLING)
     pooled = tf.zeros([2, -(-rows // 2), -(-columns // 2), 3], dtype)
-    handle = core.tfswap_swap_out(tensor=x)
-    tensor, ticket = core.tfswap_swap_in(handle=handle, T=dtype)
-    none = tf.raw_ops.EmptyTensorList(
-        element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.variant
-    )
-    handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
-    variable = tf.Variable(x)
     return [
         (codecs.tfswap_encode_mask, {"tensor": x, "predicate": "positive"}),
         (codecs.tfswap_decode_mask, {"mask": mask, "shape": shape}),
@@ -118,6 +115,19 @@ def right_calls(draw: random.Random) -> list[Call]:
         (codecs.tfswap_decode_floats, {"encoded": floats, "shape": shape, "format": format, "T": kept}),
         (codecs.tfswap_encode_groups, {"tensor": small, "seed": 1, **groups}),
         (codecs.tfswap_decode_groups, {"encoded": grouped, "shape": shape, "T": kept, **groups}),
+    ]
+
+
+def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
+    core, dtype, (rows, columns) = load().ops, x.dtype, x.shape
+    handle = core.tfswap_swap_out(tensor=x)
+    tensor, ticket = core.tfswap_swap_in(handle=handle, T=dtype)
+    none = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.variant
+    )
+    handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
+    variable = tf.Variable(x)
+    return [
         (core.tfswap_swap_out, {"tensor": x}),
         (core.tfswap_swap_out, {"tensor": x, **RESERVATION, "spill_dir": draw.choice(FOLDERS)}),
         (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
@@ -127,6 +137,12 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
+    ]
+
+
+def _calls_of_kernels(x: tf.Tensor) -> list[Call]:
+    core, dtype, (rows, columns) = load().ops, x.dtype, x.shape
+    return [
         (core.tfswap_inside, {"args": [x], "Tout": [dtype], "f": called(dtype), "step": 1}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
         (

@@ -94,6 +94,19 @@ def test_a_graph_is_printed_after_the_passes_that_are_named(
     assert "%sum = AddV2(%a, %a)" in reported
 
 
+def test_a_graph_is_printed_before_a_pass_that_is_named_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TFSWAP_PRINT_PASSES", "before:merge-equal-nodes,prune")
+    graph, target = parse_graph(TWICE), Target(DeviceModel())
+    PASSES["prune"](graph, target)
+    assert "#" not in capsys.readouterr().err, "it changes nothing"
+    PASSES["merge-equal-nodes"](graph, target)
+    reported = capsys.readouterr().err
+    assert reported.count("#") == reported.count("# before merge-equal-nodes") == 1
+    assert "%sum = AddV2(%a, %b)" in reported
+
+
 def test_watchers_see_each_pass_and_its_changes() -> None:
     seen: list[tuple[str, int]] = []
 

@@ -95,7 +95,7 @@ class Program:
 
 
 class Executor:
-    """One thread pool, and runs of one graph one after another.
+    """Runs one graph repeatedly on one thread pool.
 
     Attributes:
         is_body: whether the graph is the body of a loop or a conditional, which TensorFlow lowers.

@@ -2,11 +2,12 @@
 
 They do not depend on the limit, so that a higher limit never gives a slower plan, as on a ladder.
 
-Tensors saved by loops are swapped in stages of a quarter of their bytes, the largest accumulators first. Some are
-recomputed: those that take not much longer to recompute than to swap, or all that can be; the others are then swapped,
-or not. Swapped tensors that a loop would wait for are prefetched, or not. Encodings for kernels take very little time.
-They are used for all kernels that free a tensor earlier or need less memory, or for none. Encoding and decoding a whole
-tensor takes time, and has stages too: first the tensors that free the most bytes for their time.
+Tensors saved by loops are swapped in stages of a quarter of their bytes, the largest accumulators first. Other
+rewritings recompute those that take little longer to recompute than to swap, or all that can be recomputed, each with
+and without swaps of the rest. Swapped tensors that a loop would wait for are prefetched, or not. Encodings for kernels
+take very little time. They are used for all kernels that free a tensor earlier or need less memory, or for none.
+Encoding and decoding a whole tensor takes time, and has stages too: first the tensors that free the most bytes for
+their time.
 """
 
 from __future__ import annotations

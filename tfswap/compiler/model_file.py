@@ -203,7 +203,7 @@ class ModelFile:
         return ConcreteStep(name, name, names, len(bound), self._handles(name, bound), self._values(name, len(bound)))
 
     def same_as(self, name: str) -> list[str]:
-        """The traces with the same content as a library function, which saving makes anew of some; else itself."""
+        """The traces with the same content as a library function, since saving copies some; else itself."""
 
         def content(function: str) -> Any:
             made = type(self.library[function])()
@@ -275,7 +275,7 @@ class ModelFile:
             reader = tf.train.load_checkpoint(str(self.path / "variables" / "variables"))
             for name in progress.over("reading variables", sorted(reader.get_variable_to_shape_map())):
                 reader.get_tensor(name)  # checks its length and checksum
-        # The reader hands on the library's status in either guise.
+        # The reader raises the library's status as one of these.
         except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
             reason = " ".join(str(error).split())  # one line
             raise InvalidModel(

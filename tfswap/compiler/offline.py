@@ -89,13 +89,14 @@ def optimizer_here(
 
 
 def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -> Planned:
-    """Plan and rewrite one step, which `optimizer_here` was made for. Raises as `plan_offline`."""
+    """Plan and rewrite one step with its optimizer, from `optimizer_here`. Raises as `plan_offline`."""
     plan = request.choose(optimizer, machine.current_device()[0])
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
     target = optimizer.target
     gate = ALWAYS_OPEN if target.own_ops else None
-    made = optimizer.rewrite(plan, gate, checked_by_gate=target.own_ops)  # also when analysing: or it is no plan
+    # In mode="analyze" too: it checks that the plan can be carried out.
+    made = optimizer.rewrite(plan, gate, checked_by_gate=target.own_ops)
     report = _report(step, graph, optimizer, plan)
     return Planned(plan, report, graph if request.changes_nothing else made, target)
 

@@ -1,4 +1,4 @@
-"""The smaller floats that a user asks for by `precision=`."""
+"""The smaller floats that `precision=` names."""
 
 from __future__ import annotations
 

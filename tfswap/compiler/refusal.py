@@ -81,7 +81,7 @@ def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone
     temporaries = flow.temporary_bytes(i)
     line = locate(node.name)
     if node.op == OUTSIDE:
-        return f"what its caller makes of the {format_bytes(reads)} that it returns, until it asks for gradients"
+        return f"what its caller makes of the {format_bytes(reads)} that it returns, until it takes gradients"
     return (
         f"{node.op} {node.name!r}"
         + (f" ({line})" if line else "")

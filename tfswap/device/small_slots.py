@@ -43,7 +43,7 @@ def _outside_of_the_arena(elements: Sequence[int]) -> list[Any]:
     import numpy as np
     import tensorflow as tf
 
-    numbers = ALIGNED_BYTES // 4  # in which one has its place
+    numbers = ALIGNED_BYTES // 4  # an array's share of `memory`, aligned
     memory = np.empty((len(elements) + 1) * numbers, np.int32)
     first = -memory.ctypes.data % ALIGNED_BYTES // 4
     places = memory[first : first + len(elements) * numbers].reshape(-1, numbers)

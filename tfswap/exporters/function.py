@@ -115,7 +115,7 @@ def _planned_function() -> Any:
             self._attributes = call_attributes()
             self._explained = atomic_function.InterpolateRuntimeError(atomic)
             self._pack = atomic.function_type.output.from_tensors
-            # `run` leaves to TensorFlow the handle data of results, and captures that each call asks for.
+            # `run` leaves to TensorFlow the handle data of results, and captures that each call computes.
             gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
             self._needs_more = gives_handles or any(map(callable, self._captured_inputs))
             self._step_captures = () if self._needs_more else self.captured_inputs

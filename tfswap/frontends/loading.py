@@ -11,8 +11,8 @@ All attributes and signatures that do nothing but run a step share one StepFunct
 Invariant: values are those of the original function, whichever plan runs: with Grappler off where `optimize_graph` has
 written the model, and else those of the decorated function.
 
-Not handled: functions that call a planned step and do more run the file's own plan, which the gate in the
-file checks; so does a process that loads with `tf.saved_model.load`.
+Not handled: functions that call a planned step among other things. They run the file's own plan, which the file's gate
+checks. A process that loads with `tf.saved_model.load` runs that plan too.
 """
 
 from __future__ import annotations

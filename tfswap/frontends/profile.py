@@ -380,7 +380,7 @@ def this_machine() -> Machine:
 
 
 def _machine_name(device: str) -> str:
-    """The device, for people: a GPU's own name, or how many cores of what."""
+    """The device's name for reports: the GPU's model, or the CPU's number of cores and architecture."""
     import tensorflow as tf
 
     if device.startswith("GPU"):

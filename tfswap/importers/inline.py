@@ -47,7 +47,8 @@ class Inlined(NamedTuple):
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
     """Whether the graph calls functions by name."""
-    functions = {f.signature.name for f in graph_def.library.function}  # TensorFlow 1's calls have their names for ops
+    # The op of a TensorFlow 1 call is the function's name.
+    functions = {f.signature.name for f in graph_def.library.function}
     return any(node.op in CALLS or node.op in functions for node in graph_def.node)
 
 

@@ -73,7 +73,7 @@ def without_message(pattern: re.Pattern[bytes]) -> Iterator[None]:
             os.dup2(before, 2)
             os.close(before)
             printed.seek(0)
-            with open(2, "wb", closefd=False) as errors:  # os.write may leave a part
+            with open(2, "wb", closefd=False) as errors:  # os.write may write a part only
                 errors.write(pattern.sub(b"", printed.read()))
 
 

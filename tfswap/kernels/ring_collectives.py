@@ -16,9 +16,9 @@ from tfswap.kernels.memory_rules import Entry, KernelMemory, candidates, with_ev
 from tfswap.kernels.temporaries import OUT0, Event, Facts
 
 LARGEST_CHUNK_BYTES = 4 << 20
-"""Chunks larger than this are parted once more (ring_alg.cc, kMaxChunkSizeBytes), ..."""
+"""Larger chunks are split again (ring_alg.cc, kMaxChunkSizeBytes)."""
 MOST_PARTS = 2
-"""... for one device per worker (kMaxSubdivsPerDeviceDefault)."""
+"""The most parts of such a chunk, with one device per worker (kMaxSubdivsPerDeviceDefault)."""
 ALIGNMENT_BYTES = 64
 """Chunks begin at multiples of this (EIGEN_MAX_ALIGN_BYTES)."""
 

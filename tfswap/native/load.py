@@ -41,7 +41,7 @@ class CStats(ctypes.Structure):
         ("disk_in_busy_s", ctypes.c_double),
         ("release_stall_s", ctypes.c_double),
         ("await_stall_s", ctypes.c_double),
-        ("at_once_s", ctypes.c_double),
+        ("inline_copy_s", ctypes.c_double),
         ("pool_in_use_bytes", ctypes.c_uint64),
         ("pool_reserved_bytes", ctypes.c_uint64),
         ("pool_peak_bytes", ctypes.c_uint64),

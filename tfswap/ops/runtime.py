@@ -66,7 +66,7 @@ class SwapStats:
         disk_out_bytes, disk_in_bytes, disk_out_copies, disk_in_copies, disk_out_busy_s, disk_in_busy_s: the same for
             copies to disk, and back.
         release_stall_s, await_stall_s: how long Release and Await ops waited, summed.
-        at_once_s: how long steps copied small tensors on their own threads.
+        inline_copy_s: how long steps copied small tensors on their own threads.
         pool_in_use_bytes: host memory in use for handles and copies now.
         pool_reserved_bytes: host memory taken from the system now.
         pool_peak_bytes: the highest `pool_in_use_bytes`.
@@ -92,7 +92,7 @@ class SwapStats:
     disk_in_busy_s: float
     release_stall_s: float
     await_stall_s: float
-    at_once_s: float
+    inline_copy_s: float
     pool_in_use_bytes: int
     pool_reserved_bytes: int
     pool_peak_bytes: int
@@ -294,7 +294,7 @@ def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int
         disk_out_bytes=raw.disk_out_bytes,
         disk_in_bytes=raw.disk_in_bytes,
         copying_s=raw.out_busy_s + raw.in_busy_s + raw.disk_out_busy_s + raw.disk_in_busy_s,
-        stalled_s=raw.release_stall_s + raw.await_stall_s + raw.at_once_s,
+        stalled_s=raw.release_stall_s + raw.await_stall_s + raw.inline_copy_s,
         pool_peak_bytes=raw.pool_peak_bytes,
         disk_peak_bytes=raw.disk_peak_bytes,
         cache_hits=cache_hits,

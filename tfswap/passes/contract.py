@@ -25,7 +25,7 @@ from tfswap.kernels.target import Target
 
 PRINT = "TFSWAP_PRINT_PASSES"
 """Names of passes, separated by commas, or "all": the graph after each one that changes it is written to standard
-error.
+error. With "before:NAME", the graph before that pass is written.
 """
 
 P = ParamSpec("P")
@@ -53,6 +53,8 @@ class Pass(Generic[P]):
 
     def __call__(self, graph: Graph, target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
         """Apply it, and notify the watchers."""
+        if f"before:{self.name}" in _printed():
+            _write(f"before {self.name}", graph)
         begun = time.perf_counter()
         changes = self.apply(graph, target, *args, **kwargs)
         seconds = time.perf_counter() - begun
@@ -133,7 +135,14 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 def _print(done: Pass[...], graph: Graph, changes: int, seconds: float) -> None:
     """Print the graph where `TFSWAP_PRINT_PASSES` names the pass."""
-    names = {name.strip() for name in os.environ[PRINT].split(",")}
-    if changes and ("all" in names or done.name in names):
-        print(f"# after {done.name}: {changes} changes, {1e3 * seconds:.1f} ms", file=sys.stderr)
-        print(format_graph(graph), file=sys.stderr)
+    if changes and not _printed().isdisjoint(("all", done.name)):
+        _write(f"after {done.name}: {changes} changes, {1e3 * seconds:.1f} ms", graph)
+
+
+def _printed() -> set[str]:
+    return {name.strip() for name in os.environ.get(PRINT, "").split(",")}
+
+
+def _write(title: str, graph: Graph) -> None:
+    print(f"# {title}", file=sys.stderr)
+    print(format_graph(graph), file=sys.stderr)

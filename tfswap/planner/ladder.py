@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
 HELD_SHARE = 16
-"""A rung's peak counts as no lower than the target that is this part of the ladder's height below its own.
+"""A rung's peak is assumed to be no further below its target than the ladder's height divided by this.
 
-Solvers stop where their target is met, so that a choice hardly ever holds less. So rungs that are too high for a limit
-need not be solved.
+A solver stops once its target is met, so a choice hardly ever holds less. With this bound, rungs that are too high for
+a limit need not be solved.
 """
 
 

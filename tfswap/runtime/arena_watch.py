@@ -115,7 +115,7 @@ class ArenaWatch:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Around the step's call: an error says its cause where the device has too little memory for the step."""
+        """The context of the step's call: where the device has too little memory, the error names the cause."""
         from tensorflow.python.framework import errors
 
         try:

@@ -1,8 +1,8 @@
 """A trace's captures, some of which TensorFlow computes for each call.
 
-The reason are collectives: each call takes a key for each of its collectives, by which they are matched on all workers.
-A worker that takes more keys than the others waits for ever. So a call computes its captures once, whatever is planned
-and made during it, and a step that is made and not run gets placeholders.
+They are keys of collectives. Each call takes a key for each of its collectives, by which they are matched on all
+workers. A worker that takes more keys than the others waits for ever. So a call computes its captures once, whatever is
+planned and made during it, and a step that is made and not run gets placeholders.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ from tfswap.support.reach import reach
 from tfswap.support.sizes import format_bytes
 
 MOST_ROUNDS = 4
-"""The most rounds: known sizes give others."""
+"""The most rounds. A round computes sizes that depend on those of earlier rounds."""
 MOST_ELEMENTS = 1 << 63
-"""No tensor has as many."""
+"""Fewer than this are the elements of any tensor."""
 
 Sizes = tuple[tuple[int, ...], ...]
 

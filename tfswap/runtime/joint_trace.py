@@ -4,7 +4,7 @@
     gradients = Outside(results)           the caller's part
     ... = backward(gradients, saved)       TensorFlow's own derivative of the trace
 
-Forward and backward function are those that TensorFlow itself runs for a tape that asks for first-order gradients once
+Forward and backward function are those that TensorFlow itself runs for a tape that takes first-order gradients once
 (concrete_function.py), so that values are the same. Persistent tapes, nested tapes and forward mode ask for more: for
 those no `Joint` is made.
 """

@@ -59,14 +59,14 @@ class StepLimit:
         return self.bytes is None or peak_bytes + margin_bytes <= self.bytes
 
     def lacking_bytes(self, peak_bytes: int, margin_bytes: int) -> int:
-        """By how much a plan with this peak passes the limit, with its margins."""
+        """The bytes by which a plan's peak and margins exceed the limit; 0 where they do not."""
         return 0 if self.bytes is None else max(0, promised(peak_bytes) + margin_bytes - self.bytes)
 
     def allows_unchanged(self, optimizer: Optimizer, *, ordered: bool) -> bool:
         """Whether a step without a plan may run as it was traced.
 
-        It may where its limit is a share that is the whole unoptimised peak, and it has not passed that: the additional
-        ops of a rewritten step can need more memory than a tiny step has.
+        It may where the limit is a share, of at least the whole unoptimised peak. The ops added to a rewritten step can
+        need more memory than a tiny step does.
         """
         limit = self._request.limit(self._trace.device.name)
         if ordered or self.bytes is None or limit is None or not is_share(limit):

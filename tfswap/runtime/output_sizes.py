@@ -1,7 +1,7 @@
 """Rules for the sizes of ops' results from their inputs, for ops whose result sizes depend on values, as TensorFlow
 defines them.
 
-By a rule the result itself, which may be large, is not computed for its size.
+With a rule, the size is computed without the result, which may be large.
 
 Not handled: ops that must run before their results' sizes are known. dynamic_sizes.py runs these.
 """
@@ -41,7 +41,7 @@ def _range(tensor: Output) -> SizeRule:
 
 
 def _ragged_range(tensor: Output) -> SizeRule | None:
-    """Of its second output, all ranges one after the other; the other has a number for each of them."""
+    """The second output has the elements of all ranges. The size of the first, one number per range, is known."""
 
     def shape(starts: Any, limits: Any, deltas: Any) -> Any:
         import tensorflow as tf

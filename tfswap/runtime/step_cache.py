@@ -1,8 +1,8 @@
 """The steps of one function: which of them a call runs, by trace and by the sizes of its arguments.
 
-A step covers arguments that are no larger than those that it was planned for. Sizes that no step covers are planned for
-when they come; those that keep growing with room. Where a smaller size recurs, and the step that covers it moves
-tensors that would have room, it gets a step of its own.
+A step covers arguments that are no larger than those that it was planned for. A size that no step covers is planned for
+at its first call, with room to grow where sizes keep growing. A smaller size that recurs gets a step of its own where
+the step that covers it evicts tensors that would have room.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ MAX_COUNTED = 1024
 """The most sizes, covered by a plan for larger ones, whose calls are counted."""
 RECURS = 16
 """After this many calls a size gets a plan of its own, where the plan that covers it evicts tensors that only larger
-sizes need evicted. Planning takes about as long as the first plan did, which this number of steps wins back.
+sizes need evicted. These calls gain about the time that planning takes.
 """
 MAX_OWN = 8
 """The most sizes of one trace with plans of their own. Each holds another copy of the step's constants."""
 GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 SCATTER = 4
-"""Sizes that depend on batches' contents are planned for with this many times the range that they have shown, and no
-more than GROWTH: near a limit, half as much again may have no plan, while the next batch differs by a hundredth.
+"""Sizes that depend on batches' contents are planned for with this many times their range so far, but at most GROWTH
+times their maximum. Such sizes differ by about a hundredth from batch to batch, and near a limit there may be no plan
+for sizes half as large again.
 """
 
 _FOLLOWS = "It depends on the arguments' values. Such sizes are computed before each call, but not "
@@ -68,10 +69,10 @@ class StepCache:
     """The steps of one function.
 
     Args:
-        name: of the function, for messages.
+        name: the function's name, for messages.
         request: what to do to each trace.
         on_exceeded: "warn" or "raise".
-        program: that the function is a part of.
+        program: the program that the function is a part of.
         lock: held while a step of the function runs.
         optimized: puts a `tf.function` under a limit, from it, a request and `on_exceeded`: functions that compute
             sizes keep the limit too.

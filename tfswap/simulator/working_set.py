@@ -23,12 +23,12 @@ class Reuse:
 
     Attributes:
         within_layers_bytes: by buffers that are forwarded.
-        taken_over_bytes: bytes of all forwarded buffers of a step.
+        forwarded_bytes: bytes of all forwarded buffers of a step.
         between_layers_bytes: by evicted tensors.
     """
 
     within_layers_bytes: int
-    taken_over_bytes: int
+    forwarded_bytes: int
     between_layers_bytes: int
 
 

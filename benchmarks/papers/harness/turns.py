@@ -371,7 +371,7 @@ def _stalls() -> Stalls:
     import tfswap.ops
 
     stats = tfswap.ops.stats()
-    return Stalls(stats.release_stall_s, stats.await_stall_s, stats.at_once_s)
+    return Stalls(stats.release_stall_s, stats.await_stall_s, stats.inline_copy_s)
 
 
 def settled(net: str, size: dict[str, Any], arena_mib: int) -> tuple[Any, list[Any]]:

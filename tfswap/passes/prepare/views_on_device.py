@@ -23,9 +23,9 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
 VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
-"""Ops with one result, of their first input's bits."""
+"""Ops with one result, a view of their first input."""
 OTHER = "uint32"
-"""A type of as many bits for which their kernels have both on the device."""
+"""An element type of the same size. Kernels of `VIEWS` have its inputs and results in device memory."""
 
 
 @graph_pass(
@@ -74,7 +74,7 @@ def _is_int32(node: Node) -> bool:
 
 
 def _retyped(graph: Graph, node: Node, source: Output, readers: Iterable[tuple[Node, int]]) -> Node:
-    """Have the view `node` read `source` and return its type; its readers read the view of int32 that is returned."""
+    """Make the view `node` read `source`, and have its type. Returns a view as int32, which its readers then read."""
     graph.replace_input(node, 0, source)
     node.attrs = {**node.attrs, "T": Dtype(OTHER)}
     node.outputs = (TensorType(OTHER, node.outputs[0].shape, node.outputs[0].bound),)

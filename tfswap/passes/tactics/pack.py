@@ -113,7 +113,7 @@ def encode_after(
         op,
         graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
         (tensor,),
-        controls=[node for node in readers if not _may_take_over(node, tensor, device)],
+        controls=[node for node in readers if not _may_forward(node, tensor, device)],
         attrs=attrs,
         outputs=tuple(kept),
         device=tensor.node.device,
@@ -163,7 +163,7 @@ def _runs(node: Node) -> bool:
     return not (is_const(node.op) or is_feed(node.op) or reads_variable(node.op))
 
 
-def _may_take_over(node: Node, tensor: Output, device: DeviceModel) -> bool:
+def _may_forward(node: Node, tensor: Output, device: DeviceModel) -> bool:
     """Whether `node` may write over the tensor where it reads it last: then the encoding node must not come after
     it.
     """

@@ -166,6 +166,15 @@ def test_integers_of_a_gpu():
     assert keep_views_on_device(golden.graph, gpu) == copy_to_device(golden.graph, gpu) == 0
 
 
+def test_what_functions_of_a_gpu_return_and_take():
+    golden = Golden("copy_to_device")
+    assert copy_to_device(golden.graph, Target(DeviceModel())) == 0
+    gpu = Target(DeviceModel("gpu"))
+    assert copy_to_device(golden.graph, gpu) == 2
+    golden.check()
+    assert copy_to_device(golden.graph, gpu) == 0
+
+
 def test_what_the_host_reads_of_a_gpus_results():
     golden = Golden("copy_to_host")
     assert copy_to_host(golden.graph, Target(DeviceModel())) == 0

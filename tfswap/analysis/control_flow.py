@@ -30,7 +30,15 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 
 STEADY_TRIPS = 3
-"""The number of replayed iterations where each leaves as many bytes as the one before."""
+"""The least number of replayed iterations where each leaves as many bytes as the one before."""
+SETTLING_TRIPS, SETTLING_NODES = 18, 1_000
+"""The most of them, and the nodes that these have together at most where they are more than a few. In a fragmented
+arena it takes several iterations until values lie where they do in all later ones.
+"""
+ROTATION_TRIPS = 6
+"""A multiple of this is left out. A value that each iteration computes anew alternates between two chunks, and two
+values of one size rotate among three: where they lie after the loop depends on the remainder.
+"""
 RELOCATED_TRIPS = 2
 """The same where an iteration's results are relocated: the first reads the loop's inputs, the second an iteration's
 results.
@@ -366,8 +374,10 @@ class BodyReplay:
                 ended = trips[-1] if trips else None
                 enough = most if trips is None else enough
                 chosen = True
-        count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
         of_all = UNKNOWN_TRIPS if trips is None else len(trips) - 1
+        count = enough if trips is None else of_all
+        if steady and count > enough:
+            count = enough if relocated else _represented(count, enough, body)
         counted = trips is not None and of_all == count
         all_run = chosen if trips is None else counted
         return _Iterations(count, of_all / count if count else 1.0, certain, trips is None, counted, all_run, ended)
@@ -383,6 +393,13 @@ class BodyReplay:
         found, certain = made.trips[key]
         self.heap.exact &= certain
         return found, certain
+
+
+def _represented(count: int, least: int, body: Graph) -> int:
+    """The number of replayed iterations of a steady loop of `count`."""
+    nodes = len(body) + sum(map(len, body.all_bodies()))
+    most = max(min(SETTLING_TRIPS, SETTLING_NODES // max(nodes, 1)), least + ROTATION_TRIPS - 1)
+    return count - -(-max(count - most, 0) // ROTATION_TRIPS) * ROTATION_TRIPS
 
 
 def relocated_places(node: Node) -> tuple[int, ...] | None:

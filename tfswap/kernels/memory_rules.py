@@ -131,6 +131,13 @@ def forwarding(*inputs: int) -> Rule:
     return rule
 
 
+def binary(facts: Facts) -> KernelMemory:
+    """cwise_ops_common.h, BinaryOp: a scalar is not forwarded to a result of other dimensions, even of one element."""
+    result = facts.outputs[0].shape
+    forwarded = [i for i, kind in enumerate(facts.inputs) if kind.shape or not result]
+    return KernelMemory(forward=candidates(facts, 0, forwarded), events=(("out", 0),))
+
+
 def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[int, ...] = ()) -> Rule:
     """A rule from a function that gives (events, exact), or these and the events that were measured."""
 
@@ -171,7 +178,7 @@ VARIANT_BYTES = 64
 
 UNARY = Entry(forwarding(0))
 """Element by element, one input (cwise_ops_common.h, UnaryOp; relu_op.h, UnaryElementWiseOp)."""
-BINARY = Entry(forwarding(0, 1))
+BINARY = Entry(binary)
 """Element by element, two inputs (cwise_ops_common.h, BinaryOp; relu_op.h, BinaryElementWiseOp)."""
 CHOICE = Entry(forwarding(1, 2))
 """Chooses between the second and the third input, element by element."""

@@ -2,11 +2,12 @@
 
 Labels, tokens, indices and the keys of random numbers are in host memory (kernels/host_memory.py). If a kernel reads
 them on the device, TensorFlow inserts a `_Recv`, which requests memory at a time that no plan decides. It does so for
-constants of int32 too, and does not fold the kernels that read them. A `ToDevice` before such kernels, in bodies too,
-makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is planned. The host
-does not wait for it.
+constants of int32 too, and does not fold the kernels that read them. It also does so for what a graph or a body
+returns, such as the condition of a loop, and for arguments of bodies, but for int32. A `ToDevice` before such readers,
+in bodies too, makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is
+planned. The host does not wait for it.
 
-Not handled: portable models; host integers of 64 bits, which may be shapes; results.
+Not handled: portable models; host integers of 64 bits that kernels read, which may be shapes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from tfswap.analysis.output_bytes import is_tensor_on_host
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import calls_functions
+from tfswap.ir.op_traits import calls_functions, control_flow
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.device_inputs import reads_on_device
 from tfswap.kernels.target import Target
@@ -37,18 +39,28 @@ def _copy(graph: Graph, device: DeviceModel) -> int:
     feeds = set(graph.feeds)
     made: dict[tuple[Output, str], Node] = {}
 
-    def copied(tensor: Output, reader: Node, position: int) -> Output:
-        on_host = is_tensor_on_host(tensor, feeds, device)
-        if not on_host or not reads_on_device(reader, position, tensor.type.dtype):
+    def copied(tensor: Output, device_name: str) -> Output:
+        if not is_tensor_on_host(tensor, feeds, device):
             return tensor
-        key = Output(tensor.node, tensor.index), reader.device
+        key = Output(tensor.node, tensor.index), device_name
         if key not in made:
-            made[key] = add_device_copy(graph, custom_ops.TO_DEVICE, "to_device", tensor, reader.device)
+            made[key] = add_device_copy(graph, custom_ops.TO_DEVICE, "to_device", tensor, device_name)
         return made[key].out()
 
     for node in order:
-        if node in graph.bodies or calls_functions(node.op):
-            continue  # arguments of bodies are where these expect them
-        node.inputs = tuple(copied(t, node, p) for p, t in enumerate(node.inputs))
+        flow = control_flow(node.op) if node in graph.bodies else None
+        if flow is None and calls_functions(node.op):
+            continue
+        for position, tensor in enumerate(node.inputs):
+            dtype = tensor.type.dtype
+            passed = flow is not None and position >= flow.first_argument
+            if _passes_on_device(dtype) if passed else reads_on_device(node, position, dtype):
+                graph.replace_input(node, position, copied(tensor, node.device))
+    graph.fetches = [copied(f, f.node.device) if _passes_on_device(f.type.dtype) else f for f in graph.fetches]
     move_behind_sources(graph, made.values())
     return len(made)
+
+
+def _passes_on_device(dtype: str) -> bool:
+    """Whether functions on a GPU take and return values of this type in device memory."""
+    return dtype != "int32" and dtype not in REFERENCES

@@ -5,17 +5,22 @@ host, TensorFlow sends them there by a copy of its own, and frees them when a th
 copy. A `ToHost` behind the kernel that makes them, in bodies too, is a kernel like others, which frees them before the
 next one runs.
 
+Constants are in device memory too, except for int32. A copy of one frees nothing. But TensorFlow does not fold a
+kernel of constants that reads one of them on the host, such as `tf.eye`: the copy is inserted before it folds (in
+bodies afterwards). Such a kernel gets a `ToHost` as well, so that it is not folded here either, and has a place.
+
 Not handled: portable models; results that may be on the host already (`PARTLY_ON_HOST`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 
+from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.output_bytes import is_tensor_on_host
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import control_flow, is_const
+from tfswap.ir.op_traits import is_const
 from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.device_inputs import reads_on_host
@@ -30,40 +35,36 @@ from tfswap.passes.nodes import add_device_copy, move_behind_sources
 )
 def copy_to_host(graph: Graph, target: Target) -> int:
     """Copy such results before they are read, in place; returns how many."""
-    return _copy(graph, target.device) if target.device.is_gpu else 0
+    if not target.device.is_gpu:
+        return 0
+    folded = constant_nodes(graph, graph.topological())
+    return _copy(graph, target.device, folded) + sum(_copy(body, target.device, ()) for body in graph.all_bodies())
 
 
-def _copy(graph: Graph, device: DeviceModel, is_condition: bool = False) -> int:
-    """Copy the results of `graph`, and of its bodies. `is_condition`: whether a loop reads its result on the host."""
-    inside = sum(_copy(body, device, condition) for body, condition in _bodies(graph))
+def _copy(graph: Graph, device: DeviceModel, folded: Container[Node]) -> int:
+    """Copy the results of `graph`. `folded`: the kernels that are folded unless they read a constant on the host."""
     feeds = set(graph.feeds)
     made: dict[Output, Node] = {}
 
-    def copied(tensor: Output) -> Output:
+    def copied(tensor: Output, *, constants: bool) -> Output:
         tensor = Output(tensor.node, tensor.index)
-        if tensor not in made and not _stays(tensor, feeds, device):
-            made[tensor] = add_device_copy(graph, custom_ops.TO_HOST, "to_host", tensor, tensor.node.device)
-        return made[tensor].out() if tensor in made else tensor
+        if not _stays(tensor, feeds, device) and (constants or not is_const(tensor.node.op)):
+            if tensor not in made:
+                made[tensor] = add_device_copy(graph, custom_ops.TO_HOST, "to_host", tensor, tensor.node.device)
+            return made[tensor].out()
+        return tensor
 
     for node in graph.topological():
         for position, tensor in enumerate(node.inputs):
             if reads_on_host(node, position, tensor.type.dtype):
-                graph.replace_input(node, position, copied(tensor))
-    graph.fetches = [copied(f) if is_condition or f.type.dtype == "int32" else f for f in graph.fetches]
+                graph.replace_input(node, position, copied(tensor, constants=node in folded))
+    graph.fetches = [copied(f, constants=False) if f.type.dtype == "int32" else f for f in graph.fetches]
     move_behind_sources(graph, made.values())
-    return inside + len(made)
-
-
-def _bodies(graph: Graph) -> Iterable[tuple[Graph, bool]]:
-    for node, bodies in graph.bodies.items():
-        flow = control_flow(node.op)
-        for n, body in enumerate(bodies):
-            yield body, flow is not None and flow.is_loop and n == 0
+    return len(made)
 
 
 def _stays(tensor: Output, feeds: set[Node], device: DeviceModel) -> bool:
-    """Whether TensorFlow makes no copy of the tensor for the host, or one that frees nothing."""
-    op = tensor.node.op
-    if tensor.type.dtype in REFERENCES or is_const(op) or op in PARTLY_ON_HOST:
+    """Whether TensorFlow makes no copy of the tensor for the host."""
+    if tensor.type.dtype in REFERENCES or tensor.node.op in PARTLY_ON_HOST:
         return True
     return is_tensor_on_host(tensor, feeds, device)

@@ -62,9 +62,14 @@ def test_optimize_in_a_process_of_its_own(model: str, tmp_path: Path) -> None:
 def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number: int, where: str) -> None:
     """Sent right after `where` has done its work, and again while what it has made is taken away."""
     module, _, name = where.rpartition(".")
-    done = run_forked(
-        f"""
-        import os, pkgutil, shutil, signal, sys
+
+    def program():
+        import os
+        import pkgutil
+        import shutil
+        import signal
+        import sys
+
         from tfswap.frontends import cli
 
         def signalling(work):
@@ -72,17 +77,20 @@ def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number:
                 result = work(*args, **kwargs)
                 if any("OUT" in repr(a) for a in args):
                     print("sent", flush=True)
-                    os.kill(os.getpid(), {number})
+                    os.kill(os.getpid(), number)
                 return result
+
             return call
 
-        signal.signal({number}, signal.default_int_handler)  # as in a shell, whatever started the tests ignores
-        place = pkgutil.resolve_name({module!r})
-        setattr(place, {name!r}, signalling(getattr(place, {name!r})))
+        signal.signal(number, signal.default_int_handler)  # as in a shell, whatever started the tests ignores
+        place = pkgutil.resolve_name(module)
+        setattr(place, name, signalling(getattr(place, name)))
         shutil.rmtree = signalling(shutil.rmtree)
-        sys.argv = ["tfswap", "optimize", {model!r}, {str(tmp_path / "OUT")!r}, "--memory_limit=60%", *{FLAGS!r}]
+        sys.argv = ["tfswap", "optimize", model, str(tmp_path / "OUT"), "--memory_limit=60%", *FLAGS]
         cli.run()
-        """,
+
+    done = run_forked(
+        program,
         status=-number,
     )
     assert done.stdout.split() == ["sent", "sent"]

@@ -132,20 +132,22 @@ print(json.dumps([names, [each.numpy().tobytes().hex() for each in found]]))
 
 
 def test_a_keras_model_of_several_workers_is_refused_before_its_fit_fails():
-    reported = on_workers("""
-import json
-import tensorflow as tf
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-import keras
-import tfswap
+    def program():
+        import tensorflow as tf
 
-with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-try:
-    tfswap.keras.optimize(model, memory_limit="60%")
-except tfswap.TfswapError as error:
-    print(json.dumps(str(error)))
-""")
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        import keras
+
+        import tfswap
+
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        try:
+            tfswap.keras.optimize(model, memory_limit="60%")
+        except tfswap.TfswapError as error:
+            return str(error)
+
+    reported = on_workers(program)
     assert "examples/multi_worker.py" in reported[0]
     assert reported[0] == reported[1]
 
@@ -337,28 +339,30 @@ print(json.dumps([as_undecorated(net.weights, replica, "60%", calls, run) for ru
 
 def test_variables_that_share_a_buffer_are_planned_with_their_own_inside_another_function():
     # As replicas' variables share one when they have been assigned a value: the first update takes another.
-    peak, again, limit = on_arena("""
-import json
-import tensorflow as tf
-import tfswap
-from nets import Net, batch
 
-net = Net(width=512)
-shared = net.weights[0].read_value()
-for weight in net.weights:
-    weight.assign(shared)
-del shared
-x = tf.random.stateless_normal([256, 512], seed=(1, 1))
-step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
-around = tf.function(lambda x: step(x) + 1.0)
-around.get_concrete_function(x)
-peaks = []
-for _ in range(2):
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    around(x)
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-print(json.dumps([*peaks, step.report().memory_limit_bytes]))
-""")
+    def program():
+        import tensorflow as tf
+        from nets import Net
+
+        import tfswap
+
+        net = Net(width=512)
+        shared = net.weights[0].read_value()
+        for weight in net.weights:
+            weight.assign(shared)
+        del shared
+        x = tf.random.stateless_normal([256, 512], seed=(1, 1))
+        step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
+        around = tf.function(lambda x: step(x) + 1.0)
+        around.get_concrete_function(x)
+        peaks = []
+        for _ in range(2):
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            around(x)
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        return [*peaks, step.report().memory_limit_bytes]
+
+    peak, again, limit = on_arena(program)
     assert peak <= limit
     assert again <= limit
 

@@ -226,79 +226,87 @@ def test_tensors_that_a_saved_step_captures_are_not_its_arguments(tmp_path: Path
     assert found.size > 1
 
 
-CONFIRMED = """
-import json
-import tensorflow as tf
-import tfswap
-from nets import Net
+def confirmed():
+    import tensorflow as tf
+    from nets import Net
 
-slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
-net = Net(8, width=256)
-step = tf.function(net.step)
-before = [w.numpy().tobytes() for w in net.weights]
-found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=512)
-assert "confirmed by a run" in str(found)
-peak = found.measured_bytes
-kept = [w.numpy().tobytes() for w in net.weights] == before
-curve = tfswap.simulate(step, tf.TensorSpec([found.size, 256]), limits=2)
-print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "kept": kept,
-                  "peak": peak, "plain_peak": curve.baseline_peak_bytes}))
-"""
+    import tfswap
+
+    slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8)
+    del slab
+    net = Net(8, width=256)
+    step = tf.function(net.step)
+    before = [w.numpy().tobytes() for w in net.weights]
+    found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=512)
+    assert "confirmed by a run" in str(found)
+    peak = found.measured_bytes
+    kept = [w.numpy().tobytes() for w in net.weights] == before
+    curve = tfswap.simulate(step, tf.TensorSpec([found.size, 256]), limits=2)
+    return {
+        "size": found.size,
+        "plain": found.unoptimised_size,
+        "confirmed": found.confirmed,
+        "kept": kept,
+        "peak": peak,
+        "plain_peak": curve.baseline_peak_bytes,
+    }
 
 
 def test_the_largest_batch_of_a_function_runs():
     pytest.importorskip("tensorflow")
-    found = on_arena(CONFIRMED, 200)
+    found = on_arena(confirmed, 200)
     assert found["confirmed"] and found["kept"]
     assert found["size"] > 1.5 * found["plain"] > 0
     # It ran, and kept the limit, whatever the peak had been before.
     assert 16 << 20 < found["peak"] <= 24 << 20 < found["plain_peak"]
 
 
-SAVED = """
-import json, tempfile
-import tensorflow as tf
-import saved_models, tfswap
+def saved():
+    import tempfile
 
-slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
-model = tempfile.mkdtemp()
-saved_models.save("plain", model)
-found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=256)
-peak = found.measured_bytes
-print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}))
-"""
+    import saved_models
+    import tensorflow as tf
+
+    import tfswap
+
+    slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8)
+    del slab
+    model = tempfile.mkdtemp()
+    saved_models.save("plain", model)
+    found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=256)
+    peak = found.measured_bytes
+    return {"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}
 
 
 def test_the_largest_batch_of_a_saved_model_runs():
     pytest.importorskip("tensorflow")
-    found = on_arena(SAVED, 200)
+    found = on_arena(saved, 200)
     assert found["confirmed"]
     assert found["size"] > found["plain"] > 0
     assert 12 << 20 < found["peak"] <= 16 << 20
 
 
-UNMEASURED = """
-import json
-import tensorflow as tf
-import tfswap
+def unmeasured():
+    import tensorflow as tf
 
-weight = tf.Variable(tf.ones([64, 64]))
+    import tfswap
 
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ weight) @ weight))
-    weight.assign_sub(tape.gradient(loss, weight))
-    return loss
+    weight = tf.Variable(tf.ones([64, 64]))
 
-found = tfswap.max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256)
-print(json.dumps([found.size, found.confirmed, str(found)]))
-"""
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ weight) @ weight))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    found = tfswap.max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256)
+    return [found.size, found.confirmed, str(found)]
 
 
 def test_where_the_allocator_reports_no_peak_nothing_is_confirmed():
     pytest.importorskip("tensorflow")
-    size, confirmed, reported = last_json(run_forked(UNMEASURED))
+    size, confirmed, reported = last_json(run_forked(unmeasured))
     assert size > 0
     assert not confirmed
     assert "planned; no run has measured it" in reported

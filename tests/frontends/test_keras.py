@@ -66,10 +66,10 @@ def test_one_plan_serves_fit_and_batches_of_any_smaller_size():
 
 def test_a_share_leaves_batches_of_another_kind_what_the_others_have():
     """Such as have no weights, and so few rows that a share of what they take would never do."""
-    first, other, refused = on_arena(
-        """
-        import json
+
+    def program():
         from keras_programs import dense, dense_data, settle
+
         import tfswap
 
         settle()
@@ -84,18 +84,17 @@ def test_a_share_leaves_batches_of_another_kind_what_the_others_have():
             refused = False
         except tfswap.InfeasibleMemoryLimit:
             refused = True
-        print(json.dumps([first, other, refused]))
-        """
-    )
+        return [first, other, refused]
+
+    first, other, refused = on_arena(program)
     assert first == other
     assert refused
 
 
 def test_batches_that_are_traced_apart_share_the_host_memory():
-    limits, traces = on_arena(
-        """
-        import json
+    def program():
         from keras_programs import dense, dense_data, settle
+
         import tfswap
 
         settle()
@@ -105,9 +104,9 @@ def test_batches_that_are_traced_apart_share_the_host_memory():
         for rows in (256, 100, 200):
             model.train_on_batch(x[:rows], y[:rows])
             limits.append(tfswap.ops.stats().pool_limit_bytes)
-        print(json.dumps([limits, len(set(model.make_train_function._steps.values()))]))
-        """
-    )
+        return [limits, len(set(model.make_train_function._steps.values()))]
+
+    limits, traces = on_arena(program)
     assert traces == 2
     assert set(limits) == {8 << 20}
 
@@ -236,12 +235,11 @@ def test_there_is_no_report_before_the_first_step():
 
 
 def test_replicas_that_share_an_arena_keep_its_limit():
-    same, peak, limit = on_arena(
-        """
-        import json
+    def program():
         import tensorflow as tf
-        import tfswap
         from keras_programs import dense, fit_dense
+
+        import tfswap
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -254,9 +252,9 @@ def test_replicas_that_share_an_arena_keep_its_limit():
         tf.config.experimental.reset_memory_stats("CPU:0")
         found = fit_dense(model)["loss"]
         peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-        print(json.dumps([found == expected, peak, tfswap.keras.report(model).memory_limit_bytes]))
-        """
-    )
+        return [found == expected, peak, tfswap.keras.report(model).memory_limit_bytes]
+
+    same, peak, limit = on_arena(program)
     assert same
     assert peak <= limit
 
@@ -303,13 +301,14 @@ def test_compiled_again_it_is_planned_again():
 
 
 def test_memory_is_reported_epoch_by_epoch(tmp_path):
-    found = on_arena(
-        f"""
-        import json, logging
-        from keras_programs import dense, fit_dense, settle
+    def program():
+        import logging
+
         import tensorflow as tf
-        import tfswap
+        from keras_programs import dense, fit_dense, settle
         from tensorflow.core.util import event_pb2
+
+        import tfswap
 
         settle()
         reported = []
@@ -318,18 +317,18 @@ def test_memory_is_reported_epoch_by_epoch(tmp_path):
         logging.getLogger("tfswap").addHandler(handler)
         logging.getLogger("tfswap").setLevel(logging.INFO)
         model = tfswap.keras.optimize(dense(), memory_limit="75%")
-        memory = tfswap.keras.MemoryReport({str(tmp_path)!r})
+        memory = tfswap.keras.MemoryReport(str(tmp_path))
         fit_dense(model, callbacks=[memory], validation_split=0.2)
-        written = {{}}
-        for file in tf.io.gfile.glob({str(tmp_path / "*")!r}):
+        written = {}
+        for file in tf.io.gfile.glob(str(tmp_path / "*")):
             for record in tf.data.TFRecordDataset(file):
                 event = event_pb2.Event.FromString(record.numpy())
                 for value in event.summary.value:
                     written.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
         epochs = [vars(epoch) for epoch in memory.epochs]
-        print(json.dumps({{"epochs": epochs, "written": written, "reported": reported}}))
-        """
-    )
+        return {"epochs": epochs, "written": written, "reported": reported}
+
+    found = on_arena(program)
     assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
     for epoch in found["epochs"]:
         assert 0 < epoch["measured_peak_bytes"] <= epoch["limit_bytes"]

@@ -127,9 +127,13 @@ def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it
     signatures: tuple[str, dict[str, int]], way: str, others_mib: int
 ) -> None:
     folder, limits = signatures
-    found = on_arena(
-        f"import json, load_programs\nprint(json.dumps(load_programs.run_signature({folder!r}, {way!r}, {others_mib})))"
-    )
+
+    def program():
+        import load_programs
+
+        return load_programs.run_signature(folder, way, others_mib)
+
+    found = on_arena(program)
     if found["errors"]:
         assert f"a limit of {limits[way]} bytes" in found["errors"][0]
         assert found["peak"] < found["before"] + 2**16, "its kernels have run, or the peak is of the region"
@@ -145,8 +149,13 @@ def test_a_decorated_step_that_was_saved_keeps_its_limit_where_tfswap_loads_it(
     signatures: tuple[str, dict[str, int]], way: str, others_mib: int
 ) -> None:
     folder, limits = signatures
-    given = f"{folder!r}, {way!r}, {others_mib}"
-    found = on_arena(f"import json, load_programs\nprint(json.dumps(load_programs.load_signature({given})))")
+
+    def program():
+        import load_programs
+
+        return load_programs.load_signature(folder, way, others_mib)
+
+    found = on_arena(program)
     assert found["peak"] <= found["limit"] == limits[way]
     assert found["planned once"]
     assert found["same"]
@@ -172,11 +181,14 @@ def test_steps_of_one_model_have_a_limit_each(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_planned_steps_is_distinguished(tmp_path: Path) -> None:
+    def program():
+        import load_programs
+        import tensorflow as tf
+
+        tf.saved_model.save(load_programs.nested(), str(tmp_path / "model"))
+
     run_forked(
-        f"""
-import load_programs, tensorflow as tf
-tf.saved_model.save(load_programs.nested(), {str(tmp_path / "model")!r})
-""",
+        program,
     )
     with pytest.raises(InvalidModel, match="signatures=step"):
         tfswap.load(tmp_path / "model")

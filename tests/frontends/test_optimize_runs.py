@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -18,35 +19,37 @@ pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
 
 # --- what a call does ---------------------------------------------------------------------------------------
 
-COUNTED = """
-import json, sys
-import tensorflow as tf
-import tfswap
-from nets import Net, batch
 
-def work(step):
-    \"\"\"Functions that a call of it calls, in Python and from there: each takes time, and more where it is cold.\"\"\"
-    x = batch()
-    for _ in range(3):
+def counted():
+    import sys
+
+    import tensorflow as tf
+    from nets import Net, batch
+
+    import tfswap
+
+    def work(step):
+        """Functions that a call of it calls, in Python and from there: each takes time, and more where it is cold."""
+        x = batch()
+        for _ in range(3):
+            step(x)
+        calls = []
+        sys.setprofile(lambda frame, event, arg: event in ("call", "c_call") and calls.append(event))
         step(x)
-    calls = []
-    sys.setprofile(lambda frame, event, arg: event in ("call", "c_call") and calls.append(event))
-    step(x)
-    sys.setprofile(None)
-    return len(calls)
+        sys.setprofile(None)
+        return len(calls)
 
-counts = [work(tf.function(Net().step).get_concrete_function(batch()))]
-for limit in ("75%", "300%"):
-    step = tfswap.optimize(tf.function(Net().step), memory_limit=limit)
-    counts.append(work(step))
-    assert step.plan().changes_nothing == (limit == "300%")
-print(json.dumps(counts))
-"""
+    counts = [work(tf.function(Net().step).get_concrete_function(batch()))]
+    for limit in ("75%", "300%"):
+        step = tfswap.optimize(tf.function(Net().step), memory_limit=limit)
+        counts.append(work(step))
+        assert step.plan().changes_nothing == (limit == "300%")
+    return counts
 
 
 @pytest.mark.parametrize("arena", [True, False])
 def test_a_call_does_less_than_a_concrete_function_s(arena):
-    concrete, rewritten, left_alone = on_arena(COUNTED) if arena else last_json(run_forked(COUNTED))
+    concrete, rewritten, left_alone = on_arena(counted) if arena else last_json(run_forked(counted))
     assert rewritten < concrete / 3
     assert left_alone < concrete
 
@@ -170,34 +173,38 @@ def test_threads_that_train_take_turns():
 
 # --- on an arena with a cap ---------------------------------------------------------------------------------
 
-CAPPED = """
-import json, logging, os
-import tensorflow as tf
-import tfswap
-from nets import Net
 WIDTH = 256
-slab = tf.raw_ops.Empty(shape=[(MIB << 20) - (2 << 20)], dtype=tf.uint8)
-del slab
-tf.config.experimental.reset_memory_stats("CPU:0")
-net = Net(8, width=WIDTH)
-weights, body = net.weights, net.step
-"""
 
 
-def capped(code: str, mib: int = 512):
-    return on_arena(f"MIB = {mib}\n{CAPPED}{code}", mib)
+def capped(program, mib: int = 512):
+    """The result of `program` in an arena of `mib` MiB that is one free region."""
+
+    def settled():
+        slab = tf.raw_ops.Empty(shape=[(mib - 2) << 20], dtype=tf.uint8)
+        del slab
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        return program()
+
+    return on_arena(settled, mib)
 
 
 def test_without_a_limit_the_allocator_s_own_counts():
     """It can't be met unoptimised: the step needs 150 MiB of 128."""
+
+    def program():
+        net = Net(8, width=WIDTH)
+        step = tfswap.optimize(tf.function(net.step))
+        x = tf.random.stateless_normal([9 << 10, WIDTH], seed=(1, 1))
+        losses = [float(step(x)) for _ in range(3)]
+        return [
+            step.plan().limit_bytes,
+            step.report().baseline_peak_bytes,
+            losses,
+            tf.config.experimental.get_memory_info("CPU:0")["peak"],
+        ]
+
     found = capped(
-        """
-step = tfswap.optimize(tf.function(body))
-x = tf.random.stateless_normal([9 << 10, WIDTH], seed=(1, 1))
-losses = [float(step(x)) for _ in range(3)]
-print(json.dumps([step.plan().limit_bytes, step.report().baseline_peak_bytes, losses,
-                  tf.config.experimental.get_memory_info("CPU:0")["peak"]]))
-""",
+        program,
         128,
     )
     limit, baseline, losses, peak = found
@@ -207,75 +214,86 @@ print(json.dumps([step.plan().limit_bytes, step.report().baseline_peak_bytes, lo
 
 
 def test_what_comes_into_the_arena_later_is_planned_around():
-    found = capped("""
-x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
-try:
-    tfswap.optimize(tf.function(body), memory_limit="1MiB")(x)
-except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.floor_bytes + (5 << 20)
-step = tfswap.optimize(tf.function(body), memory_limit=limit, on_exceeded="raise")
-step(x)
-first = step.plan()
-more = tf.zeros([2 << 20], tf.uint8)
-tf.config.experimental.reset_memory_stats("CPU:0")
-for _ in range(3):
-    step(x)
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-print(json.dumps([limit, peak, len(first.evictions), len(step.plan().evictions)]))
-""")
+    def program():
+        net = Net(8, width=WIDTH)
+        x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
+        try:
+            tfswap.optimize(tf.function(net.step), memory_limit="1MiB")(x)
+        except tfswap.InfeasibleMemoryLimit as error:
+            limit = error.floor_bytes + (5 << 20)
+        step = tfswap.optimize(tf.function(net.step), memory_limit=limit, on_exceeded="raise")
+        step(x)
+        first = step.plan()
+        _more = tf.zeros([2 << 20], tf.uint8)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        for _ in range(3):
+            step(x)
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        return [limit, peak, len(first.evictions), len(step.plan().evictions)]
+
+    found = capped(program)
     limit, peak, before, after = found
     assert peak <= limit
     assert 0 < before < after
 
 
 def test_threads_on_one_arena_keep_the_limit_and_one_plan():
-    limit, peak, plans, losses = capped("""
-import threading
-x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
-step = tfswap.optimize(tf.function(body), memory_limit="70%", on_exceeded="raise")
-losses, plans, start = [], set(), threading.Barrier(4)
-tf.config.experimental.reset_memory_stats("CPU:0")
-def work():
-    start.wait()
-    for _ in range(3):
-        losses.append(float(step(x)))
-        plans.add(id(step.plan()))
-threads = [threading.Thread(target=work) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-print(json.dumps([step.plan().limit_bytes, peak, len(plans), losses]))
-""")
+    def program():
+        net = Net(8, width=WIDTH)
+        x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
+        step = tfswap.optimize(tf.function(net.step), memory_limit="70%", on_exceeded="raise")
+        losses, plans, start = [], set(), threading.Barrier(4)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+
+        def work():
+            start.wait()
+            for _ in range(3):
+                losses.append(float(step(x)))
+                plans.add(id(step.plan()))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        return [step.plan().limit_bytes, peak, len(plans), losses]
+
+    limit, peak, plans, losses = capped(program)
     assert peak <= limit
     assert plans == 1
     assert len(set(losses)) == len(losses) == 12
 
 
 def test_a_step_that_was_left_as_it_is_is_planned_when_it_passes_its_limit_after_all():
-    before, after, reported = capped("""
-import tfswap.frontends.function
-records = []
-handler = logging.Handler()
-handler.emit = lambda record: records.append(record.getMessage())
-logging.getLogger("tfswap").addHandler(handler)
-extra, held = 0, []
-def more(a):
-    held.append(tf.zeros([extra], tf.uint8))  # what no plan can know of
-    return a
-def step(x):
-    return body(tf.ensure_shape(tf.numpy_function(more, [x], tf.float32), x.shape))
-x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
-step = tfswap.optimize(tf.function(step), memory_limit="130%")
-step(x)
-first = step.plan()
-tf.config.experimental.reset_memory_stats("CPU:0")
-extra = step.report().baseline_peak_bytes * 6 // 10
-step(x)
-reported, extra = list(records), 0
-held.clear()
-step(x)
-print(json.dumps([first.changes_nothing, step.plan().changes_nothing, reported]))
-""")
+    def program():
+        net = Net(8, width=WIDTH)
+        records = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())
+        logging.getLogger("tfswap").addHandler(handler)
+        extra, held = 0, []
+
+        def more(a):
+            held.append(tf.zeros([extra], tf.uint8))  # what no plan can know of
+            return a
+
+        def step(x):
+            return net.step(tf.ensure_shape(tf.numpy_function(more, [x], tf.float32), x.shape))
+
+        x = tf.random.stateless_normal([2 << 10, WIDTH], seed=(1, 1))
+        step = tfswap.optimize(tf.function(step), memory_limit="130%")
+        step(x)
+        first = step.plan()
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        extra = step.report().baseline_peak_bytes * 6 // 10
+        step(x)
+        reported, extra = list(records), 0
+        held.clear()
+        step(x)
+        return [first.changes_nothing, step.plan().changes_nothing, reported]
+
+    before, after, reported = capped(program)
     assert before
     assert not after
     assert any("over its limit" in message for message in reported)
@@ -283,28 +301,28 @@ print(json.dumps([first.changes_nothing, step.plan().changes_nothing, reported])
 
 def test_a_rewritten_concrete_function_can_be_a_signature(tmp_path):
     """Then the file needs tfswap.ops."""
-    losses = capped(f"""
-import tfswap.ops
-module = tf.Module()
-module.weights = weights
-step = tfswap.optimize(tf.function(lambda x: {{"loss": body(x)}}), memory_limit="70%", tactics=["swap"])
-x = tf.ones([2 << 10, WIDTH])
-step(x)
-concrete = step.get_concrete_function(x)
-tf.saved_model.save(module, {str(tmp_path / "model")!r}, signatures=concrete)
-losses = [float(step(x)["loss"])]
-assert step.plan().evictions
-print(json.dumps(losses))
-""")
-    loaded = capped(f"""
-import gc
-import tfswap.ops
-del net, weights, body  # the file's plan counts the loaded model alone
-gc.collect()
-loaded = tf.saved_model.load({str(tmp_path / "model")!r})
-before = tfswap.ops.stats().out_copies
-losses = [float(loaded.signatures["serving_default"](tf.ones([2 << 10, WIDTH]))["loss"])]
-assert tfswap.ops.stats().out_copies > before
-print(json.dumps(losses))
-""")
+
+    def program():
+        net = Net(8, width=WIDTH)
+        module = tf.Module()
+        module.weights = net.weights
+        step = tfswap.optimize(tf.function(lambda x: {"loss": net.step(x)}), memory_limit="70%", tactics=["swap"])
+        x = tf.ones([2 << 10, WIDTH])
+        step(x)
+        concrete = step.get_concrete_function(x)
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=concrete)
+        losses = [float(step(x)["loss"])]
+        assert step.plan().evictions
+        return losses
+
+    losses = capped(program)
+
+    def another_program():
+        loaded = tf.saved_model.load(str(tmp_path / "model"))
+        before = tfswap.ops.stats().out_copies
+        losses = [float(loaded.signatures["serving_default"](tf.ones([2 << 10, WIDTH]))["loss"])]
+        assert tfswap.ops.stats().out_copies > before
+        return losses
+
+    loaded = capped(another_program)
     assert loaded == losses

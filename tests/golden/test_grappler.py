@@ -155,18 +155,21 @@ def test_where_they_fail_it_is_the_step_as_it_was_traced(caplog):
 
 def test_what_is_computed_beforehand_has_room_or_is_left_to_the_step():
     """TensorFlow's optimizers end the process where what follows from shapes finds no memory."""
+
+    def program():
+        import tensorflow as tf
+
+        from tfswap.compiler.grappler import as_executed
+        from tfswap.importers.function import import_function
+        from tfswap.kernels.device import DeviceModel
+
+        step = tf.function(lambda x: x + tf.reduce_sum(tf.concat([tf.zeros_like(x), tf.ones_like(x)], 0)))
+        traced = import_function(step.get_concrete_function(tf.TensorSpec([4 << 20])))
+        return [node.op for node in as_executed(traced, DeviceModel())].count("ConcatV2")
+
     assert (
         on_arena(
-            """
-import json
-import tensorflow as tf
-from tfswap.compiler.grappler import as_executed
-from tfswap.kernels.device import DeviceModel
-from tfswap.importers.function import import_function
-step = tf.function(lambda x: x + tf.reduce_sum(tf.concat([tf.zeros_like(x), tf.ones_like(x)], 0)))
-traced = import_function(step.get_concrete_function(tf.TensorSpec([4 << 20])))
-print(json.dumps([node.op for node in as_executed(traced, DeviceModel())].count("ConcatV2")))
-""",
+            program,
             mib=48,
         )
         == 1

@@ -22,42 +22,43 @@ CPU = DeviceModel("cpu", onednn=False)
 
 
 def test_where_a_slice_begins_does_not_change_the_peak() -> None:
-    results = on_arena("""
-import json
-import tensorflow as tf
-import tfswap
+    def program():
+        import tensorflow as tf
 
-weights = [tf.Variable(tf.random.stateless_normal([256, 256], (1, n)) * 0.05) for n in range(3)]
-x = tf.random.stateless_normal([256, 256], (2, 2))
+        import tfswap
 
-def train(begin, x):
-    with tf.GradientTape() as tape:
-        h, loss = x, 0.0
-        for n in range(6):
-            h = tf.tanh(h @ weights[n % 3])
-            flat = tf.reshape(tf.stop_gradient(h) * 2.0, [-1])
-            part = tf.ensure_shape(flat[begin : begin + 1024], [1024])
-            loss += tf.reduce_sum(tf.reduce_mean(h) * tf.sin(part))
-    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-        weight.assign_sub(0.1 * gradient)
-    return loss
+        weights = [tf.Variable(tf.random.stateless_normal([256, 256], (1, n)) * 0.05) for n in range(3)]
+        x = tf.random.stateless_normal([256, 256], (2, 2))
 
-def run(step):
-    for n, weight in enumerate(weights):
-        weight.assign(tf.random.stateless_normal([256, 256], (1, n)) * 0.05)
-    values, peaks = [], []
-    for begin in (3, 16, 5, 160):  # in float32, 16 are 64 bytes
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        values.append(float(step(tf.constant(begin), x)))
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    return values, peaks
+        def train(begin, x):
+            with tf.GradientTape() as tape:
+                h, loss = x, 0.0
+                for n in range(6):
+                    h = tf.tanh(h @ weights[n % 3])
+                    flat = tf.reshape(tf.stop_gradient(h) * 2.0, [-1])
+                    part = tf.ensure_shape(flat[begin : begin + 1024], [1024])
+                    loss += tf.reduce_sum(tf.reduce_mean(h) * tf.sin(part))
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
 
-reference = run(tf.function(train))[0]
-step = tfswap.optimize(tf.function(train), memory_limit="60%")
-values, peaks = run(step)
-report = step.report()
-print(json.dumps([values == reference, peaks, report.planned_peak_bytes, report.memory_limit_bytes, report.unmodelled]))
-""")
+        def run(step):
+            for n, weight in enumerate(weights):
+                weight.assign(tf.random.stateless_normal([256, 256], (1, n)) * 0.05)
+            values, peaks = [], []
+            for begin in (3, 16, 5, 160):  # in float32, 16 are 64 bytes
+                tf.config.experimental.reset_memory_stats("CPU:0")
+                values.append(float(step(tf.constant(begin), x)))
+                peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            return values, peaks
+
+        reference = run(tf.function(train))[0]
+        step = tfswap.optimize(tf.function(train), memory_limit="60%")
+        values, peaks = run(step)
+        report = step.report()
+        return [values == reference, peaks, report.planned_peak_bytes, report.memory_limit_bytes, report.unmodelled]
+
+    results = on_arena(program)
     same, peaks, planned, limit, unmodelled = results
     assert same
     assert set(peaks) == {planned}

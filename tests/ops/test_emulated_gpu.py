@@ -55,9 +55,7 @@ def test_devices_have_their_number_their_memory_and_the_cpus_values(on_gpus):
 
 
 def test_channels_first_give_the_cpus_values(on_gpus):
-    found = on_gpus(
-        """
-        import json
+    def program():
         import numpy as np
         import tensorflow as tf
 
@@ -69,9 +67,9 @@ def test_channels_first_give_the_cpus_values(on_gpus):
             y = tf.transpose(y, [0, 2, 3, 1])
         with tf.device("CPU:0"):
             z = tf.nn.max_pool2d(tf.nn.conv2d(x, k, [1, 2, 1, 1], "SAME"), [2, 3], [1, 2], "VALID")
-        print(json.dumps([y.device[-5:], bool((y.numpy() == z.numpy()).all())]))
-        """
-    )
+        return [y.device[-5:], bool((y.numpy() == z.numpy()).all())]
+
+    found = on_gpus(program)
     assert found == ["GPU:0", True]
 
 
@@ -129,44 +127,45 @@ def test_kernels_take_nothing_where_that_is_asked_for(on_gpus):
     assert not any(each for each in on_gpus(TAKEN).values())
 
 
-TWO_COPIES = """
-import json, time
-import tensorflow as tf
-from tfswap.ops import copies
+def two_copies():
+    import time
 
-@tf.function
-def there_and_back(x):
-    handle = copies.swap_out(x)
-    with tf.control_dependencies([copies.release(handle)]):
-        tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
-    return copies.await_copy(tensor, ticket)
+    import tensorflow as tf
 
-x = tf.zeros([1 << 20])
-there_and_back(x)
-start = time.monotonic()
-there_and_back(x).device
-with tf.device("CPU:0"):
-    pinned_s = time.monotonic() - start
+    from tfswap.ops import copies
+
+    @tf.function
+    def there_and_back(x):
+        handle = copies.swap_out(x)
+        with tf.control_dependencies([copies.release(handle)]):
+            tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
+        return copies.await_copy(tensor, ticket)
+
+    x = tf.zeros([1 << 20])
+    there_and_back(x)
     start = time.monotonic()
-    tf.identity(x)
-    pageable_s = time.monotonic() - start
-print(json.dumps({"pinned_s": pinned_s, "pageable_s": pageable_s}))
-"""
+    there_and_back(x)
+    with tf.device("CPU:0"):
+        pinned_s = time.monotonic() - start
+        start = time.monotonic()
+        tf.identity(x)
+        pageable_s = time.monotonic() - start
+    return {"pinned_s": pinned_s, "pageable_s": pageable_s}
 
 
 @pytest.mark.emulated_gpu(to_device=Link(40e6), to_host=Link(80e6, latency_us=30e3), pageable=Link(20e6))
 def test_copies_take_the_links_time(on_gpus):
     """Times from below only: the machine may be busy. 4 MiB take 105 ms in, 52 and 30 out, 210 where not pinned."""
-    found = on_gpus(TWO_COPIES)
+    found = on_gpus(two_copies)
     assert found["pinned_s"] >= 4 * MIB / 40e6 + 4 * MIB / 80e6 + 0.030
     assert found["pageable_s"] >= 4 * MIB / 20e6
 
 
 @pytest.mark.emulated_gpu(kernel_us=20e3)
 def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
-    found = on_gpus(
-        """
-        import json, time
+    def program():
+        import time
+
         import tensorflow as tf
 
         x = tf.ones([4])
@@ -177,9 +176,9 @@ def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
             x = tf.sqrt(x)
         enqueued_s = time.monotonic() - start
         x.numpy()
-        print(json.dumps([enqueued_s, time.monotonic() - start]))
-        """
-    )
+        return [enqueued_s, time.monotonic() - start]
+
+    found = on_gpus(program)
     assert found[0] < found[1] and found[1] >= 0.2
 
 
@@ -233,31 +232,32 @@ print(json.dumps([there.hex(), ctypes.string_at(begin, 4000).hex()]))
 @pytest.mark.emulated_gpu(temporaries=False)
 def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
     """The gradient of a filter takes a column matrix of the image, on a CPU."""
-    took, result = on_gpus(
-        """
-        import json
+
+    def program():
         import tensorflow as tf
 
         images, gradients = tf.ones([8, 32, 32, 8]), tf.ones([8, 32, 32, 8])
+
         def gradient():
             return tf.raw_ops.Conv2DBackpropFilter(
-                input=images, filter_sizes=[3, 3, 8, 8], out_backprop=gradients, strides=[1, 1, 1, 1], padding="SAME")
+                input=images, filter_sizes=[3, 3, 8, 8], out_backprop=gradients, strides=[1, 1, 1, 1], padding="SAME"
+            )
+
         gradient()
         tf.config.experimental.reset_memory_stats("GPU:0")
         before = tf.config.experimental.get_memory_info("GPU:0")["current"]
         result = gradient()
         peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-        print(json.dumps([peak - before, result.shape.num_elements()]))
-        """
-    )
+        return [peak - before, result.shape.num_elements()]
+
+    took, result = on_gpus(program)
     assert took == 4 * result  # a multiple of 256
 
 
 def test_kernels_run_on_reference_variables(on_gpus):
     """TensorFlow 1's, and the temporary one that Grappler makes of a sum whose terms are added as they are ready."""
-    found = on_gpus(
-        """
-        import json
+
+    def program(gpus):
         import tensorflow as tf
 
         @tf.function
@@ -265,17 +265,21 @@ def test_kernels_run_on_reference_variables(on_gpus):
             return tf.math.accumulate_n([x @ x, tf.sin(x), x * 2.0])
 
         x = tf.fill([64, 64], 2.0)
-        kernels = GPUS.counts().kernels
         y = accumulated(x)
         with tf.Graph().as_default(), tf.device("GPU:0"), tf.compat.v1.Session() as session:
             variable = tf.compat.v1.get_variable("v", initializer=tf.ones([8, 8]), use_resource=False)
             session.run(variable.initializer)
             assigned = session.run(tf.compat.v1.assign_add(variable, tf.fill([8, 8], 2.0)))
             read = session.run(variable * 2.0)
-        print(json.dumps([y.device[-5:], float(tf.reduce_max(abs(y - (x @ x + tf.sin(x) + x * 2.0)))),
-                          assigned.tolist() == [[3.0] * 8] * 8, read.tolist() == [[6.0] * 8] * 8, GPUS.report()]))
-        """
-    )
+        return [
+            y.device[-5:],
+            float(tf.reduce_max(abs(y - (x @ x + tf.sin(x) + x * 2.0)))),
+            assigned.tolist() == [[3.0] * 8] * 8,
+            read.tolist() == [[6.0] * 8] * 8,
+            gpus.report(),
+        ]
+
+    found = on_gpus(program)
     device, difference, *others = found
     assert device == "GPU:0" and difference < 1e-4 and others == [True, True, ""]
 
@@ -329,26 +333,25 @@ def test_swaps_have_no_races(on_gpus):
     assert not found["report"] and found["right"]
 
 
-UNAWAITED = """
-import json
-import tensorflow as tf
-from tfswap.ops import copies
+def unawaited(gpus):
+    import tensorflow as tf
 
-@tf.function
-def step(x):
-    handle = copies.swap_out(x * 2.0)
-    with tf.control_dependencies([copies.release(handle)]):
-        tensor, _ = copies.swap_in(handle, tf.float32, x.shape)
-    return tf.reduce_sum(tensor)
+    from tfswap.ops import copies
 
-step(tf.ones([512, 512]))
-print(json.dumps(GPUS.report()))
-"""
+    @tf.function
+    def step(x):
+        handle = copies.swap_out(x * 2.0)
+        with tf.control_dependencies([copies.release(handle)]):
+            tensor, _ = copies.swap_in(handle, tf.float32, x.shape)
+        return tf.reduce_sum(tensor)
+
+    step(tf.ones([512, 512]))
+    return gpus.report()
 
 
 @pytest.mark.emulated_gpu(ends_late=True)
 def test_a_tensor_that_is_read_without_its_await_is_reported(on_gpus):
-    report = on_gpus(UNAWAITED)
+    report = on_gpus(unawaited)
     assert (
         "Sum" in report and "reads 1048576 bytes that a copy of 1048576 bytes to the device by Tfswap>SwapIn" in report
     )
@@ -484,16 +487,14 @@ def test_a_release_without_a_table_is_refused_in_one_line(monkeypatch):
 
 
 def test_a_process_that_has_gpus_is_given_no_others(on_gpus):
-    reported = on_gpus(
-        """
-        import json
+    def program():
         emulated_gpu.attach.cache_clear()
         try:
             emulated_gpu.attach()
         except emulated_gpu.EmulatedGpuError as error:
-            print(json.dumps(str(error)))
-        """
-    )
+            return str(error)
+
+    reported = on_gpus(program)
     assert reported.startswith("This process has GPUs already") and "\n" not in reported
 
 

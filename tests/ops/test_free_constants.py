@@ -61,32 +61,41 @@ def test_nothing_waits_for_constants_but_for_what_they_wait_for():
 def test_a_gradient_of_constants_is_not_made_in_each_step():
     """The gradient of log1p makes a constant that waits for the gradient that comes in, which is one itself here."""
     pytest.importorskip("tensorflow")
-    result = on_arena(
-        """
-import json
-import tensorflow as tf
-import tfswap
-from models import settle
-settle()
-w = tf.Variable(tf.ones([8192]))
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.reduce_sum(tf.math.log1p(tf.exp(tf.sin(x * w))), 1))
-    w.assign_sub(tape.gradient(loss, w))
-    return loss
-x = tf.random.stateless_normal([48, 8192], (1, 2))
-waiting = lambda f: [op.name for op in f.get_concrete_function(x).graph.get_operations()
-                     if op.type == "Const" and op.control_inputs]
-assert waiting(tf.function(step))
-optimized = tfswap.optimize(tf.function(step), memory_limit="90%")
-peaks = []
-for _ in range(3):
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    optimized(x)
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-print(json.dumps([optimized.plan().planned_peak_bytes, max(peaks), waiting(optimized)]))
-"""
-    )
+
+    def program():
+        import tensorflow as tf
+        from models import settle
+
+        import tfswap
+
+        settle()
+        w = tf.Variable(tf.ones([8192]))
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(tf.math.log1p(tf.exp(tf.sin(x * w))), 1))
+            w.assign_sub(tape.gradient(loss, w))
+            return loss
+
+        x = tf.random.stateless_normal([48, 8192], (1, 2))
+
+        def waiting(f):
+            return [
+                op.name
+                for op in f.get_concrete_function(x).graph.get_operations()
+                if op.type == "Const" and op.control_inputs
+            ]
+
+        assert waiting(tf.function(step))
+        optimized = tfswap.optimize(tf.function(step), memory_limit="90%")
+        peaks = []
+        for _ in range(3):
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            optimized(x)
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        return [optimized.plan().planned_peak_bytes, max(peaks), waiting(optimized)]
+
+    result = on_arena(program)
     planned, measured, waiting = result
     assert waiting == []
     assert measured <= planned <= 1.01 * measured

@@ -78,49 +78,49 @@ def test_what_is_deferred_is_passed_on():
     assert not op_traits.is_folded("Tfswap>Defer")
 
 
-DRAWS = """
-import json
-import sys
-import tensorflow as tf
-from tfswap.ir import op_traits
+def draws():
+    import tensorflow as tf
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the executor folds, not Grappler
-size, x = [512, 1024], tf.ones([512, 1024])
-raw = tf.raw_ops
+    from tfswap.ir import op_traits
 
-def drawn():
-    return {"shape": size, "key": tf.constant([5], tf.uint64), "counter": tf.constant([1, 2], tf.uint64), "alg": 1}
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the executor folds, not Grappler
+    size, x = [512, 1024], tf.ones([512, 1024])
+    raw = tf.raw_ops
 
-draws = {
-    "StatelessMultinomial": lambda: raw.StatelessMultinomial(logits=tf.ones([512, 4]), num_samples=1024, seed=[1, 2]),
-    "StatelessRandomGammaV3": lambda: raw.StatelessRandomGammaV3(**drawn(), alpha=2.0),
-    "StatelessRandomNormal": lambda: raw.StatelessRandomNormal(shape=size, seed=[1, 2]),
-    "StatelessRandomNormalV2": lambda: raw.StatelessRandomNormalV2(**drawn()),
-    "StatelessRandomUniformIntV2": lambda: raw.StatelessRandomUniformIntV2(**drawn(), minval=0, maxval=9),
-    "StatelessRandomUniformV2": lambda: raw.StatelessRandomUniformV2(**drawn()),
-    "StatelessTruncatedNormalV2": lambda: raw.StatelessTruncatedNormalV2(**drawn()),
-    "StatelessRandomGetKeyCounter": lambda: raw.StatelessRandomNormalV2(
-        **drawn() | raw.StatelessRandomGetKeyCounter(seed=[1, 2])._asdict()
-    ),
-}
+    def drawn():
+        return {"shape": size, "key": tf.constant([5], tf.uint64), "counter": tf.constant([1, 2], tf.uint64), "alg": 1}
 
-def held():
-    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+    draws = {
+        "StatelessMultinomial": lambda: raw.StatelessMultinomial(
+            logits=tf.ones([512, 4]), num_samples=1024, seed=[1, 2]
+        ),
+        "StatelessRandomGammaV3": lambda: raw.StatelessRandomGammaV3(**drawn(), alpha=2.0),
+        "StatelessRandomNormal": lambda: raw.StatelessRandomNormal(shape=size, seed=[1, 2]),
+        "StatelessRandomNormalV2": lambda: raw.StatelessRandomNormalV2(**drawn()),
+        "StatelessRandomUniformIntV2": lambda: raw.StatelessRandomUniformIntV2(**drawn(), minval=0, maxval=9),
+        "StatelessRandomUniformV2": lambda: raw.StatelessRandomUniformV2(**drawn()),
+        "StatelessTruncatedNormalV2": lambda: raw.StatelessTruncatedNormalV2(**drawn()),
+        "StatelessRandomGetKeyCounter": lambda: raw.StatelessRandomNormalV2(
+            **drawn() | raw.StatelessRandomGetKeyCounter(seed=[1, 2])._asdict()
+        ),
+    }
 
-wrong = []
-for op, draw in draws.items():
-    function = tf.function(lambda x: tf.reduce_sum(tf.cast(draw(), tf.float32) * x))
-    before = held()
-    function(x)
-    if (held() - before > 2**20) != op_traits.is_folded(op):
-        wrong.append(op)
-print(json.dumps(wrong))
-"""
+    def held():
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+    wrong = []
+    for op, draw in draws.items():
+        function = tf.function(lambda x, draw=draw: tf.reduce_sum(tf.cast(draw(), tf.float32) * x))
+        before = held()
+        function(x)
+        if (held() - before > 2**20) != op_traits.is_folded(op):
+            wrong.append(op)
+    return wrong
 
 
 def test_draws_from_constants_are_computed_once_where_tensorflow_does():
     pytest.importorskip("tensorflow")
-    assert on_arena(DRAWS) == []
+    assert on_arena(draws) == []
 
 
 def test_results_that_are_handed_over_have_slots_of_their_own():
@@ -197,22 +197,21 @@ def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
     assert [name for name, stateful in registry.items() if stateful and op_traits.is_pure(name)] == []
 
 
-FUNCTIONS = """
-import json
-from tensorflow.core.framework import op_def_pb2
-from tensorflow.python.client import pywrap_tf_session as session
-ops = op_def_pb2.OpList.FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
-made = {"Dataset": [], "other": []}
-for op in ops.op:
-    if any("func" in attribute.type for attribute in op.attr):
-        made["Dataset" if "Dataset" in op.name else "other"].append(op.name)
-print(json.dumps(made))
-"""
+def functions():
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session as session
+
+    ops = op_def_pb2.OpList.FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
+    made = {"Dataset": [], "other": []}
+    for op in ops.op:
+        if any("func" in attribute.type for attribute in op.attr):
+            made["Dataset" if "Dataset" in op.name else "other"].append(op.name)
+    return made
 
 
 def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
     """What is no pipeline runs its functions in the step, and is refused where they can't be seen."""
-    made = last_json(run_forked(FUNCTIONS))
+    made = last_json(run_forked(functions))
     assert [op for op in made["Dataset"] if not op_traits.makes_pipeline(op)] == ["ReduceDataset"]
     assert [op for op in made["other"] if op_traits.makes_pipeline(op)] == ["OneShotIterator"]
 

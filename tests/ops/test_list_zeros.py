@@ -153,10 +153,10 @@ def test_second_order_through_lists_is_planned_to_the_byte(limit: str, options: 
 
 def test_sums_of_lists_are_planned_to_the_byte() -> None:
     """Each sum of two has elements of its own, which go when it is added on."""
-    found = on_arena(
-        """
-        import json
+
+    def program():
         import tensorflow as tf
+
         import tfswap
 
         def total(x, count):
@@ -181,19 +181,18 @@ def test_sums_of_lists_are_planned_to_the_byte() -> None:
             peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
             return peak, step.report().planned_peak_bytes, value
 
-        print(json.dumps([measured(count) for count in range(2, 10)]))
-        """
-    )
+        return [measured(count) for count in range(2, 10)]
+
+    found = on_arena(program)
     for count, (peak, planned, value) in enumerate(found, 2):
         assert (peak, value) == (planned, 2 * sum(range(1, count + 1)) * 4.0 * (1 << 16)), count
 
 
 def test_a_loop_s_gradient_holds_one_zero_and_keeps_its_bits() -> None:
-    found = on_arena(
-        """
-        import json
-        from list_zeros_program import raw, x
+    def program():
         import tensorflow as tf
+        from list_zeros_program import raw, x
+
         import tfswap
 
         def bits(values):
@@ -207,12 +206,16 @@ def test_a_loop_s_gradient_holds_one_zero_and_keeps_its_bits() -> None:
         peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
         report = step.report()
         zeros = [name for name, _ in report.alive_at_peak if "zeros_like" in name]
-        print(json.dumps({
-            "same": same, "peak": peak, "planned": report.planned_peak_bytes, "base": report.baseline_peak_bytes,
-            "zeros": len(zeros), "list": x.shape.num_elements() * 4,
-        }))
-        """
-    )
+        return {
+            "same": same,
+            "peak": peak,
+            "planned": report.planned_peak_bytes,
+            "base": report.baseline_peak_bytes,
+            "zeros": len(zeros),
+            "list": x.shape.num_elements() * 4,
+        }
+
+    found = on_arena(program)
     assert found["same"]
     assert found["peak"] <= found["planned"] <= found["base"] - found["list"] // 2
     assert found["zeros"] <= 2

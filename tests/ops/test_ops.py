@@ -182,14 +182,17 @@ def test_a_saved_model_with_the_ops_runs_elsewhere(tmp_path):
     module = tf.Module()
     module.step = tf.function(there_and_back, input_signature=[tf.TensorSpec([None, 4])])
     tf.saved_model.save(module, str(tmp_path))
-    run = run_forked(f"""
-        import json
+
+    def program():
         import tensorflow as tf
+
         import tfswap.ops
-        model = tf.saved_model.load({str(tmp_path)!r})
+
+        model = tf.saved_model.load(str(tmp_path))
         y = model.step(tf.reshape(tf.range(12.0), [3, 4]))
-        print(json.dumps([y.numpy().tolist(), tfswap.ops.stats().in_copies]))
-    """)
+        return [y.numpy().tolist(), tfswap.ops.stats().in_copies]
+
+    run = run_forked(program)
     assert last_json(run) == [np.arange(12.0).reshape(3, 4).tolist(), 1]
 
 

@@ -69,34 +69,35 @@ def test_copies_under_way_end_when_their_threads_are_taken_away():
 
 
 def test_each_device_has_a_link_of_its_own():
-    run_forked(
-        """
-import time
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import tfswap.ops as ops
+    def program():
+        import time
 
-def shares_of_the_time(*devices):
-    ops.reset_stats()
-    start, handles = time.monotonic(), []
-    for device in devices:
-        with tf.device(device):
-            handles.append(ops.swap_out(x[device]))
-    for handle in handles:
-        ops.release(handle)
-    return ops.stats().out_busy_s / (time.monotonic() - start)
+        import tensorflow as tf
 
-x = {}
-for device in ("CPU:0", "CPU:1"):
-    with tf.device(device):
-        x[device] = tf.zeros([2**18])
-ops.configure(bandwidth_bytes_per_s=2**20 / 0.4)
-assert shares_of_the_time("CPU:0", "CPU:0") <= 1.0
-# A process that a busy machine sets aside needs longer than its copies do.
-assert any(shares_of_the_time("CPU:0", "CPU:1") > 1.1 for _ in range(20))
-"""
-    )
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        import tfswap.ops as ops
+
+        def shares_of_the_time(*devices):
+            ops.reset_stats()
+            start, handles = time.monotonic(), []
+            for device in devices:
+                with tf.device(device):
+                    handles.append(ops.swap_out(x[device]))
+            for handle in handles:
+                ops.release(handle)
+            return ops.stats().out_busy_s / (time.monotonic() - start)
+
+        x = {}
+        for device in ("CPU:0", "CPU:1"):
+            with tf.device(device):
+                x[device] = tf.zeros([2**18])
+        ops.configure(bandwidth_bytes_per_s=2**20 / 0.4)
+        assert shares_of_the_time("CPU:0", "CPU:0") <= 1.0
+        # A process that a busy machine sets aside needs longer than its copies do.
+        assert any(shares_of_the_time("CPU:0", "CPU:1") > 1.1 for _ in range(20))
+
+    run_forked(program)
 
 
 def waits_in_release(x):
@@ -200,12 +201,13 @@ def test_copies_that_end_while_the_step_is_cancelled():
 
 def test_one_inter_op_thread_is_enough():
     """Waiting ops hold no thread, so that a step can't block itself, however busy the others are."""
-    seen = last_json(
-        run_forked("""
-        import json
+
+    def program():
         import numpy as np
         import tensorflow as tf
+
         import tfswap.ops as ops
+
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(1)
         ops.configure(bandwidth_bytes_per_s=300e6)
@@ -225,7 +227,7 @@ def test_one_inter_op_thread_is_enough():
         x = tf.random.normal([600, 600])
         backs, _ = step(x)
         same = all(np.array_equal(back, x + float(i)) for i, back in enumerate(backs))
-        print(json.dumps([same, ops.stats().in_copies]))
-    """)
-    )
+        return [same, ops.stats().in_copies]
+
+    seen = last_json(run_forked(program))
     assert seen == [True, 8]

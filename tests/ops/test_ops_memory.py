@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -24,26 +23,23 @@ pytestmark = pytest.mark.usefixtures("fresh_copy_settings")
 # ---------------------------------------------------------------------------------------------------
 # Device memory, on a capped BFC arena as GPUs have it
 
-ARENA_PRELUDE = """
-import json
-import tensorflow as tf
-import tfswap.ops as ops
-MIB = 2**20
 
 def memory(what):
     return tf.config.experimental.get_memory_info("CPU:0")[what]
 
-# Makes the arena one free region, as a GPU's is from the start.
-tf.zeros([56, MIB])
-"""
 
+def run_in_arena(program):
+    """The result of `program` in an arena that is one free region, as a GPU's is from the start."""
 
-def run_in_arena(code: str):
-    return on_arena(ARENA_PRELUDE + textwrap.dedent(code), 256)
+    def settled():
+        tf.zeros([56, MIB])
+        return program()
+
+    return on_arena(settled, 256)
 
 
 def test_release_gives_the_buffer_back_and_swap_in_takes_it():
-    seen = run_in_arena("""
+    def program():
         x = tf.fill([16, MIB], 1.5)
         before = memory("current")
         handle = ops.swap_out(x)
@@ -58,14 +54,15 @@ def test_release_gives_the_buffer_back_and_swap_in_takes_it():
         back = memory("current")
         del handle, y
         end = memory("current")
-        print(json.dumps([t - before for t in (swapping, released, coming, back, end)]))
-    """)
+        return [t - before for t in (swapping, released, coming, back, end)]
+
+    seen = run_in_arena(program)
     size = 64 * MIB
     assert seen == [0, -size, 0, 0, -size]
 
 
 def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
-    seen = run_in_arena("""
+    def program():
         from tfswap.native.load import load
 
         x = tf.fill([16, MIB], 1.5)
@@ -97,8 +94,9 @@ def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
         while ops.stats().pool_in_use_bytes:
             pass
         end = memory("current")
-        print(json.dumps([t - before for t in (released, coming, back, read, kept, under_way, end)]))
-    """)
+        return [t - before for t in (released, coming, back, read, kept, under_way, end)]
+
+    seen = run_in_arena(program)
     size, small = 64 * MIB, MIB
     wanted = [-size, 0, 0, -size, 0, 0, -size]
     assert all(abs(found - expected) < small for found, expected in zip(seen, wanted, strict=True)), seen
@@ -106,7 +104,8 @@ def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
 
 def test_a_step_fits_only_because_it_swaps():
     """Seven 48 MiB tensors do not fit into 256 MiB at the same time. Swapped, at most four are there."""
-    seen = run_in_arena("""
+
+    def program():
         def step(first, swap):
             x = tf.range(first, first + 12.0 * MIB)
             kept, released = [], tf.no_op()
@@ -136,8 +135,9 @@ def test_a_step_fits_only_because_it_swaps():
             unswapped = "fits"
         except tf.errors.ResourceExhaustedError:
             unswapped = "out of memory"
-        print(json.dumps([value, peak, unswapped]))
-    """)
+        return [value, peak, unswapped]
+
+    seen = run_in_arena(program)
     value, peak, unswapped = seen
     layers = [1.0]
     for _ in range(6):
@@ -149,7 +149,8 @@ def test_a_step_fits_only_because_it_swaps():
 
 def test_the_peak_repeats_to_the_byte():
     """The copy threads leave no reference behind that would keep an op from working in place."""
-    seen = run_in_arena("""
+
+    def program():
         @tf.function
         def step(x):
             x = x * 2.0
@@ -167,8 +168,9 @@ def test_the_peak_repeats_to_the_byte():
             before = memory("current")
             step(x)
             peaks.add(memory("peak") - before)
-        print(json.dumps(sorted(peaks)))
-    """)
+        return sorted(peaks)
+
+    seen = run_in_arena(program)
     # One tensor at a time and the scalar: the swapped one is gone before the new one is made, and handles
     # and tickets are not in the arena.
     assert seen == [8192 + 256]

@@ -111,9 +111,7 @@ def test_only_splits_of_several_outputs_on_a_cpu() -> None:
 
 
 def test_outputs_lie_where_they_did_in_each_run() -> None:
-    found = on_arena(
-        """
-        import json
+    def program():
         import numpy as np
         import tensorflow as tf
         from test_pieces import numbered, splitting
@@ -121,17 +119,16 @@ def test_outputs_lie_where_they_did_in_each_run() -> None:
         value, axis = numbered([512, 2048], tf.float32), tf.constant(1)
         split = splitting(16, own=True, sizes=False)
         runs = [tuple(np.asarray(memoryview(t)).ctypes.data for t in split(value, axis, [0])) for _ in range(200)]
-        print(json.dumps(len(set(runs[1:]))))
-        """
-    )
+        return len(set(runs[1:]))
+
+    found = on_arena(program)
     assert found == 1
 
 
 def test_planned_steps_ask_for_it() -> None:
-    assert on_arena(
-        """
-        import json
+    def program():
         import tensorflow as tf
+
         import tfswap
 
         def step(x):
@@ -140,7 +137,7 @@ def test_planned_steps_ask_for_it() -> None:
 
         made = tfswap.optimize(tf.function(step), memory_limit="100%")
         made(x := tf.ones([64, 64]))
-        split, = (n for n in made.get_concrete_function(x).graph.as_graph_def().node if n.op == "Split")
-        print(json.dumps("_kernel" in split.attr))
-        """
-    )
+        (split,) = (n for n in made.get_concrete_function(x).graph.as_graph_def().node if n.op == "Split")
+        return "_kernel" in split.attr
+
+    assert on_arena(program)

@@ -1,16 +1,14 @@
-"""The common parts of programs of test_gpus.py and others, as text: each begins with PROGRAM and ends with END."""
+"""The common parts of programs of test_gpus.py and others, which run on emulated GPUs."""
 
 from __future__ import annotations
 
-PROGRAM = """
-import contextlib, json, tempfile, threading
 import numpy as np
 import tensorflow as tf
+
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
 
 DEVICE = "GPU:0"
-tf.config.experimental.enable_op_determinism()
 
 
 def draws(*shape, seed=1):
@@ -26,7 +24,7 @@ def trained(loss_of, variables):
     def step(*inputs):
         with tf.GradientTape() as tape:
             loss = loss_of(variables, *inputs)
-        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(0.1 * gradient)
         return loss
 
@@ -42,7 +40,7 @@ def run(step, inputs, variables, steps=3):
     return [*losses, *(each.numpy().tobytes().hex() for each in variables)], max(peaks)
 
 
-def compare(loss_of, shapes, *inputs, limit="60%", **options):
+def compare(gpus, loss_of, shapes, *inputs, limit="60%", **options):
     inputs = [tf.constant(each) for each in inputs]
     variables = weights(*shapes)
     with memory_optimizer_off():  # Grappler swaps and recomputes by itself, and then adds in another order
@@ -57,31 +55,38 @@ def compare(loss_of, shapes, *inputs, limit="60%", **options):
         "kept": peak <= plan.limit_bytes < unoptimised,
         "planned": [plan.planned_peak_bytes, peak],
         "swaps": len(plan.evictions),
-        "out": GPUS.counts().bytes_out,
+        "out": gpus.counts().bytes_out,
     }
-"""
 
-END = """
-print(json.dumps({**found, "report": GPUS.report().splitlines()}))
-"""
 
-LOSS = """
-def loss_of(variables, x):
+def relu_loss(variables, x):
     for variable in variables:
         x = tf.nn.relu(x @ variable)
     return tf.reduce_mean(x * x)
-"""
 
-SMALL = (
-    LOSS
-    + """
+
+SHAPES = [[128, 128]] * 8
+
+
 def made():
-    variables = weights(*[[128, 128]] * 8)
-    return variables, tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
+    """The variables of a small step, and the step, which swaps."""
+    variables = weights(*SHAPES)
+    return variables, tfswap.optimize(trained(relu_loss, variables), memory_limit="60%", tactics=("swap",))
 
-x = tf.constant(draws(512, 128))
-"""
-)
+
+def batch():
+    return tf.constant(draws(512, 128))
+
+
+def reporting(program):
+    """A program of the same result, with what was found of races in addition."""
+
+    def reported(gpus):
+        tf.config.experimental.enable_op_determinism()
+        found = program(gpus)
+        return {**found, "report": gpus.report().splitlines()}
+
+    return reported
 
 
 def check(found: dict, *, swaps: bool = True, exact: bool = True) -> None:

@@ -127,20 +127,19 @@ def test_where_the_limit_has_no_room_for_more_the_plan_is_for_what_is_asked():
 
 
 def test_every_size_keeps_the_limit():
-    found = on_arena(
-        """
-        import json, random
+    def program():
+        import random
+
         import tensorflow as tf
-        import tfswap
         from nets import WIDTH, Net, batch, bits, unoptimised
+
+        import tfswap
 
         slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
         del slab
         net, twin = Net(), Net()
         spec = [tf.TensorSpec([None, WIDTH])]
-        step = tfswap.optimize(
-            tf.function(net.step, input_signature=spec), memory_limit="12MiB", on_exceeded="raise"
-        )
+        step = tfswap.optimize(tf.function(net.step, input_signature=spec), memory_limit="12MiB", on_exceeded="raise")
         reference = tf.function(twin.step, input_signature=spec)
         sizes = [500, 900, *random.Random(0).choices(range(400, 2400, 50), k=8), 2400]
         peaks, same = [], []
@@ -150,9 +149,9 @@ def test_every_size_keeps_the_limit():
             loss = step(x)
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
             same.append(bits(loss) == bits(unoptimised(reference, x)))
-        print(json.dumps([peaks, same, step.plans, step.report().baseline_peak_bytes]))
-        """
-    )
+        return [peaks, same, step.plans, step.report().baseline_peak_bytes]
+
+    found = on_arena(program)
     peaks, same, plans, baseline = found
     assert all(same)
     assert baseline > 12 << 20

@@ -76,23 +76,22 @@ def test_loops_with_no_bound_keep_their_plan_however_often_they_run():
     assert found["plans"] == 1
 
 
-OVERLAPPING = """
-import json
-import tensorflow as tf
-import tfswap
+def overlapping():
+    import tensorflow as tf
 
-def loop(x):
-    return tf.while_loop(lambda i, _: i < 40, lambda i, h: (i + 1, tf.tanh(h @ x)), [0, x])[1]
+    import tfswap
 
-found = []
-for function in (loop, tf.tanh):
-    analysed = tfswap.optimize(tf.function(function), memory_limit="300%", mode="analyze")
-    analysed(tf.ones([64, 64]))
-    found.append([analysed.report()._baseline().overlapping_bytes, "run concurrently" in str(analysed.report())])
-print(json.dumps(found))
-"""
+    def loop(x):
+        return tf.while_loop(lambda i, _: i < 40, lambda i, h: (i + 1, tf.tanh(h @ x)), [0, x])[1]
+
+    found = []
+    for function in (loop, tf.tanh):
+        analysed = tfswap.optimize(tf.function(function), memory_limit="300%", mode="analyze")
+        analysed(tf.ones([64, 64]))
+        found.append([analysed.report()._baseline().overlapping_bytes, "run concurrently" in str(analysed.report())])
+    return found
 
 
 def test_the_report_says_what_concurrent_iterations_can_hold_in_addition() -> None:
     # Nine others, each with two counters, a product and its tanh.
-    assert on_arena(OVERLAPPING) == [[9 * (2 * 4 + 2 * 64 * 64 * 4), True], [0, False]]
+    assert on_arena(overlapping) == [[9 * (2 * 4 + 2 * 64 * 64 * 4), True], [0, False]]

@@ -443,47 +443,55 @@ def test_kernels_are_those_of_the_gpu_where_it_has_any():
 
 # --- a step that runs --------------------------------------------------------------------------------------------
 
-PROFILED = """
-import json
-import os
-import tempfile
-import tensorflow as tf
-import tfswap
-from nets import Net
 
-os.chdir(tempfile.mkdtemp())
+def profiled():
+    import os
+    import tempfile
 
-net = Net(6, width=256)
-step = tf.function(net.step)
-images = tf.random.stateless_normal([512, 256], seed=(9, 9))
-before = [w.numpy().tobytes() for w in net.weights]
-plain = tfswap.profile(step, images, steps=2)
-decorated = tfswap.profile(tfswap.optimize(step, memory_limit="70%"), images, steps=2)
-kept = [w.numpy().tobytes() for w in net.weights] == before
-planned = tfswap.optimize(step, memory_limit="70%", profile=plain)
-planned(images)
-ops = {k.op for k in plain.kernels}
-saved = tfswap.profile(step, images, steps=1, save_to="step.profile.json")
-try:
-    tfswap.profile(step, images, save_to="nowhere/step.profile.json")
-except tfswap.TfswapError as error:
-    refused = str(error)
-curve = tfswap.simulate(step, tf.TensorSpec([512, 256]), limits=4, profile="step.profile.json")
-this = tfswap.simulate(step, images, limits=3, device="this")
-print(json.dumps({
-    "kept": kept, "ops": sorted(ops), "matmuls": sum(k.op == "MatMul" for k in plain.kernels),
-    "positive": all(k.seconds > 0 for k in plain.kernels if k.op == "MatMul"), "unordered": plain.unordered,
-    "costs": planned.report().costs, "decorated": len(decorated.kernels), "kernels": len(plain.kernels),
-    "rates": [plain.rates.out_bytes_per_s, plain.rates.in_bytes_per_s, plain.rates.copy_share],
-    "saved": tfswap.Profile.load("step.profile.json") == saved, "refused": refused,
-    "curve": curve.costs, "this": [this.memory_bytes, this.costs],
-}))
-"""
+    import tensorflow as tf
+    from nets import Net
+
+    import tfswap
+
+    os.chdir(tempfile.mkdtemp())
+
+    net = Net(6, width=256)
+    step = tf.function(net.step)
+    images = tf.random.stateless_normal([512, 256], seed=(9, 9))
+    before = [w.numpy().tobytes() for w in net.weights]
+    plain = tfswap.profile(step, images, steps=2)
+    decorated = tfswap.profile(tfswap.optimize(step, memory_limit="70%"), images, steps=2)
+    kept = [w.numpy().tobytes() for w in net.weights] == before
+    planned = tfswap.optimize(step, memory_limit="70%", profile=plain)
+    planned(images)
+    ops = {k.op for k in plain.kernels}
+    saved = tfswap.profile(step, images, steps=1, save_to="step.profile.json")
+    try:
+        tfswap.profile(step, images, save_to="nowhere/step.profile.json")
+    except tfswap.TfswapError as error:
+        refused = str(error)
+    curve = tfswap.simulate(step, tf.TensorSpec([512, 256]), limits=4, profile="step.profile.json")
+    this = tfswap.simulate(step, images, limits=3, device="this")
+    return {
+        "kept": kept,
+        "ops": sorted(ops),
+        "matmuls": sum(k.op == "MatMul" for k in plain.kernels),
+        "positive": all(k.seconds > 0 for k in plain.kernels if k.op == "MatMul"),
+        "unordered": plain.unordered,
+        "costs": planned.report().costs,
+        "decorated": len(decorated.kernels),
+        "kernels": len(plain.kernels),
+        "rates": [plain.rates.out_bytes_per_s, plain.rates.in_bytes_per_s, plain.rates.copy_share],
+        "saved": tfswap.Profile.load("step.profile.json") == saved,
+        "refused": refused,
+        "curve": curve.costs,
+        "this": [this.memory_bytes, this.costs],
+    }
 
 
 def test_a_step_is_profiled_and_planned_with_what_was_measured():
     pytest.importorskip("tensorflow")
-    found = on_arena(PROFILED, 1024)
+    found = on_arena(profiled, 1024)
     assert found["kept"], "the variables have their old values back"
     assert {"MatMul", "_UnaryOpsComposition", "ReluGrad"} <= set(found["ops"])
     assert found["matmuls"] == 6 + 6 + 5
@@ -500,23 +508,23 @@ def test_a_step_is_profiled_and_planned_with_what_was_measured():
 
 def test_a_step_is_simulated_as_tensorflow_would_run_it_on_the_described_machine():
     pytest.importorskip("tensorflow")
+
+    def program():
+        import tensorflow as tf
+        from models import vgg
+
+        from tfswap.compiler.offline import offline_optimizer
+        from tfswap.frontends.resizable_step import find_step
+        from tfswap.frontends.simulate import target
+
+        _net, step, arguments = vgg()
+        on, options, costs = target("k40c", None, (), None, None, None, None)
+        found = find_step(tf.function(step), arguments, device=on.device)
+        optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
+        return optimizer.baseline.time_ratio(optimizer.plan(None, ordered=True).seconds)
+
     found = on_arena(
-        """
-import json
-import tensorflow as tf
-import tfswap
-from models import vgg
-
-from tfswap.compiler.offline import offline_optimizer
-from tfswap.frontends.simulate import target
-from tfswap.frontends.resizable_step import find_step
-
-net, step, arguments = vgg()
-on, options, costs = target("k40c", None, (), None, None, None, None)
-found = find_step(tf.function(step), arguments, device=on.device)
-optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
-print(json.dumps(optimizer.baseline.time_ratio(optimizer.plan(None, ordered=True).seconds)))
-""",
+        program,
         512,
     )
     assert 0.98 < found < 1.02  # the same kernels in another order

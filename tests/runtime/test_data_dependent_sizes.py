@@ -141,11 +141,11 @@ def test_inside_of_another_function_arguments_say_nothing() -> None:
 @pytest.mark.parametrize("longest", [3, *slow(6, 12), 30])
 def test_a_first_batch_of_few_words_is_computed_as_others_are(longest: int) -> None:
     """What a few words make is not small: each takes a row of the table."""
-    found = on_arena(
-        f"""
-        import json
+
+    def program():
         import numpy as np
         import tensorflow as tf
+
         import tfswap
 
         table = tf.Variable(0.1 * tf.random.stateless_normal([100, 8192], (1, 1)))
@@ -164,7 +164,7 @@ def test_a_first_batch_of_few_words_is_computed_as_others_are(longest: int) -> N
                 found = loss(rows)
             return found, tf.convert_to_tensor(tape.gradient(found, table))
 
-        rows = ragged({longest}, 0)
+        rows = ragged(longest, 0)
         expected = [v.numpy().tobytes() for v in tf.function(step)(rows)]
         planned = tfswap.optimize(tf.function(step), memory_limit="90%")
         planned(rows)
@@ -172,9 +172,9 @@ def test_a_first_batch_of_few_words_is_computed_as_others_are(longest: int) -> N
         same = [v.numpy().tobytes() for v in planned(rows)] == expected
         peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
         report = planned.report()
-        print(json.dumps([same, peak, report.planned_peak_bytes, report.memory_limit_bytes]))
-        """
-    )
+        return [same, peak, report.planned_peak_bytes, report.memory_limit_bytes]
+
+    found = on_arena(program)
     same, peak, planned, limit = found
     assert same
     assert peak <= planned <= limit
@@ -222,31 +222,30 @@ def test_sizes_that_were_small_at_first_are_computed_once_they_may_be_large() ->
     assert step.plans <= 4
 
 
-NEXT_TO_OTHERS = """
-import json
-import tensorflow as tf
-import tfswap
+def next_to_others():
+    import tensorflow as tf
 
-def plain(x):
-    masks = [x[:, None] * tf.cast(x[None, :] > float(i), tf.float32) for i in range(4)]
-    count = tf.cast(tf.add_n([tf.reduce_max(mask) for mask in masks]), tf.int32)
-    return tf.reduce_sum(tf.cast(tf.range(1000 * count), tf.float32))
+    import tfswap
 
-x = tf.ones([1000])  # each mask 4 MB: all of them, side by side, take far more than the limit
-step = tfswap.optimize(tf.function(plain), memory_limit="10MiB")
-step(x)
-tf.config.experimental.reset_memory_stats("CPU:0")
-found = float(step(x))
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-try:
-    tfswap.optimize(tf.function(plain), memory_limit="3MiB")(x)
-except tfswap.InfeasibleMemoryLimit as error:
-    floor = error.floor_bytes
-tf.config.experimental.reset_memory_stats("CPU:0")
-tfswap.optimize(tf.function(plain), memory_limit=floor)(x)
-low = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-print(json.dumps({"same": found == float(plain(x)), "peak": peak, "floor": floor, "low": low}))
-"""
+    def plain(x):
+        masks = [x[:, None] * tf.cast(x[None, :] > float(i), tf.float32) for i in range(4)]
+        count = tf.cast(tf.add_n([tf.reduce_max(mask) for mask in masks]), tf.int32)
+        return tf.reduce_sum(tf.cast(tf.range(1000 * count), tf.float32))
+
+    x = tf.ones([1000])  # each mask 4 MB: all of them, side by side, take far more than the limit
+    step = tfswap.optimize(tf.function(plain), memory_limit="10MiB")
+    step(x)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found = float(step(x))
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    try:
+        tfswap.optimize(tf.function(plain), memory_limit="3MiB")(x)
+    except tfswap.InfeasibleMemoryLimit as error:
+        floor = error.floor_bytes
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    tfswap.optimize(tf.function(plain), memory_limit=floor)(x)
+    low = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {"same": found == float(plain(x)), "peak": peak, "floor": floor, "low": low}
 
 
 def test_a_computed_size_may_have_other_axes_in_each_call() -> None:
@@ -313,7 +312,7 @@ def test_what_computes_sizes_and_does_not_fit_is_refused_by_its_own_name() -> No
 
 
 def test_what_computes_sizes_keeps_the_limit_too() -> None:
-    found = on_arena(NEXT_TO_OTHERS)
+    found = on_arena(next_to_others)
     assert found["same"]
     assert found["peak"] <= 10 << 20
     assert 4_000_000 < found["low"] <= found["floor"] < 10 << 20
@@ -338,24 +337,34 @@ def test_sizes_that_are_known_give_others() -> None:
     assert sorted(reported.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]
 
 
-SPARSE = tf.sparse.from_dense(tf.reshape(tf.range(6000) % 7, [60, 100]))
+def sparse() -> Any:
+    return tf.sparse.from_dense(tf.reshape(tf.range(6000) % 7, [60, 100]))
+
+
 RESULTS: dict[str, tuple[Any, Any]] = {
-    "feature cross": (lambda x: tf.sparse.cross_hashed([x, x + 1], num_buckets=99).values, tf.ones([900, 1], tf.int64)),
-    "set operation": (lambda x: tf.sets.difference(x[:1], x[1:]).values, tf.reshape(tf.range(4000), [2, 2000])),
-    "list difference": (lambda x: tf.sparse.from_dense(tf.raw_ops.ListDiff(x=x, y=x[::2]).out).values, tf.range(4000)),
-    "sparse maximum": (lambda x: tf.sparse.maximum(x, x).values, SPARSE),
-    "sparse split": (lambda x: tf.sparse.split(x, 2, axis=1)[1].values, SPARSE),
+    "feature cross": (
+        lambda x: tf.sparse.cross_hashed([x, x + 1], num_buckets=99).values,
+        lambda: tf.ones([900, 1], tf.int64),
+    ),
+    "set operation": (lambda x: tf.sets.difference(x[:1], x[1:]).values, lambda: tf.reshape(tf.range(4000), [2, 2000])),
+    "list difference": (
+        lambda x: tf.sparse.from_dense(tf.raw_ops.ListDiff(x=x, y=x[::2]).out).values,
+        lambda: tf.range(4000),
+    ),
+    "sparse maximum": (lambda x: tf.sparse.maximum(x, x).values, sparse),
+    "sparse split": (lambda x: tf.sparse.split(x, 2, axis=1)[1].values, sparse),
     "sparse sum": (
         lambda x: tf.sparse.reduce_sum(tf.sparse.reshape(x, [6, 1000]), 0, output_is_sparse=True).values,
-        SPARSE,
+        sparse,
     ),
-    "ragged to sparse": (lambda x: x.to_sparse().values, tf.RaggedTensor.from_tensor(tf.ones([60, 90]))),
+    "ragged to sparse": (lambda x: x.to_sparse().values, lambda: tf.RaggedTensor.from_tensor(tf.ones([60, 90]))),
 }
 
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_number_of_values_of_a_sparse_result_is_computed(name: str) -> None:
-    values, given = RESULTS[name]
+    values, argument = RESULTS[name]
+    given = argument()
 
     def doubled(x: Any) -> Any:
         return tf.cast(values(x), tf.float32) * 2.0

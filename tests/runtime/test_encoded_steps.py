@@ -234,62 +234,68 @@ print(json.dumps([len(report.encoded), expected[0].hex()]))
     assert count == 6
     text = (tmp_path / "out" / "README.txt").read_text()
     assert "import tfswap.ops.codecs" in text
-    loaded = on_arena(f"""
-import json
-import tensorflow as tf
-import tfswap.ops.codecs
-from nets import bits
-from tfswap.frontends.verify_model import verify_model
-verify_model({str(tmp_path / "out")!r})
-model = tf.saved_model.load({str(tmp_path / "out")!r})
-print(json.dumps(bits(model.train_step(tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))))[0].hex()))
-""")
+
+    def program():
+        import tensorflow as tf
+        from nets import bits
+
+        from tfswap.frontends.verify_model import verify_model
+
+        verify_model(str(tmp_path / "out"))
+        model = tf.saved_model.load(str(tmp_path / "out"))
+        return bits(model.train_step(tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))))[0].hex()
+
+    loaded = on_arena(program)
     assert loaded == expected
 
 
 def test_the_codecs_are_loaded_for_plans_that_use_them_only():
     pytest.importorskip("tensorflow")
-    found = on_arena("""
-import json
-import tensorflow as tf
-import tfswap
-from nets import Net, batch
-from tfswap.native import build
-from tfswap.native.load import status
 
-net = Net()
-step = tfswap.optimize(tf.function(net.step), memory_limit="75%")
-step(batch())
-print(json.dumps([len(step.plan().encoded), len(step.plan().order) > 0, status(build.CODECS).loaded]))
-""")
+    def program():
+        import tensorflow as tf
+        from nets import Net, batch
+
+        import tfswap
+        from tfswap.native import build
+        from tfswap.native.load import status
+
+        net = Net()
+        step = tfswap.optimize(tf.function(net.step), memory_limit="75%")
+        step(batch())
+        return [len(step.plan().encoded), len(step.plan().order) > 0, status(build.CODECS).loaded]
+
+    found = on_arena(program)
     assert found == [0, True, False]
 
 
 def test_relus_and_gradients_from_masks_write_over_what_they_are_given():
     pytest.importorskip("tensorflow")
-    found = on_arena("""
-import json
-import tensorflow as tf
-import tfswap.ops.codecs as codecs
 
-x = tf.random.stateless_normal([1 << 20], seed=(1, 2))
-mask, shape = codecs.encode_mask(x, "positive"), tf.constant([1 << 20])
-peaks = {}
-for name, work in {
-    "relu": tf.nn.relu,
-    "relu6": tf.nn.relu6,
-    "leaky relu": tf.nn.leaky_relu,
-    "relu's gradient": lambda y: codecs.multiply_by_mask(y, mask),
-    "leaky relu's": lambda y: codecs.leaky_relu_grad_from_mask(y, mask),
-    "choice": lambda y: codecs.select_by_mask(mask, y, 0.0, shape),
-}.items():
-    function = tf.function(lambda work=work: tf.reduce_sum(work(tf.exp(x))), autograph=False)
-    function()
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    function()
-    peaks[name] = (tf.config.experimental.get_memory_info("CPU:0")["peak"] - before) >> 20
-print(json.dumps(peaks))
-""")
+    def program():
+        import tensorflow as tf
+
+        import tfswap.ops.codecs as codecs
+
+        x = tf.random.stateless_normal([1 << 20], seed=(1, 2))
+        mask, shape = codecs.encode_mask(x, "positive"), tf.constant([1 << 20])
+        peaks = {}
+        for name, work in {
+            "relu": tf.nn.relu,
+            "relu6": tf.nn.relu6,
+            "leaky relu": tf.nn.leaky_relu,
+            "relu's gradient": lambda y: codecs.multiply_by_mask(y, mask),
+            "leaky relu's": lambda y: codecs.leaky_relu_grad_from_mask(y, mask),
+            "choice": lambda y: codecs.select_by_mask(mask, y, 0.0, shape),
+        }.items():
+            function = tf.function(lambda work=work: tf.reduce_sum(work(tf.exp(x))), autograph=False)
+            function()
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+            function()
+            peaks[name] = (tf.config.experimental.get_memory_info("CPU:0")["peak"] - before) >> 20
+        return peaks
+
+    found = on_arena(program)
     assert len(found) == 6
     assert set(found.values()) == {4}  # MiB: one map, not two

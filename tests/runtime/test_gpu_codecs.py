@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from emulated_gpu import Link
-from gpu_compare import END, PROGRAM, SMALL, check
+import tempfile
 
-tf = pytest.importorskip("tensorflow")
+import pytest
+import tensorflow as tf
+from emulated_gpu import Link
+from gpu_compare import SHAPES, batch, check, compare, draws, relu_loss, reporting, trained, weights
+
+import tfswap
+import tfswap.ops
 
 SOME_CODECS = ("mask positive", "select", "max pool", "float8_e4m3fn", "groups of 4 bits")
 
@@ -21,38 +25,38 @@ SOME_CODECS = ("mask positive", "select", "max pool", "float8_e4m3fn", "groups o
 )
 def test_codecs_give_the_cpus_bits(on_gpus, chosen):
     """Compiled by the stand-in for NVRTC, and launched by the driver's."""
-    found = on_gpus(
-        """
-        import json
+
+    def program(gpus):
         import gpu_steps
 
         calls = gpu_steps.codec_calls()
-        calls = {name: calls[name] for name in CHOSEN or calls}
-        before = GPUS.counts().kernels
+        calls = {name: calls[name] for name in chosen or calls}
+        before = gpus.counts().kernels
         there = {name: gpu_steps.run_on("GPU:0", run) for name, run in calls.items()}
-        kernels = GPUS.counts().kernels - before
+        kernels = gpus.counts().kernels - before
         here = {name: gpu_steps.run_on("CPU:0", run) for name, run in calls.items()}
         differing = [name for name in calls if there[name] != here[name]]
-        print(json.dumps({"more": kernels - len(calls), "differing": differing, "report": GPUS.report()}))
-        """.replace("CHOSEN", repr(chosen))
-    )
+        return {"more": kernels - len(calls), "differing": differing, "report": gpus.report()}
+
+    found = on_gpus(program)
     assert found.pop("more") > 0
     assert found == {"differing": [], "report": ""}
 
 
 @pytest.mark.emulated_gpu(cuda=True, kernel_us=50.0)
 def test_a_step_that_encodes_keeps_its_limit_as_planned(on_gpus):
-    found = on_gpus(
-        PROGRAM
-        + """
-def loss_of(variables, x):
-    for variable in variables:
-        x = tf.nn.relu(x @ variable) + 0.1 * x
-    return tf.reduce_mean(x * x)
+    def program(gpus):
+        def loss_of(variables, x):
+            for variable in variables:
+                x = tf.nn.relu(x @ variable) + 0.1 * x
+            return tf.reduce_mean(x * x)
 
-found = compare(loss_of, [[64, 64]] * 8, draws(1024, 64), limit="75%", tactics=("encode",), precision="fp8")
-"""
-        + END
+        return compare(
+            gpus, loss_of, [[64, 64]] * 8, draws(1024, 64), limit="75%", tactics=("encode",), precision="fp8"
+        )
+
+    found = on_gpus(
+        reporting(program),
     )
     assert not found["same"]  # eight bits of each number
     check({**found, "same": True}, swaps=False)
@@ -60,10 +64,9 @@ found = compare(loss_of, [[64, 64]] * 8, draws(1024, 64), limit="75%", tactics=(
 
 @pytest.mark.emulated_gpu(cuda=True, to_device=Link(20e6))
 def test_a_codec_that_does_not_wait_for_its_input_is_reported(on_gpus):
-    report = on_gpus(
-        """
-        import json
+    def program(gpus):
         import tensorflow as tf
+
         import tfswap.ops.codecs
         from tfswap.ops import copies
 
@@ -80,10 +83,10 @@ def test_a_codec_that_does_not_wait_for_its_input_is_reported(on_gpus):
         x, reports = tf.ones([1 << 20]), []
         for wait in (True, False):
             step(x, wait).numpy()
-            reports.append(GPUS.report())
-        print(json.dumps(reports))
-        """
-    )
+            reports.append(gpus.report())
+        return reports
+
+    report = on_gpus(program)
     assert report[0] == ""
     assert "Tfswap>MultiplyByMask" in report[1] and "to the device by Tfswap>SwapIn" in report[1]
 
@@ -91,34 +94,34 @@ def test_a_codec_that_does_not_wait_for_its_input_is_reported(on_gpus):
 @pytest.mark.emulated_gpu(kernel_us=200.0, to_device=Link(2e9), to_host=Link(4e9))
 def test_a_profile_has_the_times_of_kernels_and_copies(on_gpus):
     """By the streams' clocks, which do not depend on what else the machine does."""
-    found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-from gpu.traces import read_profile
 
-variables = weights(*[[128, 128]] * 8)
-measured = tfswap.profile(trained(loss_of, variables), x, steps=2)
-step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",), profile=measured)
-step(x).numpy()
-with tempfile.TemporaryDirectory() as folder:
-    tf.profiler.experimental.start(folder)
-    before = GPUS.counts()
-    step(x).numpy()
-    after = GPUS.counts()
-    tf.profiler.experimental.stop()
-    streams = read_profile(folder)
-found = {
-    "kernels": sorted({round(k.seconds * 1e6) for k in measured.kernels if not k.op.startswith("Tfswap>")}),
-    "products": sum(kernel.op == "MatMul" for kernel in measured.kernels),
-    "swaps": len(step.plan().evictions),
-    "copies": [len(streams.out), len(streams.back)],
-    "copied": [after.copies_out - before.copies_out, after.copies_in - before.copies_in],
-    "us": [sum(end - begin for begin, end in copies) * 1e6 for copies in (streams.out, streams.back)],
-    "bytes": [after.bytes_out - before.bytes_out, after.bytes_in - before.bytes_in],
-}
-"""
-        + END
+    def program(gpus):
+        x = batch()
+        from gpu.traces import read_profile
+
+        variables = weights(*SHAPES)
+        measured = tfswap.profile(trained(relu_loss, variables), x, steps=2)
+        step = tfswap.optimize(trained(relu_loss, variables), memory_limit="60%", tactics=("swap",), profile=measured)
+        step(x).numpy()
+        with tempfile.TemporaryDirectory() as folder:
+            tf.profiler.experimental.start(folder)
+            before = gpus.counts()
+            step(x).numpy()
+            after = gpus.counts()
+            tf.profiler.experimental.stop()
+            streams = read_profile(folder)
+        return {
+            "kernels": sorted({round(k.seconds * 1e6) for k in measured.kernels if not k.op.startswith("Tfswap>")}),
+            "products": sum(kernel.op == "MatMul" for kernel in measured.kernels),
+            "swaps": len(step.plan().evictions),
+            "copies": [len(streams.out), len(streams.back)],
+            "copied": [after.copies_out - before.copies_out, after.copies_in - before.copies_in],
+            "us": [sum(end - begin for begin, end in copies) * 1e6 for copies in (streams.out, streams.back)],
+            "bytes": [after.bytes_out - before.bytes_out, after.bytes_in - before.bytes_in],
+        }
+
+    found = on_gpus(
+        reporting(program),
     )
     assert found["report"] == []
     assert found["kernels"] == [200] and found["products"] == 23

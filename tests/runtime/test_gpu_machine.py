@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from gpu_compare import END, PROGRAM, SMALL, check
+import tensorflow as tf
+from gpu_compare import DEVICE, SHAPES, batch, check, made, relu_loss, reporting, run, trained, weights
 
-tf = pytest.importorskip("tensorflow")
+import tfswap
+import tfswap.ops
 
 MIB = 1 << 20
 
@@ -13,26 +15,29 @@ MIB = 1 << 20
 @pytest.mark.emulated_gpu(memory=64 * MIB)
 def test_a_step_says_what_the_device_has_left_where_another_process_has_the_rest(on_gpus):
     """TensorFlow takes the device's memory as steps need it, and another process takes it first."""
+
+    def program(gpus):
+        x = batch()
+        _variables, step = made()
+        step.get_concrete_function(x)
+        has = tf.config.experimental.get_memory_info(DEVICE)["current"]
+        gpus.set_others((64 << 20) - 2 * has)
+        try:
+            step(x)
+        except tf.errors.ResourceExhaustedError as error:
+            reported = error.message.splitlines()[0]
+        gpus.set_others(0)
+        tf.config.experimental.reset_memory_stats(DEVICE)
+        step(x).numpy()
+        peak = tf.config.experimental.get_memory_info(DEVICE)["peak"]
+        return {
+            "reported": reported,
+            "kept": peak <= step.plan().limit_bytes,
+            "host": tfswap.ops.stats().pool_in_use_bytes,
+        }
+
     found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-variables, step = made()
-step.get_concrete_function(x)
-has = tf.config.experimental.get_memory_info(DEVICE)["current"]
-GPUS.set_others((64 << 20) - 2 * has)
-before = [each.numpy() for each in variables]
-try:
-    step(x)
-except tf.errors.ResourceExhaustedError as error:
-    reported = error.message.splitlines()[0]
-GPUS.set_others(0)
-tf.config.experimental.reset_memory_stats(DEVICE)
-step(x).numpy()
-peak = tf.config.experimental.get_memory_info(DEVICE)["peak"]
-found = {"reported": reported, "kept": peak <= step.plan().limit_bytes, "host": tfswap.ops.stats().pool_in_use_bytes}
-"""
-        + END,
+        reporting(program),
         TF_FORCE_GPU_ALLOW_GROWTH="true",
     )
     assert "the device has given its allocator" in found["reported"] and "another process" in found.pop("reported")
@@ -41,40 +46,42 @@ found = {"reported": reported, "kept": peak <= step.plan().limit_bytes, "host": 
 
 @pytest.mark.emulated_gpu(product_workspace=64 << 10)
 def test_what_cublas_takes_is_planned_for_once_it_was_seen(on_gpus):
+    def program(gpus):
+        x = batch()
+        expected, _ = run(trained(relu_loss, again := weights(*SHAPES)), [x], again, steps=6)
+        variables, step = made()
+        values, _ = run(step, [x], variables, steps=3)
+        values_after, peak = run(step, [x], variables, steps=3)
+        return {"same": [*values[:3], *values_after] == expected, "kept": peak <= step.plan().limit_bytes}
+
     found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-expected, _ = run(trained(loss_of, again := weights(*[[128, 128]] * 8)), [x], again, steps=6)
-variables, step = made()
-values, _ = run(step, [x], variables, steps=3)
-values_after, peak = run(step, [x], variables, steps=3)
-found = {"same": [*values[:3], *values_after] == expected, "kept": peak <= step.plan().limit_bytes}
-"""
-        + END
+        reporting(program),
     )
     assert found == {"same": True, "kept": True, "report": []}
 
 
 @pytest.mark.emulated_gpu(kernel_us=100.0)
 def test_a_gpu_that_is_slower_or_faster_than_planned_keeps_limit_and_values(on_gpus):
+    def program(gpus):
+        x = batch()
+        expected, _ = run(trained(relu_loss, again := weights(*SHAPES)), [x], again, steps=6)
+        variables, step = made()
+        values, peaks = [], []
+        for kernel_us, rate in ((100.0, 2e9), (5.0, 2e9), (1000.0, 2e9), (100.0, 0.5e9), (100.0, 25e9), (5.0, 0.5e9)):
+            gpus.set_kernel_us(kernel_us)
+            gpus.set_links(rate, rate, 10.0)
+            losses, peak = run(step, [x], variables, steps=1)
+            values.append(losses[0])
+            peaks.append(peak)
+        plan = step.plan()
+        return {
+            "same": [*values, *losses[1:]] == expected,
+            "kept": max(peaks) <= plan.limit_bytes,
+            "swaps": len(plan.evictions),
+            "planned": [plan.planned_peak_bytes, max(peaks)],
+        }
+
     found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-expected, _ = run(trained(loss_of, again := weights(*[[128, 128]] * 8)), [x], again, steps=6)
-variables, step = made()
-values, peaks = [], []
-for kernel_us, rate in ((100.0, 2e9), (5.0, 2e9), (1000.0, 2e9), (100.0, 0.5e9), (100.0, 25e9), (5.0, 0.5e9)):
-    GPUS.set_kernel_us(kernel_us)
-    GPUS.set_links(rate, rate, 10.0)
-    losses, peak = run(step, [x], variables, steps=1)
-    values.append(losses[0])
-    peaks.append(peak)
-plan = step.plan()
-found = {"same": [*values, *losses[1:]] == expected, "kept": max(peaks) <= plan.limit_bytes,
-         "swaps": len(plan.evictions), "planned": [plan.planned_peak_bytes, max(peaks)]}
-"""
-        + END
+        reporting(program),
     )
     check(found)

@@ -2,74 +2,85 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-from gpu_compare import END, PROGRAM, SMALL
+import tensorflow as tf
+from gpu_compare import SHAPES, batch, draws, made, relu_loss, reporting, trained, weights
 
-tf = pytest.importorskip("tensorflow")
+import tfswap
+import tfswap.ops
 
-ON_CPU = """
-with tf.device("CPU:0"):
-    variables, step = made()
-    x = tf.identity(x)
-    expected = [float(trained(loss_of, weights(*[[128, 128]] * 8))(x))]
-    kernels = GPUS.counts().kernels
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses = [float(step(x)) for _ in range(2)]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-found = {
-    "same": losses[:1] == expected,
-    "kept": peak <= step.plan().limit_bytes,
-    "swaps": bool(step.plan().evictions),
-    "kernels": GPUS.counts().kernels - kernels,
-}
-"""
+
+def on_cpu(gpus):
+    with tf.device("CPU:0"):
+        _variables, step = made()
+        x = tf.identity(batch())
+        expected = [float(trained(relu_loss, weights(*SHAPES))(x))]
+        kernels = gpus.counts().kernels
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses = [float(step(x)) for _ in range(2)]
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {
+        "same": losses[:1] == expected,
+        "kept": peak <= step.plan().limit_bytes,
+        "swaps": bool(step.plan().evictions),
+        "kernels": gpus.counts().kernels - kernels,
+    }
 
 
 def test_a_step_on_the_cpu_is_planned_for_the_cpus_arena(on_gpus):
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256"}
-    found = on_gpus(PROGRAM + SMALL + ON_CPU + END, **arena)
+    found = on_gpus(reporting(on_cpu), **arena)
     assert found == {"same": True, "kept": True, "swaps": True, "kernels": 0, "report": []}
 
 
+def on_device(h):
+    with tf.device("CPU:0"):
+        return tf.sin(h)
+
+
+def on_missing_gpu(h):
+    with tf.device("GPU:7"):
+        return tf.sin(h)
+
+
+def printed(h):
+    tf.print("a loss", h[0, 0])
+    return h
+
+
 PARTS = {
-    "a variable": ("variables[0] = tf.Variable(variables[0], name='hosted')", "uses a variable that is on the CPU"),
-    "a device": ("h = tf.sin(h)", "(Sin) has the device"),
-    "an op": ("tf.print('a loss', h[0, 0])", "TensorFlow has no kernel for GPUs of"),
+    "a variable": (lambda h: h, "uses a variable that is on the CPU"),
+    "a device": (on_device, "(Sin) has the device"),
+    "an op": (printed, "TensorFlow has no kernel for GPUs of"),
     "a kernel that TensorFlow places by itself": (
-        "h += tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)",
+        lambda h: h + tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32),
         "TensorFlow has no kernel for GPUs of",
     ),
-    "a GPU that is not there": (
-        "with tf.device('GPU:7'): h = tf.sin(h)",
-        "has the device GPU:7, and this process has GPU:0",
-    ),
+    "a GPU that is not there": (on_missing_gpu, "has the device GPU:7, and this process has GPU:0"),
 }
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part):
-    code, reported = PARTS[part]
-    program = """
+    def program(_):
         def loss_of(variables, x):
-            h = x @ variables[0]
-            INSIDE
+            h = PARTS[part][0](x @ variables[0])
             for variable in variables[1:]:
                 h = tf.nn.relu(h @ variable)
             return tf.reduce_mean(h * h)
 
-        variables = weights(*[[128, 128]] * 8)
-        OUTSIDE
+        variables = weights(*SHAPES)
+        if part == "a variable":
+            with tf.device("CPU:0"):
+                variables[0] = tf.Variable(variables[0], name="hosted")
         before = [each.numpy() for each in variables]
         step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
         try:
             step(tf.constant(draws(512, 128)))
         except tfswap.UnsupportedGraph as error:
-            same = all((each.numpy() == value).all() for each, value in zip(variables, before))
-            found = {"reported": str(error), "same": same}
-    """
-    scoped = f"with tf.device('CPU:0'): {code}"
-    inside, outside = ("pass", scoped) if part == "a variable" else (scoped if part == "a device" else code, "pass")
-    found = on_gpus(PROGRAM + textwrap.dedent(program).replace("INSIDE", inside).replace("OUTSIDE", outside) + END)
+            same = all((each.numpy() == value).all() for each, value in zip(variables, before, strict=True))
+            return {"reported": str(error), "same": same}
+
+    found = on_gpus(reporting(program))
+    reported = PARTS[part][1]
     assert reported in found["reported"] and found["same"] and "\n" not in found["reported"]

@@ -6,147 +6,155 @@ device memory is killed, freed memory holds no numbers, and at the end nothing h
 
 from __future__ import annotations
 
+import gc
+import statistics
+import tempfile
+import threading
+import time
+
 import emulated
+import numpy as np
 import pytest
-from gpu_compare import END, LOSS, PROGRAM, SMALL, check
+import tensorflow as tf
+from gpu_compare import DEVICE, SHAPES, batch, check, compare, draws, made, relu_loss, reporting, run, trained, weights
 from slow import slow
 
-tf = pytest.importorskip("tensorflow")
+import tfswap
+import tfswap.ops
+from tfswap.exporters.function import memory_optimizer_off
 
 MIB = 1 << 20
 
-NETS = {
-    "mlp": """
-def loss_of(variables, x):
-    for variable in variables:
-        x = tf.nn.relu(x @ variable)
-    return tf.reduce_mean(x * x)
 
-found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
-""",
-    "resnet": """
-def normalised(x, kernel):
-    x = tf.nn.conv2d(x, kernel, 1, "SAME")
-    mean, variance = tf.nn.moments(x, [0, 1, 2])
-    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
-
-def loss_of(variables, x):
-    for first, second in zip(variables[::2], variables[1::2]):
-        x = tf.nn.relu(x + normalised(tf.nn.relu(normalised(x, first)), second))
-    return tf.reduce_mean(x * x)
-
-found = compare(loss_of, [[3, 3, 8, 8]] * 6, draws(8, 16, 16, 8))
-""",
-    "transformer": """
-def loss_of(variables, x):
-    for i in range(0, len(variables), 4):
-        q, k, v = tf.split(tf.einsum("btd,de->bte", x, variables[i]), 3, axis=-1)
-        scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / 8.0)
-        x += tf.einsum("btd,de->bte", scores @ v, variables[i + 1])
-        x += tf.einsum("bte,ed->btd", tf.nn.gelu(tf.einsum("btd,de->bte", x, variables[i + 2])), variables[i + 3])
-    return tf.reduce_mean(x * x)
-
-shapes = [[64, 192], [64, 64], [64, 128], [128, 64]] * 3
-found = compare(loss_of, shapes, draws(8, 32, 64))
-""",
-}
+def mlp(gpus):
+    return compare(gpus, relu_loss, SHAPES, draws(512, 128), tactics=("swap",))
 
 
-@pytest.mark.parametrize("net", NETS)
+def resnet(gpus):
+    def normalised(x, kernel):
+        x = tf.nn.conv2d(x, kernel, 1, "SAME")
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+    def loss_of(variables, x):
+        for first, second in zip(variables[::2], variables[1::2], strict=True):
+            x = tf.nn.relu(x + normalised(tf.nn.relu(normalised(x, first)), second))
+        return tf.reduce_mean(x * x)
+
+    return compare(gpus, loss_of, [[3, 3, 8, 8]] * 6, draws(8, 16, 16, 8))
+
+
+def transformer(gpus):
+    def loss_of(variables, x):
+        for i in range(0, len(variables), 4):
+            q, k, v = tf.split(tf.einsum("btd,de->bte", x, variables[i]), 3, axis=-1)
+            scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / 8.0)
+            x += tf.einsum("btd,de->bte", scores @ v, variables[i + 1])
+            x += tf.einsum("bte,ed->btd", tf.nn.gelu(tf.einsum("btd,de->bte", x, variables[i + 2])), variables[i + 3])
+        return tf.reduce_mean(x * x)
+
+    shapes = [[64, 192], [64, 64], [64, 128], [128, 64]] * 3
+    return compare(gpus, loss_of, shapes, draws(8, 32, 64))
+
+
+@pytest.mark.parametrize("net", [mlp, resnet, transformer])
 def test_nets_keep_their_limit_as_planned_and_their_values(on_gpus, net):
     # Of the transformer a plan counts a little more than is taken.
-    check(on_gpus(PROGRAM + NETS[net] + END), swaps=net != "transformer", exact=net != "transformer")
+    check(on_gpus(reporting(net)), swaps=net is not transformer, exact=net is not transformer)
 
 
 @pytest.mark.emulated_gpu(ends_late=True)
 def test_nothing_races_where_work_ends_as_late_as_it_can(on_gpus):
-    check(on_gpus(PROGRAM + NETS["mlp"] + END))
+    check(on_gpus(reporting(mlp)))
 
 
 def test_memory_that_grows_keeps_the_limit(on_gpus):
     """TensorFlow takes the device's memory region by region, as steps need it."""
-    check(on_gpus(PROGRAM + NETS["mlp"] + END, TF_FORCE_GPU_ALLOW_GROWTH="true"))
+    check(on_gpus(reporting(mlp), TF_FORCE_GPU_ALLOW_GROWTH="true"))
 
 
 @pytest.mark.emulated_gpu(copied_callbacks="Tfswap>", kernel_us=100.0)
 def test_what_a_copys_callback_owns_is_freed_though_the_callback_was_copied(on_gpus):
-    check(on_gpus(PROGRAM + NETS["mlp"] + END))
+    check(on_gpus(reporting(mlp)))
 
 
-OTHERS = {
-    "spilled": """
-with tempfile.TemporaryDirectory() as folder:
-    found = compare(loss_of, [[128, 128]] * 12, draws(1024, 128), tactics=("swap",), host_memory_limit="4MiB",
-                    spill_dir=folder)
-""",
-    "a loop": """
-def loss_of(variables, x):
-    def body(i, state):
-        return i + 1, tf.tanh(state @ variables[0] + x[i] @ variables[1])
-
-    _, state = tf.while_loop(lambda i, _: i < 12, body, [0, tf.zeros([256, 128])], maximum_iterations=12)
-    return tf.reduce_mean(state * state)
-
-found = compare(loss_of, [[128, 128], [16, 128]], draws(12, 256, 16), tactics=("swap",))
-""",
-    "a conditional": """
-def loss_of(variables, x):
-    for variable in variables:
-        x = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.nn.relu(x @ variable), lambda: tf.tanh(x @ variable) * 2.0)
-    return tf.reduce_mean(x * x)
-
-found = compare(loss_of, [[64, 64]] * 3, draws(512, 64), limit="80%")
-""",
-    "throttled": """
-GPUS.set_links(2e9, 8e9, 20.0)
-found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
-""",
-    "reserved": """
-import tfswap.ops
-tfswap.ops.configure(host_memory_limit="16MiB")
-tfswap.ops.reserve(16 << 20)
-found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
-""",
-}
+def spilled(gpus):
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"tactics": ("swap",), "host_memory_limit": "4MiB", "spill_dir": folder}
+        return compare(gpus, relu_loss, [[128, 128]] * 12, draws(1024, 128), **options)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_steps_of_other_kinds_do_too(on_gpus, name):
-    found = on_gpus(PROGRAM + LOSS + OTHERS[name] + END)
-    check(found, swaps=name not in ("a loop", "a conditional"), exact=name == "a loop")
-    assert found["out"] >= MIB or name == "a conditional"  # what loops save has no evictions in the plan
+def a_loop(gpus):
+    def loss_of(variables, x):
+        def body(i, state):
+            return i + 1, tf.tanh(state @ variables[0] + x[i] @ variables[1])
+
+        _, state = tf.while_loop(lambda i, _: i < 12, body, [0, tf.zeros([256, 128])], maximum_iterations=12)
+        return tf.reduce_mean(state * state)
+
+    return compare(gpus, loss_of, [[128, 128], [16, 128]], draws(12, 256, 16), tactics=("swap",))
+
+
+def a_conditional(gpus):
+    def layer(x, variable):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.nn.relu(x @ variable), lambda: tf.tanh(x @ variable) * 2.0)
+
+    def loss_of(variables, x):
+        for variable in variables:
+            x = layer(x, variable)
+        return tf.reduce_mean(x * x)
+
+    return compare(gpus, loss_of, [[64, 64]] * 3, draws(512, 64), limit="80%")
+
+
+def throttled(gpus):
+    gpus.set_links(2e9, 8e9, 20.0)
+    return mlp(gpus)
+
+
+def reserved(gpus):
+    tfswap.ops.configure(host_memory_limit="16MiB")
+    tfswap.ops.reserve(16 << 20)
+    return mlp(gpus)
+
+
+@pytest.mark.parametrize("kind", [spilled, a_loop, a_conditional, throttled, reserved])
+def test_steps_of_other_kinds_do_too(on_gpus, kind):
+    found = on_gpus(reporting(kind))
+    check(found, swaps=kind not in (a_loop, a_conditional), exact=kind is a_loop)
+    assert found["out"] >= MIB or kind is a_conditional  # what loops save has no evictions in the plan
 
 
 @pytest.mark.emulated_gpu(jitter=7, kernel_us=300.0)
 def test_random_delays_change_nothing(on_gpus):
-    program = NETS["mlp"].replace("found =", "GPUS.set_links(4e9, 4e9, 200.0)\nfound =")
-    check(on_gpus(PROGRAM + program + END))
+    def program(gpus):
+        gpus.set_links(4e9, 4e9, 200.0)
+        return mlp(gpus)
+
+    check(on_gpus(reporting(program)))
 
 
 def test_looking_for_races_takes_a_step_no_three_times_as_long(on_gpus):
     """In one process, in turns, by the time of the process' threads."""
-    found = on_gpus(
-        PROGRAM
-        + LOSS
-        + """
-import statistics, time
 
-variables = weights(*[[128, 128]] * 8)
-step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
-x = tf.constant(draws(512, 128))
-step(x)
-ratios = []
-for _ in range(15):
-    times = []
-    for check in (False, True):
-        GPUS.set_check(check)
-        start = time.process_time()
-        step(x).numpy()
-        times.append(time.process_time() - start)
-    ratios.append(times[1] / times[0])
-found = {"ratio": statistics.median(ratios), "swaps": len(step.plan().evictions)}
-"""
-        + END
+    def program(gpus):
+        variables = weights(*SHAPES)
+        step = tfswap.optimize(trained(relu_loss, variables), memory_limit="60%", tactics=("swap",))
+        x = tf.constant(draws(512, 128))
+        step(x)
+        ratios = []
+        for _ in range(15):
+            times = []
+            for checked in (False, True):
+                gpus.set_check(checked)
+                start = time.process_time()
+                step(x).numpy()
+                times.append(time.process_time() - start)
+            ratios.append(times[1] / times[0])
+        return {"ratio": statistics.median(ratios), "swaps": len(step.plan().evictions)}
+
+    found = on_gpus(
+        reporting(program),
     )
     assert found["swaps"] and found["ratio"] <= 3, found
 
@@ -156,170 +164,149 @@ def test_copies_that_fit_behind_kernels_hardly_stall_them(on_gpus):
     """Sixty kernels of a millisecond; at the slowest rate the copies of each direction take three. The shortest of nine
     steps each: what else the machine does can only make steps longer.
     """
+
+    def program(gpus):
+        x = batch()
+        step = made()[1]
+        for _ in range(3):
+            step(x)
+        gpus.set_kernel_us(1000.0)
+
+        def shortest():
+            times = []
+            for _ in range(9):
+                start = time.monotonic()
+                step(x).numpy()
+                times.append(time.monotonic() - start)
+            return min(times)
+
+        free, found = shortest(), {}
+        for rate in (25e9, 8e9, 2e9, 0.5e9):
+            gpus.set_links(rate, rate, 10.0)
+            found[rate] = shortest() / free
+        return found
+
     found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-import time
-
-step = made()[1]
-for _ in range(3):
-    step(x)
-GPUS.set_kernel_us(1000.0)
-
-def shortest():
-    times = []
-    for _ in range(9):
-        start = time.monotonic()
-        step(x).numpy()
-        times.append(time.monotonic() - start)
-    return min(times)
-
-free, found = shortest(), {}
-for rate in (25e9, 8e9, 2e9, 0.5e9):
-    GPUS.set_links(rate, rate, 10.0)
-    found[rate] = shortest() / free
-"""
-        + END
+        reporting(program),
     )
     assert found.pop("report") == []
     assert max(found.values()) <= 1.05, found
 
 
 def test_steps_of_two_threads_take_turns(on_gpus):
+    def program(gpus):
+        x = batch()
+        steps, losses = [made()[1] for _ in range(2)], {}
+
+        def train(i):
+            losses[i] = [float(steps[i](x)) for _ in range(6)]
+
+        threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return {"same": losses[0] == losses[1], "steps": len(losses[0])}
+
     found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-steps, losses = [made()[1] for _ in range(2)], {}
-
-def train(i):
-    losses[i] = [float(steps[i](x)) for _ in range(6)]
-
-threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
-for each in threads:
-    each.start()
-for each in threads:
-    each.join()
-found = {"same": losses[0] == losses[1], "steps": len(losses[0])}
-"""
-        + END
+        reporting(program),
     )
     assert found == {"same": True, "steps": 6, "report": []}
 
 
 def test_a_step_that_fails_keeps_nothing(on_gpus):
-    found = on_gpus(
-        PROGRAM
-        + """
-def loss_of(variables, x, wide):
-    for variable in variables:
-        x = tf.nn.relu(x @ variable)
-    return tf.reduce_mean(x * x) + tf.reduce_sum(tf.reshape(wide, [4, 4]))
+    def program(gpus):
+        def loss_of(variables, x, wide):
+            for variable in variables:
+                x = tf.nn.relu(x @ variable)
+            return tf.reduce_mean(x * x) + tf.reduce_sum(tf.reshape(wide, [4, 4]))
 
-variables = weights(*[[128, 128]] * 8)
-function = trained(loss_of, variables)
-specs = [tf.TensorSpec([512, 128]), tf.TensorSpec([None])]
-function = tf.function(function.python_function, input_signature=specs)
-step = tfswap.optimize(function, memory_limit="60%", tactics=("swap",))
-x = tf.constant(draws(512, 128))
-step(x, tf.zeros([16]))
-before = tf.config.experimental.get_memory_info(DEVICE)["current"]
-failed = 0
-for _ in range(3):
-    try:
-        step(x, tf.zeros([15]))
-    except tf.errors.InvalidArgumentError:
-        failed += 1
-step(x, tf.zeros([16]))
-after = tf.config.experimental.get_memory_info(DEVICE)["current"]
-found = {"failed": failed, "kept": after - before, "host": tfswap.ops.stats().pool_in_use_bytes}
-"""
-        + END
+        variables = weights(*SHAPES)
+        function = trained(loss_of, variables)
+        specs = [tf.TensorSpec([512, 128]), tf.TensorSpec([None])]
+        function = tf.function(function.python_function, input_signature=specs)
+        step = tfswap.optimize(function, memory_limit="60%", tactics=("swap",))
+        x = tf.constant(draws(512, 128))
+        step(x, tf.zeros([16]))
+        before = tf.config.experimental.get_memory_info(DEVICE)["current"]
+        failed = 0
+        for _ in range(3):
+            try:
+                step(x, tf.zeros([15]))
+            except tf.errors.InvalidArgumentError:
+                failed += 1
+        step(x, tf.zeros([16]))
+        after = tf.config.experimental.get_memory_info(DEVICE)["current"]
+        return {"failed": failed, "kept": after - before, "host": tfswap.ops.stats().pool_in_use_bytes}
+
+    found = on_gpus(
+        reporting(program),
     )
     assert found == {"failed": 3, "kept": 0, "host": 0, "report": []}
 
 
 def test_gradients_that_are_taken_outside(on_gpus):
-    found = on_gpus(
-        PROGRAM
-        + SMALL
-        + """
-def train(function):
-    variables = weights(*[[128, 128]] * 8)
-    forward = function(tf.function(lambda x: loss_of(variables, x)))
-    losses = []
-    for _ in range(3):
-        with tf.GradientTape() as tape:
-            loss = forward(x)
-        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-            variable.assign_sub(0.1 * gradient)
-        losses.append(float(loss))
-    return losses
+    def program(gpus):
+        x = batch()
 
-with memory_optimizer_off():
-    expected = train(lambda function: function)
-found = {"same": expected == train(lambda f: tfswap.optimize(f, memory_limit="80%", tactics=("swap",)))}
-"""
-        + END
+        def train(function):
+            variables = weights(*SHAPES)
+            forward = function(tf.function(lambda x: relu_loss(variables, x)))
+            losses = []
+            for _ in range(3):
+                with tf.GradientTape() as tape:
+                    loss = forward(x)
+                for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                    variable.assign_sub(0.1 * gradient)
+                losses.append(float(loss))
+            return losses
+
+        with memory_optimizer_off():
+            expected = train(lambda function: function)
+        return {"same": expected == train(lambda f: tfswap.optimize(f, memory_limit="80%", tactics=("swap",)))}
+
+    found = on_gpus(
+        reporting(program),
     )
     assert found == {"same": True, "report": []}
 
 
 def test_keras_fit(on_gpus):
-    found = on_gpus(
-        PROGRAM
-        + """
-def fitted(optimize):
-    tf.keras.utils.set_random_seed(0)
-    layers = [tf.keras.layers.Input((16, 16, 3))]
-    for _ in range(2):
-        layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), tf.keras.layers.BatchNormalization()]
-        layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
-    layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10)]
-    model = tf.keras.Sequential(layers)
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, jit_compile=False)
-    if optimize:
-        tfswap.keras.optimize(model, memory_limit="70%")
-    model.fit(draws(64, 16, 16, 3), np.arange(64) % 10, batch_size=32, epochs=2, verbose=0, shuffle=False)
-    return [each.numpy().tobytes().hex() for each in model.weights]
+    def program(gpus):
+        def fitted(optimize):
+            tf.keras.utils.set_random_seed(0)
+            layers = [tf.keras.layers.Input((16, 16, 3))]
+            for _ in range(2):
+                layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), tf.keras.layers.BatchNormalization()]
+                layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
+            layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10)]
+            model = tf.keras.Sequential(layers)
+            loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("adam", loss, jit_compile=False)
+            if optimize:
+                tfswap.keras.optimize(model, memory_limit="70%")
+            model.fit(draws(64, 16, 16, 3), np.arange(64) % 10, batch_size=32, epochs=2, verbose=0, shuffle=False)
+            return [each.numpy().tobytes().hex() for each in model.weights]
 
-with memory_optimizer_off():
-    expected = fitted(False)
-found = {"same": fitted(True) == expected}
-"""
-        + END,
+        with memory_optimizer_off():
+            expected = fitted(False)
+        return {"same": fitted(True) == expected}
+
+    found = on_gpus(
+        reporting(program),
     )
     assert found == {"same": True, "report": []}
 
 
-KINDS = (
-    SMALL
-    + """
-import gc
-
-found = {}
-
-
-def kind(name):
-    def add(program):
-        gc.collect()  # or what it frees later is in the first plan
-        found[name] = program()
-        found[name]["races"] = GPUS.report()
-        GPUS.clear_races()
-
-    return add
-
-
 class Model(tf.Module):
     def __init__(self):
-        self.weights = weights(*[[128, 128]] * 8)
-        step = trained(loss_of, self.weights).python_function
+        self.weights = weights(*SHAPES)
+        step = trained(relu_loss, self.weights).python_function
         self.train_step = tf.function(step, input_signature=[tf.TensorSpec([None, 128])])
 
 
-def saved(load, **options):
+def saved(gpus, load, **options):
+    x = batch()
     with tempfile.TemporaryDirectory() as folder:
         model = Model()
         tf.saved_model.save(model, f"{folder}/model")
@@ -327,33 +314,35 @@ def saved(load, **options):
             expected, _ = run(model.train_step, [x], model.weights)
         del model
         report = tfswap.optimize_graph(
-            f"{folder}/model", f"{folder}/rewritten", memory_limit="80%", batch_size=512, tactics=("swap",), **options)
-        before, out = tf.config.experimental.get_memory_info(DEVICE)["current"], GPUS.counts().bytes_out
+            f"{folder}/model", f"{folder}/rewritten", memory_limit="80%", batch_size=512, tactics=("swap",), **options
+        )
+        before, out = tf.config.experimental.get_memory_info(DEVICE)["current"], gpus.counts().bytes_out
         loaded = load(f"{folder}/rewritten")
         values, peak = run(loaded.train_step, [x], loaded.weights)
         given = before - x.shape.num_elements() * 4  # and the batch, which is the step's
-        return {"same": values == expected, "out": GPUS.counts().bytes_out - out, "peak": peak - given,
-                "limit": str(report).splitlines()[0]}, loaded
+        return {
+            "same": values == expected,
+            "out": gpus.counts().bytes_out - out,
+            "peak": peak - given,
+            "limit": str(report).splitlines()[0],
+        }, loaded
 
 
-@kind("a SavedModel")
-def _():
-    result, loaded = saved(tfswap.load)
+def a_savedmodel(gpus):
+    result, loaded = saved(gpus, tfswap.load)
     plan = loaded.train_step.plan()
     return {**result, "kept": result["peak"] <= plan.limit_bytes, "swaps": len(plan.evictions)}
 
 
-@kind("a portable SavedModel")
-def _():
-    result, _ = saved(tf.saved_model.load, portable=True)
+def a_portable_savedmodel(gpus):
+    result, _ = saved(gpus, tf.saved_model.load, portable=True)
     return {**result, "kept": result["peak"] <= float(result["limit"].split()[-2]) * 2**20 * 1.02, "swaps": 1}
 
 
-@kind("an audit")
-def _():
+def an_audit(gpus):
     from tfswap.runtime import audit as module
 
-    counted, audit = [], module.audit
+    x, counted, audit = batch(), [], module.audit
     module.audit = lambda *arguments: counted.append(audit(*arguments)) or counted[-1]
     step = made()[1]
     step(x)
@@ -362,41 +351,37 @@ def _():
     return {"edges": counted}
 
 
-@kind("a step that others' memory has made too large")
-def _():
-    _, step = made()
+def a_step_that_others_memory_has_made_too_large(gpus):
+    x, (_, step) = batch(), made()
     step(x)
     planned, limit = step.plan().planned_peak_bytes, step.plan().limit_bytes
-    others = tf.ones([256 << 10]) * 1.0
+    _others = tf.ones([256 << 10]) * 1.0
     peaks = [run(step, [x], [], steps=1)[1] for _ in range(3)]
     now = step.plan().planned_peak_bytes
     return {"above": min(peaks) > limit, "more": now > planned, "planned": peaks[-1] == now}
 
 
-@kind("images with channels first")
-def _():
+def images_with_channels_first(gpus):
     def loss_of(variables, x):
         for kernel in variables:
             x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME", data_format="NCHW"))
             x = tf.nn.bias_add(x, tf.ones([8]), data_format="NCHW")
         return tf.reduce_mean(x * x)
 
-    return compare(loss_of, [[3, 3, 8, 8]] * 6, draws(16, 8, 16, 16), limit="75%")
+    return compare(gpus, loss_of, [[3, 3, 8, 8]] * 6, draws(16, 8, 16, 16), limit="75%")
 
 
-@kind("what the layout optimizer makes channels first")
-def _():
+def what_the_layout_optimizer_makes_channels_first(gpus):
     def loss_of(variables, x):
         for kernel in variables:
             x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), tf.ones([8])))
             x, *_ = tf.compat.v1.nn.fused_batch_norm(x, tf.ones([8]), tf.zeros([8]))
         return tf.reduce_mean(tf.nn.max_pool2d(x, 2, 2, "SAME") ** 2)
 
-    return compare(loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
+    return compare(gpus, loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
 
 
-@kind("what it makes channels first of 16-bit floats")
-def _():
+def what_it_makes_channels_first_of_16_bit_floats(gpus):
     def loss_of(variables, x):
         x = tf.cast(x, tf.float16)
         for kernel in variables:
@@ -404,11 +389,10 @@ def _():
             x = tf.nn.relu(x - tf.reduce_mean(x, [0, 1, 2]))
         return tf.reduce_mean(tf.cast(x, tf.float32) ** 2)
 
-    return compare(loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
+    return compare(gpus, loss_of, [[3, 3, 8, 8]] * 4, draws(16, 16, 16, 8), limit="75%")
 
 
-@kind("a fused convolution of 16-bit floats")
-def _():
+def a_fused_convolution_of_16_bit_floats(gpus):
     from tfswap.compiler.grappler import as_executed
     from tfswap.importers.function import import_function
     from tfswap.kernels.device import DeviceModel
@@ -421,8 +405,7 @@ def _():
     return {"ops": [node.op for node in graph if "Conv2D" in node.op]}
 
 
-@kind("shapes that the host computes")
-def _():
+def shapes_that_the_host_computes(gpus):
     def loss_of(variables, x):
         for variable in variables:
             rows, columns = tf.unstack(tf.shape(x))
@@ -435,14 +418,36 @@ def _():
         return tf.function(step, input_signature=[tf.TensorSpec([None, 128])])
 
     globals()["trained"] = trained_with_any_rows
-    return compare(loss_of, [[128, 128]] * 8, draws(512, 128), limit="70%")
-"""
-)
+    return compare(gpus, loss_of, SHAPES, draws(512, 128), limit="70%")
+
+
+KINDS = {
+    "a SavedModel": a_savedmodel,
+    "a portable SavedModel": a_portable_savedmodel,
+    "an audit": an_audit,
+    "a step that others' memory has made too large": a_step_that_others_memory_has_made_too_large,
+    "images with channels first": images_with_channels_first,
+    "what the layout optimizer makes channels first": what_the_layout_optimizer_makes_channels_first,
+    "what it makes channels first of 16-bit floats": what_it_makes_channels_first_of_16_bit_floats,
+    "a fused convolution of 16-bit floats": a_fused_convolution_of_16_bit_floats,
+    "shapes that the host computes": shapes_that_the_host_computes,
+}
+
+
+def each_kind(gpus):
+    """What each finds, one after another, with its races."""
+    found = {}
+    for name, program in KINDS.items():
+        gc.collect()  # or what it frees later is in the first plan
+        found[name] = program(gpus)
+        found[name]["races"] = gpus.report()
+        gpus.clear_races()
+    return found
 
 
 def test_steps_of_each_frontend_and_layout(on_gpus):
     """In one process, one after another."""
-    found = on_gpus(PROGRAM + KINDS + END)
+    found = on_gpus(reporting(each_kind))
     assert found.pop("report") == []
     assert [name for name, kind in found.items() if kind["races"]] == []
     for name in ("a SavedModel", "a portable SavedModel"):
@@ -463,20 +468,20 @@ def test_steps_of_each_frontend_and_layout(on_gpus):
 
 def test_what_the_host_has_and_kernels_read_on_the_device_has_a_place_in_the_plan(on_gpus):
     """Tokens, labels, a comparison of the host's integers and the keys of random numbers."""
-    found = on_gpus(
-        PROGRAM
-        + """
-def loss_of(variables, tokens, labels):
-    x = tf.gather(variables[0] * 1.0, tokens)
-    for i, variable in enumerate(variables[1:]):
-        x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed=tf.stack([labels[0], i]))
-    x = tf.where(tokens[:, None] < labels[:, None], x, 2.0 * x)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
 
-tokens = np.arange(512, dtype="i") % 100
-found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].copy(), tactics=("swap",))
-"""
-        + END
+    def program(gpus):
+        def loss_of(variables, tokens, labels):
+            x = tf.gather(variables[0] * 1.0, tokens)
+            for i, variable in enumerate(variables[1:]):
+                x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed=tf.stack([labels[0], i]))
+            x = tf.where(tokens[:, None] < labels[:, None], x, 2.0 * x)
+            return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
+
+        tokens = np.arange(512, dtype="i") % 100
+        return compare(gpus, loss_of, [[100, 128], *SHAPES], tokens, tokens[::-1].copy(), tactics=("swap",))
+
+    found = on_gpus(
+        reporting(program),
     )
     check(found)
 
@@ -484,22 +489,22 @@ found = compare(loss_of, [[100, 128], *[[128, 128]] * 8], tokens, tokens[::-1].c
 @pytest.mark.emulated_gpu(jitter=7, kernel_us=20.0)
 def test_what_a_kernel_makes_on_the_device_and_the_host_reads_has_a_place_in_the_plan(on_gpus):
     """Seeds, conditions of a conditional and a loop, and a shape of 64 bits."""
-    found = on_gpus(
-        PROGRAM
-        + """
-def loss_of(variables, x, state):
-    for i, variable in enumerate(variables):
-        seed = tf.cast(state + tf.cast(i, tf.uint32), tf.int32)
-        x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed)
-    rows = tf.cast(tf.reduce_max(x) * 0.0 + 256.0, tf.int64)
-    x = tf.reshape(x, tf.stack([rows, 256]))
-    x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: x - 1.0)
-    (small,) = tf.while_loop(lambda y: tf.reduce_max(y) > 0.01, lambda y: (y * 0.5,), [tf.stop_gradient(x[:4])])
-    return tf.reduce_mean(x * x) + tf.reduce_mean(small)
 
-found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), np.arange(2, dtype="uint32"), tactics=("swap",))
-"""
-        + END
+    def program(gpus):
+        def loss_of(variables, x, state):
+            for i, variable in enumerate(variables):
+                seed = tf.cast(state + tf.cast(i, tf.uint32), tf.int32)
+                x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([512, 128], seed)
+            rows = tf.cast(tf.reduce_max(x) * 0.0 + 256.0, tf.int64)
+            x = tf.reshape(x, tf.stack([rows, 256]))
+            x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: x - 1.0)
+            (small,) = tf.while_loop(lambda y: tf.reduce_max(y) > 0.01, lambda y: (y * 0.5,), [tf.stop_gradient(x[:4])])
+            return tf.reduce_mean(x * x) + tf.reduce_mean(small)
+
+        return compare(gpus, loss_of, SHAPES, draws(512, 128), np.arange(2, dtype="uint32"), tactics=("swap",))
+
+    found = on_gpus(
+        reporting(program),
     )
     check(found)
 
@@ -519,10 +524,10 @@ ACCEPTED = {
 @pytest.mark.parametrize("net", ["transformer", *slow("mlp", "lstm", "mobilenet_v2", "resnet50", "vgg16")])
 def test_models_keep_their_limit_and_their_values(on_gpus, net):
     """The nets of `benchmarks/emulated.py`, at 60% of their peaks; VGG16 at 70%, below which it has no plan."""
-    program = "import json, emulated\nprint(json.dumps(emulated.train({!r}, {!r}, GPUS)))"
-    plain = on_gpus(program.format(net, "unoptimised"))
+    plain = on_gpus(lambda gpus: emulated.train(net, "unoptimised", gpus))
     share = float(emulated.NETS[net][1][:-1]) / 100
-    found = on_gpus(program.format(net, str(int(share * plain["peak"]))))
+    limit = str(int(share * plain["peak"]))
+    found = on_gpus(lambda gpus: emulated.train(net, limit, gpus))
     assert found["races"] == [] and found["values"] == plain["values"]
     assert found["peak"] <= found["limit"]
     assert found["peak"] == found["planned"] or not ACCEPTED[net]

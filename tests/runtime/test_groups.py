@@ -198,70 +198,74 @@ def test_a_step_with_groups_peaks_as_planned_and_has_its_values(program: str) ->
     assert set(found["measured"]) == {found["planned"]}
 
 
-DIRECT = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap.ops
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+def direct():
+    import numpy as np
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-def kernel(name, op, *inputs, **types):
-    node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-    for key, kind in types.items():
-        node.attr[key].type = kind.as_datatype_enum
-    return node.SerializeToString()
+    def kernel(name, op, *inputs, **types):
+        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+        for key, kind in types.items():
+            node.attr[key].type = kind.as_datatype_enum
+        return node.SerializeToString()
 
-def run(kernels, sources, overwrites, chunks, requests, kept, *given, waits=()):
-    graph = graph_pb2.GraphDef()
-    for i, value in enumerate(given):
-        node = graph.node.add(name=f"x{i}", op="Placeholder")
-        node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
-    node = graph.node.add(name="group", op="Tfswap>Group", input=[f"x{i}" for i in range(len(given))])
-    node.attr["Tin"].list.type.extend(tf.as_dtype(v.dtype).as_datatype_enum for v in given)
-    node.attr["Tout"].list.type.extend([tf.float32.as_datatype_enum] * len(kept))
-    node.attr["kernels"].list.s.extend(kernels)
-    lists = dict(sources=sources, overwrites=overwrites, chunks=chunks, requests=requests, kept=kept,
-                 ranks=range(len(kernels)), waits=waits)
-    for key, values in lists.items():
-        node.attr[key].list.i.extend(values)
-    with tf.Graph().as_default() as made:
-        tf.import_graph_def(graph, name="")
-        with tf.compat.v1.Session() as session:
-            feeds = {f"x{i}:0": value for i, value in enumerate(given)}
-            try:
-                return [v.tolist() for v in session.run([f"group:{i}" for i in range(len(kept))], feeds)]
-            except (tf.errors.OpError, ValueError) as error:
-                return error.message
+    def run(kernels, sources, overwrites, chunks, requests, kept, *given, waits=()):
+        graph = graph_pb2.GraphDef()
+        for i, value in enumerate(given):
+            node = graph.node.add(name=f"x{i}", op="Placeholder")
+            node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+        node = graph.node.add(name="group", op="Tfswap>Group", input=[f"x{i}" for i in range(len(given))])
+        node.attr["Tin"].list.type.extend(tf.as_dtype(v.dtype).as_datatype_enum for v in given)
+        node.attr["Tout"].list.type.extend([tf.float32.as_datatype_enum] * len(kept))
+        node.attr["kernels"].list.s.extend(kernels)
+        lists = {
+            "sources": sources,
+            "overwrites": overwrites,
+            "chunks": chunks,
+            "requests": requests,
+            "kept": kept,
+            "ranks": range(len(kernels)),
+            "waits": waits,
+        }
+        for key, values in lists.items():
+            node.attr[key].list.i.extend(values)
+        with tf.Graph().as_default():
+            tf.import_graph_def(graph, name="")
+            with tf.compat.v1.Session() as session:
+                feeds = {f"x{i}:0": value for i, value in enumerate(given)}
+                try:
+                    return [v.tolist() for v in session.run([f"group:{i}" for i in range(len(kept))], feeds)]
+                except (tf.errors.OpError, ValueError) as error:
+                    return error.message
 
-x = np.arange(4, dtype=np.float32)
-neg, square = (kernel(name, op, "x", T=tf.float32) for name, op in (("n", "Neg"), ("s", "Square")))
-shape = kernel("r", "Reshape", "x", "y", T=tf.float32, Tshape=tf.int32)
-fit = [neg, square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1]
-print(json.dumps({
-    "values": run(*fit, x),
-    "failed": run([neg, shape], [0, -1, 1], [0, 0, 0], [256], [1, 0, 0, 0], [1, 1], x, np.int32([3])),
-    "damaged": [
-        run([neg, square], [0, -3], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
-        run([neg, square], [0, -1], [0, 1], [256], [1, 7, 0, 0], [0, 1], x),
-        run([neg, square], [0, -1], [0, 1], [256], [1, 0, 256, 0], [0, 1], x),
-        run([neg, square], [0, -1], [0, 1], [256], [1, 0, 32, 0], [0, 1], x),
-        run([neg, square], [0, -1], [0, 1], [256], [9, 0, 0, 0], [0, 1], x),
-        run([neg, square], [0, -1], [1, 0], [256], [1, 0, 0, 0], [0, 1], x),
-        run([neg, square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [1], x),
-        run(*fit, x, waits=[1]),
-        run(*fit, x, waits=[1, 0]),
-        run(*fit, x, waits=[0, 2]),
-        run([b"unknown", square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
-    ],
-    "more": run([neg, square], [0, 0], [0, 0], [4], [1, 0, 0, 0], [1, 1], x),
-    "places": run([neg, square], [0, 0], [0, 0], [512], [1, 0, 0, 1, 0, 256], [1, 1], x, waits=[0, 1]),
-    "two in a chunk": [len(v) for v in run([neg, square], [0, 0], [0, 0], [256], [1, 0, 0, 1, 0, 0], [1, 1], x)],
-}))
-"""
+    x = np.arange(4, dtype=np.float32)
+    neg, square = (kernel(name, op, "x", T=tf.float32) for name, op in (("n", "Neg"), ("s", "Square")))
+    shape = kernel("r", "Reshape", "x", "y", T=tf.float32, Tshape=tf.int32)
+    fit = [neg, square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1]
+    return {
+        "values": run(*fit, x),
+        "failed": run([neg, shape], [0, -1, 1], [0, 0, 0], [256], [1, 0, 0, 0], [1, 1], x, np.int32([3])),
+        "damaged": [
+            run([neg, square], [0, -3], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
+            run([neg, square], [0, -1], [0, 1], [256], [1, 7, 0, 0], [0, 1], x),
+            run([neg, square], [0, -1], [0, 1], [256], [1, 0, 256, 0], [0, 1], x),
+            run([neg, square], [0, -1], [0, 1], [256], [1, 0, 32, 0], [0, 1], x),
+            run([neg, square], [0, -1], [0, 1], [256], [9, 0, 0, 0], [0, 1], x),
+            run([neg, square], [0, -1], [1, 0], [256], [1, 0, 0, 0], [0, 1], x),
+            run([neg, square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [1], x),
+            run(*fit, x, waits=[1]),
+            run(*fit, x, waits=[1, 0]),
+            run(*fit, x, waits=[0, 2]),
+            run([b"unknown", square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
+        ],
+        "more": run([neg, square], [0, 0], [0, 0], [4], [1, 0, 0, 0], [1, 1], x),
+        "places": run([neg, square], [0, 0], [0, 0], [512], [1, 0, 0, 1, 0, 256], [1, 1], x, waits=[0, 1]),
+        "two in a chunk": [len(v) for v in run([neg, square], [0, 0], [0, 0], [256], [1, 0, 0, 1, 0, 0], [1, 1], x)],
+    }
 
 
 def test_the_node_runs_its_kernels_says_which_failed_and_refuses_damaged_attributes() -> None:
-    found = on_arena(DIRECT, 64, **TWO_THREADS)
+    found = on_arena(direct, 64, **TWO_THREADS)
     assert found["values"] == [[], [0.0, 1.0, 4.0, 9.0]]
     assert "Input to reshape is a tensor with 4 values, but the requested shape has 3" in found["failed"]
     assert "{{node r}}" in found["failed"]

@@ -96,85 +96,86 @@ def test_a_loop_that_takes_a_handle_keeps_the_limit_and_the_bits(kind: str) -> N
     assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
 
 
-LOOKUPS = """
-import json
-import tensorflow as tf
-import tfswap
+def lookups():
+    import tensorflow as tf
 
-draw = lambda *shape: tf.random.stateless_normal(shape, (len(shape), 1))
-x, keys = draw(512, 64), tf.range(512) % 9
-counts = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 1.0)
-weights = [tf.Variable(0.1 * draw(64, 64)) for _ in range(4)]
+    import tfswap
 
-@tf.function
-def step(x):
-    counts.insert(keys, counts.lookup(keys) + 1)
-    with tf.GradientTape() as tape:
-        h = x * counts.lookup(keys)[:, None]
-        for weight in weights:
-            h = tf.nn.relu(h @ weight)
-        loss = tf.reduce_mean(tf.square(h))
-    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-        weight.assign_sub(0.1 * gradient)
-    return loss
+    def draw(*shape):
+        return tf.random.stateless_normal(shape, (len(shape), 1))
 
-step = tfswap.optimize(step, memory_limit="60%")
-peaks = []
-for _ in range(4):
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step(x)
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-print(json.dumps([peaks, step.report().planned_peak_bytes]))
-"""
+    x, keys = draw(512, 64), tf.range(512) % 9
+    counts = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 1.0)
+    weights = [tf.Variable(0.1 * draw(64, 64)) for _ in range(4)]
+
+    @tf.function
+    def step(x):
+        counts.insert(keys, counts.lookup(keys) + 1)
+        with tf.GradientTape() as tape:
+            h = x * counts.lookup(keys)[:, None]
+            for weight in weights:
+                h = tf.nn.relu(h @ weight)
+            loss = tf.reduce_mean(tf.square(h))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    step = tfswap.optimize(step, memory_limit="60%")
+    peaks = []
+    for _ in range(4):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step(x)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return [peaks, step.report().planned_peak_bytes]
 
 
 def test_what_a_table_gives_has_a_size_that_the_trace_does_not_know_and_the_plan_is_true() -> None:
     """Its shape is computed in the step: reshapes that read it hold it until their place in the order."""
-    peaks, planned = on_arena(LOOKUPS)
+    peaks, planned = on_arena(lookups)
     assert peaks == [planned] * 4
 
 
-PIPELINE = """
-import json
-import logging
-import tensorflow as tf
-import tfswap
+def pipeline(limit):
+    import logging
 
-ROWS, WIDTH = 2048, 128
-messages = []
-handler = logging.Handler()
-handler.emit = lambda record: messages.append(record.getMessage())
-logging.getLogger("tfswap").addHandler(handler)
-weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.1) for n in range(6)]
-batches = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal([2 * ROWS, WIDTH], (2, 2)))
-iterator = iter(batches.repeat().batch(ROWS, drop_remainder=True).prefetch(1))
+    import tensorflow as tf
 
-def train():
-    with tf.GradientTape() as tape:
-        h = next(iterator)
-        for weight in weights:
-            h = tf.tanh(h @ weight)
-        loss = tf.reduce_mean(tf.square(h))
-    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-        weight.assign_sub(0.1 * gradient)
-    return loss
+    import tfswap
 
-step = tfswap.optimize(tf.function(train), memory_limit=LIMIT)
-peaks = []
-for _ in range(4):
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step()
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-print(json.dumps([peaks, step.report().memory_limit_bytes, messages]))
-"""
+    rows, width = 2048, 128
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("tfswap").addHandler(handler)
+    weights = [tf.Variable(tf.random.stateless_normal([width, width], (1, n)) * 0.1) for n in range(6)]
+    batches = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal([2 * rows, width], (2, 2)))
+    iterator = iter(batches.repeat().batch(rows, drop_remainder=True).prefetch(1))
+
+    def train():
+        with tf.GradientTape() as tape:
+            h = next(iterator)
+            for weight in weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(tf.square(h))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    step = tfswap.optimize(tf.function(train), memory_limit=limit)
+    peaks = []
+    for _ in range(4):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step()
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return [peaks, step.report().memory_limit_bytes, messages]
 
 
 def test_a_limit_with_room_for_some_batches_of_the_pipeline_has_a_plan_that_leaves_it() -> None:
-    peaks, limit, messages = on_arena(f"LIMIT = '50%'\n{PIPELINE}")
+    peaks, limit, messages = on_arena(lambda: pipeline("50%"))
     assert max(peaks) <= limit
     assert not messages
 
 
 def test_where_batches_have_no_room_that_is_said_before_the_first_step() -> None:
-    messages = on_arena(f"LIMIT = '35%'\n{PIPELINE}")[2]
+    messages = on_arena(lambda: pipeline("35%"))[2]
     assert "step(next(iterator))" in messages[0]

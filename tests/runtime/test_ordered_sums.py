@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -172,203 +173,217 @@ def test_two_at_a_time_without_kernels_of_our_own() -> None:
     assert format_graph(graph).strip() == after.strip()
 
 
-KERNELS = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-import tfswap.ops
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
+def kernels():
+    import numpy as np
+    import tensorflow as tf
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-def totals(given, count, held, own, first=0):
-    # Of each x and its factors, in one function.
-    def total(x, factors):
-        terms = [x * factors[i] for i in range(count)]
-        total = tf.add_n(terms)
-        if own:
-            total.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
-        if first:  # by iteration; outside of loops it is the first
-            total.op._set_attr(FIRST, AttrValue(list=AttrValue.ListValue(i=[first, 1])))
-            total.op._set_attr(FIRST_SHAPE, AttrValue(list=AttrValue.ListValue(i=[1, 2])))
-        return total, [terms[i] for i in held]
-    made = tf.function(lambda given: [total(x, factors) for x, factors in given], autograph=False)
-    return [found.numpy().tobytes() for found, _ in made(given)]
+    from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL
 
-def in_order(x, factors, count, first=0):
-    # The first two to nine, and each further eight by themselves.
-    groups = [range((count - 2) % 8 + 2), *(range(i, i + 8) for i in range((count - 2) % 8 + 2, count, 8))]
-    sums = []
-    for group in groups:
-        terms = [x * factors[{0: first, first: 0}.get(i, i)] for i in group]
-        sums.append(terms[0])
-        for term in terms[1:]:
-            sums[-1] = sums[-1] + term
-    whole = sums[0]
-    for part in sums[1:]:
-        whole = whole + part
-    return whole.numpy().tobytes()
+    def totals(given, count, held, own, first=0):
+        # Of each x and its factors, in one function.
+        def total(x, factors):
+            terms = [x * factors[i] for i in range(count)]
+            total = tf.add_n(terms)
+            if own:
+                total.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+            if first:  # by iteration; outside of loops it is the first
+                total.op._set_attr(FIRST, AttrValue(list=AttrValue.ListValue(i=[first, 1])))
+                total.op._set_attr(FIRST_SHAPE, AttrValue(list=AttrValue.ListValue(i=[1, 2])))
+            return total, [terms[i] for i in held]
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-wrong, moved = [], 0
-dtypes = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.complex64)
-for count in (2, 3, 5, 8, 9, 10, 12, 19):
-    numbers = np.random.default_rng(count)
-    terms, scales = numbers.normal(size=999) * 100, 10 ** numbers.uniform(-1, 1, size=count)
-    given = [(tf.cast(terms, dtype), tf.cast(scales, dtype)) for dtype in dtypes]
-    right = [in_order(*each, count) for each in given]
-    for held in ((), (0, 1), tuple(range(count))):
-        if totals(given, count, held, True) != right:
-            wrong.append((count, held))
-        moved += sum(a != b for a, b in zip(totals(given, count, held, False), right, strict=True))
-        last = count - 1
-        if count > 2 and totals(given, count, held, True, last) != [in_order(*each, count, last) for each in given]:
-            wrong.append((count, held, "swapped"))
-print(json.dumps([wrong, moved]))
-"""
+        made = tf.function(lambda given: [total(x, factors) for x, factors in given], autograph=False)
+        return [found.numpy().tobytes() for found, _ in made(given)]
+
+    def in_order(x, factors, count, first=0):
+        # The first two to nine, and each further eight by themselves.
+        groups = [range((count - 2) % 8 + 2), *(range(i, i + 8) for i in range((count - 2) % 8 + 2, count, 8))]
+        sums = []
+        for group in groups:
+            terms = [x * factors[{0: first, first: 0}.get(i, i)] for i in group]
+            sums.append(terms[0])
+            for term in terms[1:]:
+                sums[-1] = sums[-1] + term
+        whole = sums[0]
+        for part in sums[1:]:
+            whole = whole + part
+        return whole.numpy().tobytes()
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    wrong, moved = [], 0
+    dtypes = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.complex64)
+    for count in (2, 3, 5, 8, 9, 10, 12, 19):
+        numbers = np.random.default_rng(count)
+        terms, scales = numbers.normal(size=999) * 100, 10 ** numbers.uniform(-1, 1, size=count)
+        given = [(tf.cast(terms, dtype), tf.cast(scales, dtype)) for dtype in dtypes]
+        right = [in_order(*each, count) for each in given]
+        for held in ((), (0, 1), tuple(range(count))):
+            if totals(given, count, held, True) != right:
+                wrong.append((count, held))
+            moved += sum(a != b for a, b in zip(totals(given, count, held, False), right, strict=True))
+            last = count - 1
+            if count > 2 and totals(given, count, held, True, last) != [in_order(*each, count, last) for each in given]:
+                wrong.append((count, held, "swapped"))
+    return [wrong, moved]
 
 
 def test_the_kernel_adds_in_order_whatever_holds_them() -> None:
     pytest.importorskip("tensorflow")
-    wrong, moved = on_arena(KERNELS)
+    wrong, moved = on_arena(kernels)
     assert wrong == []
     assert moved >= 20, "TensorFlow's own kernel begins with a buffer that has no other holder"
 
 
 # Like a sparse Gaussian process: A's gradient is AddN(m, m, s), and s is read by a product too.
-SOLVES = """
-import json
-import tensorflow as tf
-import tfswap
-from tfswap.exporters.function import memory_optimizer_off
+def solves():
+    import tensorflow as tf
 
-M, N, f = 160, 1500, tf.float64
-normal = lambda seed, *shape: tf.random.stateless_normal(shape, (seed, 7), dtype=f)
-x, start = normal(1, M, N), [normal(s, M, M) * 0.05 + 3 * tf.eye(M, dtype=f) for s in (4, 5)]
-W1, W2 = (tf.Variable(s) for s in start)
+    import tfswap
+    from tfswap.exporters.function import memory_optimizer_off
 
-def step(x):
-    with tf.GradientTape() as tape:
-        A = tf.linalg.triangular_solve(W1, x)
-        B = tf.linalg.triangular_solve(tf.transpose(W2), A, lower=False)
-        loss = tf.reduce_sum(tf.square(B)) + tf.reduce_sum(A * A)
-    for w, g in zip((W1, W2), tape.gradient(loss, (W1, W2))):
-        w.assign_sub(tf.cast(1e-6, f) * g)
-    return loss
+    m, n, f = 160, 1500, tf.float64
 
-def run(function):
-    W1.assign(start[0]), W2.assign(start[1])
-    return tuple(t.numpy().tobytes() for t in (function(x), W1, W2))
+    def normal(seed, *shape):
+        return tf.random.stateless_normal(shape, (seed, 7), dtype=f)
 
-traced = tf.function(step)
-found = {run(tfswap.optimize(traced, memory_limit=limit)) for limit in ("95%", "60%", "50%")}
-with memory_optimizer_off():
-    expected = {run(tf.function(step)) for _ in range(3)}
-print(json.dumps([len(found), found == expected]))
-"""
+    x, start = normal(1, m, n), [normal(s, m, m) * 0.05 + 3 * tf.eye(m, dtype=f) for s in (4, 5)]
+    w1, w2 = (tf.Variable(s) for s in start)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            a = tf.linalg.triangular_solve(w1, x)
+            b = tf.linalg.triangular_solve(tf.transpose(w2), a, lower=False)
+            loss = tf.reduce_sum(tf.square(b)) + tf.reduce_sum(a * a)
+        for w, g in zip((w1, w2), tape.gradient(loss, (w1, w2)), strict=True):
+            w.assign_sub(tf.cast(1e-6, f) * g)
+        return loss
+
+    def run(function):
+        w1.assign(start[0]), w2.assign(start[1])
+        return tuple(t.numpy().tobytes() for t in (function(x), w1, w2))
+
+    traced = tf.function(step)
+    found = {run(tfswap.optimize(traced, memory_limit=limit)) for limit in ("95%", "60%", "50%")}
+    with memory_optimizer_off():
+        expected = {run(tf.function(step)) for _ in range(3)}
+    return [len(found), found == expected]
 
 
 def test_a_shared_term_is_added_last_as_tensorflow_does() -> None:
     pytest.importorskip("tensorflow")
     # With one thread for kernels nothing races, whatever else the machine does.
-    assert on_arena(SOLVES, TF_NUM_INTEROP_THREADS="1") == [1, True]
+    assert on_arena(solves, TF_NUM_INTEROP_THREADS="1") == [1, True]
 
 
-ACCUMULATED = """
-import json
-import tensorflow as tf
-import tfswap
+def accumulated():
+    import tensorflow as tf
 
-x, w = (tf.random.stateless_normal([300, 300], (seed, 7)) for seed in (1, 2))
-add = lambda terms: tf.raw_ops.AccumulateNV2(inputs=terms, shape=terms[0].shape)
-add_with_gradient = tf.custom_gradient(lambda *terms: (add(list(terms)), lambda d: [d] * len(terms)))
+    import tfswap
 
-def chain(x, last_first=True):
-    terms = [x]
-    for _ in range(7):
-        terms.append(tf.tanh(terms[-1] @ w * 0.1))
-    return terms[:0:-1] if last_first else terms[1:]
+    x, w = (tf.random.stateless_normal([300, 300], (seed, 7)) for seed in (1, 2))
 
-def step(x):
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        total = add_with_gradient(*chain(x, last_first=False))
-        loss = tf.reduce_sum(total ** 2)
-    return total, tape.gradient(loss, x)
+    def add(terms):
+        return tf.raw_ops.AccumulateNV2(inputs=terms, shape=terms[0].shape)
 
-STEPS = (
-    lambda x: add([x * (k + 1.1) for k in range(6)]),
-    lambda x: add([(x * (k + 1.1)) @ w for k in range(6)]),
-    lambda x: add([x, x * 2.3, w + 0.1, tf.nn.relu(x), x / 3.0]),
-    lambda x: add(chain(x)),
-    lambda x: tf.add_n([add(chain(x)[:5]), x, w, tf.sin(x)]),
-    step,
-)
-entries = []
-for function in STEPS:
-    bits = lambda f: repr([t.numpy().tobytes() for t in tf.nest.flatten(f(x))])
-    expected = {bits(tf.function(function, autograph=False)) for _ in range(5)}
-    planned = tfswap.optimize(tf.function(function, autograph=False), memory_limit="100%")
-    entries.append([len(expected), bits(planned) in expected, planned.plan().changes_nothing])
-print(json.dumps(entries))
-"""
+    add_with_gradient = tf.custom_gradient(lambda *terms: (add(list(terms)), lambda d: [d] * len(terms)))
+
+    def chain(x, last_first=True):
+        terms = [x]
+        for _ in range(7):
+            terms.append(tf.tanh(terms[-1] @ w * 0.1))
+        return terms[:0:-1] if last_first else terms[1:]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = add_with_gradient(*chain(x, last_first=False))
+            loss = tf.reduce_sum(total**2)
+        return total, tape.gradient(loss, x)
+
+    steps = (
+        lambda x: add([x * (k + 1.1) for k in range(6)]),
+        lambda x: add([(x * (k + 1.1)) @ w for k in range(6)]),
+        lambda x: add([x, x * 2.3, w + 0.1, tf.nn.relu(x), x / 3.0]),
+        lambda x: add(chain(x)),
+        lambda x: tf.add_n([add(chain(x)[:5]), x, w, tf.sin(x)]),
+        step,
+    )
+    entries = []
+    for function in steps:
+
+        def bits(f):
+            return repr([t.numpy().tobytes() for t in tf.nest.flatten(f(x))])
+
+        expected = {bits(tf.function(function, autograph=False)) for _ in range(5)}
+        planned = tfswap.optimize(tf.function(function, autograph=False), memory_limit="100%")
+        entries.append([len(expected), bits(planned) in expected, planned.plan().changes_nothing])
+    return entries
 
 
 def test_terms_are_added_in_the_order_in_which_they_are_ready() -> None:
     """Where TensorFlow's own order is repeatable, as it is with one thread."""
     pytest.importorskip("tensorflow")
-    assert on_arena(ACCUMULATED, TF_NUM_INTEROP_THREADS="1") == [[1, True, False]] * 6
+    assert on_arena(accumulated, TF_NUM_INTEROP_THREADS="1") == [[1, True, False]] * 6
 
 
-LOOPS = """
-import contextlib, json
-import tensorflow as tf
-import tfswap
-from tfswap.exporters.function import memory_optimizer_off
+def loops():
+    import contextlib
 
-x = tf.random.stateless_normal([64, 300], (1, 2))
-w = tf.Variable(tf.random.stateless_normal([64, 64], (3, 4)) * 0.1)
+    import tensorflow as tf
 
-def branches(i, a, b):  # the first iteration's `a` is the caller's
-    m = tf.exp(-b * b)
-    a = tf.cond(tf.equal(i % 2, 0), lambda: tf.add_n([m, m, a]) * 0.3, lambda: tf.add_n([m, m, a]) * 0.4)
-    return i + 1, a, tf.sin(b)
+    import tfswap
+    from tfswap.exporters.function import memory_optimizer_off
 
-@tf.function
-def called(a, b, unread):
-    return tf.tanh(w @ a), tf.exp(-b * b)
+    x = tf.random.stateless_normal([64, 300], (1, 2))
+    w = tf.Variable(tf.random.stateless_normal([64, 64], (3, 4)) * 0.1)
 
-def calls(i, a, b):  # the second call reads `w` before what it is given is there, so that the next iteration starts
-    c, d = called(a, b, a)
-    e, _ = called(c * 0.5, tf.sin(b), tf.sin(c))
-    return i + 1, tf.add_n([e, e, d]), d
+    def branches(i, a, b):  # the first iteration's `a` is the caller's
+        m = tf.exp(-b * b)
+        a = tf.cond(tf.equal(i % 2, 0), lambda: tf.add_n([m, m, a]) * 0.3, lambda: tf.add_n([m, m, a]) * 0.4)
+        return i + 1, a, tf.sin(b)
 
-@tf.function
-def block(a, b):
-    c = tf.tanh(w @ a)
-    return c, tf.add_n([c, a, b, c * b, a])
+    @tf.function
+    def called(a, b, unread):
+        return tf.tanh(w @ a), tf.exp(-b * b)
 
-def straight(x):  # Grappler sorts terms by the names that they have once calls are inlined
-    a, b = block(x, x * 0.5)
-    c, d = block(b * 0.2, a)
-    return block(tf.add_n([d, a, c, x]), tf.add_n([c, a, b]))
+    def calls(i, a, b):  # the second call reads `w` before what it is given is there, so that the next iteration starts
+        c, d = called(a, b, a)
+        e, _ = called(c * 0.5, tf.sin(b), tf.sin(c))
+        return i + 1, tf.add_n([e, e, d]), d
 
-entries = []
-for body in branches, calls, None:
-    step = straight if body is None else lambda x: tf.while_loop(lambda i, *_: i < 24, body, [0, x, x])[1:]
-    bits = lambda f: [t.numpy().tobytes() for t in f(x)]
-    planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
-    found = bits(planned)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": body is not None})
-    with memory_optimizer_off() if body is None else contextlib.nullcontext():
-        entries.append([found == bits(tf.function(step, autograph=False)), planned.plan().changes_nothing])
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-print(json.dumps(entries))
-"""
+    @tf.function
+    def block(a, b):
+        c = tf.tanh(w @ a)
+        return c, tf.add_n([c, a, b, c * b, a])
+
+    def straight(x):  # Grappler sorts terms by the names that they have once calls are inlined
+        a, b = block(x, x * 0.5)
+        c, d = block(b * 0.2, a)
+        return block(tf.add_n([d, a, c, x]), tf.add_n([c, a, b]))
+
+    entries = []
+
+    def looped(body, x):
+        return tf.while_loop(lambda i, *_: i < 24, body, [0, x, x])[1:]
+
+    for body in branches, calls, None:
+        step = straight if body is None else functools.partial(looped, body)
+
+        def bits(f):
+            return [t.numpy().tobytes() for t in f(x)]
+
+        planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
+        found = bits(planned)
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": body is not None})
+        with memory_optimizer_off() if body is None else contextlib.nullcontext():
+            entries.append([found == bits(tf.function(step, autograph=False)), planned.plan().changes_nothing])
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    return entries
 
 
 def test_sums_in_branches_and_calls_add_as_tensorflow_s_do() -> None:
     pytest.importorskip("tensorflow")
-    assert on_arena(LOOPS, TF_NUM_INTEROP_THREADS="1") == [[True, False]] * 3
+    assert on_arena(loops, TF_NUM_INTEROP_THREADS="1") == [[True, False]] * 3
 
 
 SERVED = """
@@ -413,53 +428,54 @@ print(json.dumps(smaller.step(x).numpy().tobytes() == expected.tobytes()))
     assert last_json(run_forked(program)) is True
 
 
-CALLS = """
-import json, re
-import tensorflow as tf
-from tensorflow.python.eager import context
-from tfswap.importers.function import import_function
-from tfswap.simulator.lowered_graph import lower
+def calls():
+    import re
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-w = tf.Variable(tf.ones([8, 8]))
+    import tensorflow as tf
+    from tensorflow.python.eager import context
 
-@tf.function
-def twice(a):
-    return tf.sin(a), tf.cos(a @ w), tf.add_n([a, a * 2.0, tf.tanh(a)])
+    from tfswap.importers.function import import_function
+    from tfswap.simulator.lowered_graph import lower
 
-@tf.function
-def layers(a, b):
-    c, d, e = twice(a + b)
-    return tf.exp(d) * 3.0, c - 1.0, e
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    w = tf.Variable(tf.ones([8, 8]))
 
-def body(i, a, b):
-    c, d, e = layers(a, b)
-    _, f = tf.while_loop(lambda j, _: j < 2, lambda j, t: (j + 1, twice(t)[2]), [0, d], maximum_iterations=2)
-    return i + 1, tf.tanh(c + f), tf.cos(e) * 5.0
+    @tf.function
+    def twice(a):
+        return tf.sin(a), tf.cos(a @ w), tf.add_n([a, a * 2.0, tf.tanh(a)])
 
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        _, a, b = tf.while_loop(lambda i, *_: i < 3, body, [0, x, x * 2.0], maximum_iterations=3)
-        loss = tf.reduce_sum(a) + tf.reduce_sum(b)
-    return loss, tape.gradient(loss, w)
+    @tf.function
+    def layers(a, b):
+        c, d, e = twice(a + b)
+        return tf.exp(d) * 3.0, c - 1.0, e
 
-x = tf.ones([8, 8])
-context.enable_run_metadata()
-step(x)
-graphs = [g for f in context.export_run_metadata().function_graphs for g in f.partition_graphs]
-inlined = re.compile(r"^.*(body|cond)/_\\d+/")
-theirs = [inlined.sub("", node.name) for node in max(graphs, key=lambda g: len(g.node)).node]
-traced = import_function(step.get_concrete_function(x), [x])
-ours = [item.node.name for item in lower(traced).items if item.kind == "kernel"]
-alone = {n for n in ours if ours.count(n) == theirs.count(n) == 1}
-print(json.dumps([[n for n in names if n in alone] for names in (ours, theirs)]))
-"""
+    def body(i, a, b):
+        c, d, e = layers(a, b)
+        _, f = tf.while_loop(lambda j, _: j < 2, lambda j, t: (j + 1, twice(t)[2]), [0, d], maximum_iterations=2)
+        return i + 1, tf.tanh(c + f), tf.cos(e) * 5.0
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, a, b = tf.while_loop(lambda i, *_: i < 3, body, [0, x, x * 2.0], maximum_iterations=3)
+            loss = tf.reduce_sum(a) + tf.reduce_sum(b)
+        return loss, tape.gradient(loss, w)
+
+    x = tf.ones([8, 8])
+    context.enable_run_metadata()
+    step(x)
+    graphs = [g for f in context.export_run_metadata().function_graphs for g in f.partition_graphs]
+    inlined = re.compile(r"^.*(body|cond)/_\d+/")
+    theirs = [inlined.sub("", node.name) for node in max(graphs, key=lambda g: len(g.node)).node]
+    traced = import_function(step.get_concrete_function(x), [x])
+    ours = [item.node.name for item in lower(traced).items if item.kind == "kernel"]
+    alone = {n for n in ours if ours.count(n) == theirs.count(n) == 1}
+    return [[n for n in names if n in alone] for names in (ours, theirs)]
 
 
 def test_functions_that_loops_call_are_numbered_as_tensorflow_numbers_them() -> None:
     """Which kernel runs first decides who holds what. The graph that TensorFlow has executed shows it."""
     pytest.importorskip("tensorflow")
-    ours, theirs = on_arena(CALLS)
+    ours, theirs = on_arena(calls)
     assert ours == theirs
     assert sum("PartitionedCall/" in name for name in ours) > 20

@@ -437,8 +437,7 @@ def test_a_keras_model_keeps_its_limit_from_the_forward_pass_to_the_end_of_the_b
     assert found[0]["baseline"] == pytest.approx(reference["peak"], rel=0.1)
 
 
-LOOP = """
-    import json
+def loop():
     import tensorflow as tf
     from test_outside_gradients import WIDTH, batch, bits, gradients, planned, repeated
 
@@ -450,27 +449,31 @@ LOOP = """
     step = planned(repeated(weight), memory_limit="55%")
     found = [bits(gradients(step, [weight], x)) for _ in range(3)]
     report = step.report()
-    print(json.dumps(dict(
-        same=all(one == reference for one in found), accumulators=len(step.plan().accumulators),
-        before=before, limit=report.memory_limit_bytes, baseline=report.baseline_peak_bytes,
-        peak=tf.config.experimental.get_memory_info("CPU:0")["peak"],
-    )))
-"""
+    return {
+        "same": all(one == reference for one in found),
+        "accumulators": len(step.plan().accumulators),
+        "before": before,
+        "limit": report.memory_limit_bytes,
+        "baseline": report.baseline_peak_bytes,
+        "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+    }
 
 
 def test_what_a_loop_saves_crosses_too():
-    found = on_arena(LOOP)
+    found = on_arena(loop)
     assert found["same"]
     assert found["accumulators"]
     assert found["peak"] <= found["limit"] < found["before"]
 
 
-LEFT_ALONE = """
-    import json, logging
+def left_alone():
+    import logging
+
     import tensorflow as tf
-    import tfswap
-    from test_outside_gradients import batch, features
     from nets import Net
+    from test_outside_gradients import batch, features
+
+    import tfswap
 
     reported = []
     logging.getLogger("tfswap").addFilter(lambda record: reported.append(record.getMessage()) or True)
@@ -484,11 +487,10 @@ LEFT_ALONE = """
         taken = tf.zeros([16 << 20], tf.uint8) if large else None
         tape.gradient(loss, net.weights)
         del taken
-    print(json.dumps([plans, reported]))
-"""
+    return [plans, reported]
 
 
 def test_a_call_that_was_left_alone_is_planned_when_its_backward_pass_took_too_much():
-    plans, reported = on_arena(LEFT_ALONE)
+    plans, reported = on_arena(left_alone)
     assert plans == [True, True, False]
     assert any("over its limit" in message for message in reported)

@@ -146,56 +146,56 @@ def test_near_the_floor_those_stay_side_by_side_that_do_not_raise_the_peak():
     assert all(paired > 2 and splits and kept for paired, splits, kept in plans), plans
 
 
-FAILING = """
-import json
-import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
-from tfswap.native.load import load
-ops = load().ops
+def failing():
+    import tensorflow as tf
+    from tensorflow.core.framework import node_def_pb2
 
-def kernel(op, *inputs, name="one", **attrs):
-    made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-    made.attr["T"].type = tf.float32.as_datatype_enum
-    for key, value in attrs.items():
-        made.attr[key].b = value
-    return made.SerializeToString()
+    from tfswap.native.load import load
 
-def run(x, y, *kernels, types=[tf.float32] * 2, allocations=1):
-    return ops.tfswap_pair(inputs=[x, x, y, y], Tout=types, kernels=kernels, allocations=allocations)
+    ops = load().ops
 
-def refused(*args, **kwargs):
-    try:
-        run(*args, **kwargs)
-    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.ResourceExhaustedError) as error:
-        return str(error)
-    return ""
+    def kernel(op, *inputs, name="one", **attrs):
+        made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+        made.attr["T"].type = tf.float32.as_datatype_enum
+        for key, value in attrs.items():
+            made.attr[key].b = value
+        return made.SerializeToString()
 
-def in_use():
-    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+    def run(x, y, *kernels, types=[tf.float32] * 2, allocations=1):
+        return ops.tfswap_pair(inputs=[x, x, y, y], Tout=types, kernels=kernels, allocations=allocations)
 
-product = kernel("MatMul", "a", "b")
-another = kernel("MatMul", "a", "b", name="another")
-x, y = tf.random.stateless_normal([2, 300, 300], seed=(1, 2))
-wide, tall = tf.zeros([1, 40000]), tf.zeros([40000, 1])
-one, other = run(x, y, product, product)
-results = {"same": bool(tf.reduce_all(one == x @ x) and tf.reduce_all(other == y @ y))}
-del one, other
-static = tf.function(lambda: run(x, y, product, product)).get_concrete_function()
-results["shapes"] = [list(t.shape) for t in static.outputs]
-before = in_use()
-results["more awaited than made"] = [t.shape[0] for t in run(x, y, product, product, allocations=7)]
-results["first"] = refused(wide, y, product, product)
-results["second"] = refused(y, wide, product, another)
-results["types"] = refused(x, y, product, product, types=[tf.float32] * 3)
-results["not a node"] = refused(x, y, product, b"\\xff")
-results["no such op"] = refused(x, y, product, kernel("NoSuchOp", "a", "b"))
-results["leaked"] = in_use() - before
-print(json.dumps(results))
-"""
+    def refused(*args, **kwargs):
+        try:
+            run(*args, **kwargs)
+        except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.ResourceExhaustedError) as error:
+            return str(error)
+        return ""
+
+    def in_use():
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+    product = kernel("MatMul", "a", "b")
+    another = kernel("MatMul", "a", "b", name="another")
+    x, y = tf.random.stateless_normal([2, 300, 300], seed=(1, 2))
+    wide, _tall = tf.zeros([1, 40000]), tf.zeros([40000, 1])
+    one, other = run(x, y, product, product)
+    results = {"same": bool(tf.reduce_all(one == x @ x) and tf.reduce_all(other == y @ y))}
+    del one, other
+    static = tf.function(lambda: run(x, y, product, product)).get_concrete_function()
+    results["shapes"] = [list(t.shape) for t in static.outputs]
+    before = in_use()
+    results["more awaited than made"] = [t.shape[0] for t in run(x, y, product, product, allocations=7)]
+    results["first"] = refused(wide, y, product, product)
+    results["second"] = refused(y, wide, product, another)
+    results["types"] = refused(x, y, product, product, types=[tf.float32] * 3)
+    results["not a node"] = refused(x, y, product, b"\xff")
+    results["no such op"] = refused(x, y, product, kernel("NoSuchOp", "a", "b"))
+    results["leaked"] = in_use() - before
+    return results
 
 
 def test_a_pair_that_fails_says_why_and_keeps_nothing():
-    found = on_arena(FAILING, 1000, **TWO_THREADS)
+    found = on_arena(failing, 1000, **TWO_THREADS)
     assert found["same"]
     assert found["shapes"] == [[300, 300]] * 2
     assert found["more awaited than made"] == [300, 300]

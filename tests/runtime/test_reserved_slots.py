@@ -153,70 +153,72 @@ print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["current"] - b
     assert left < 64 << 10
 
 
-BATCHES = """
-import json, random, threading, time
-import tensorflow as tf
-import tfswap
+def batches():
+    import random
+    import threading
+    import time
 
-slab = tf.raw_ops.Empty(shape=[62 << 20], dtype=tf.uint8)
-del slab
-layers = [tf.Variable(tf.random.stateless_normal([64, 64], [i, 1]) / 10) for i in range(12)]
-batch = tf.random.stateless_normal([64, 64], [9, 9])
+    import tensorflow as tf
 
-def step(batch):
-    with tf.GradientTape() as tape:
-        h = tf.tile(batch, [48, 1])
-        for layer in layers:
-            h = tf.nn.softplus(h @ layer)
-            h = tf.tanh(h - tf.reduce_mean(h, 1, keepdims=True))
-        loss = tf.reduce_mean(h * h)
-    for layer, slope in zip(layers, tape.gradient(loss, layers)):
-        layer.assign_sub(slope)
-    return loss
+    import tfswap
 
-planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="45%")
-planned.batches_ahead = 2
-planned(batch)
-ended, drawn = threading.Event(), random.Random(3)
+    slab = tf.raw_ops.Empty(shape=[62 << 20], dtype=tf.uint8)
+    del slab
+    layers = [tf.Variable(tf.random.stateless_normal([64, 64], [i, 1]) / 10) for i in range(12)]
+    batch = tf.random.stateless_normal([64, 64], [9, 9])
 
-def wait():  # batches come at any moment of a step
-    time.sleep(drawn.random() * 0.003)
+    def step(batch):
+        with tf.GradientTape() as tape:
+            h = tf.tile(batch, [48, 1])
+            for layer in layers:
+                h = tf.nn.softplus(h @ layer)
+                h = tf.tanh(h - tf.reduce_mean(h, 1, keepdims=True))
+            loss = tf.reduce_mean(h * h)
+        for layer, slope in zip(layers, tape.gradient(loss, layers), strict=True):
+            layer.assign_sub(slope)
+        return loss
 
-def pipeline():
-    while not ended.is_set():
-        waiting = [tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32)]
-        wait()
-        waiting.append(tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32))
-        wait()
-        del waiting[0]
-        wait()
-        del waiting[0]
-        wait()
-
-thread = threading.Thread(target=pipeline)
-thread.start()
-peaks = []
-for _ in range(60):
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="45%")
+    planned.batches_ahead = 2
     planned(batch)
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-ended.set()
-thread.join()
-print(json.dumps([max(peaks), planned.plan().planned_peak_bytes, planned.plan().limit_bytes]))
-"""
+    ended, drawn = threading.Event(), random.Random(3)
+
+    def wait():  # batches come at any moment of a step
+        time.sleep(drawn.random() * 0.003)
+
+    def pipeline():
+        while not ended.is_set():
+            waiting = [tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32)]
+            wait()
+            waiting.append(tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32))
+            wait()
+            del waiting[0]
+            wait()
+            del waiting[0]
+            wait()
+
+    thread = threading.Thread(target=pipeline)
+    thread.start()
+    peaks = []
+    for _ in range(60):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        planned(batch)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    ended.set()
+    thread.join()
+    return [max(peaks), planned.plan().planned_peak_bytes, planned.plan().limit_bytes]
 
 
 def test_batches_that_are_made_while_a_step_runs_take_what_they_are_and_no_more():
-    highest, planned, limit = on_arena(BATCHES, 64)
+    highest, planned, limit = on_arena(batches, 64)
     assert planned < highest <= planned + 2 * (16 * KIB + 1024)  # two batches, and what eager code makes with them
     assert highest <= limit
 
 
 def test_a_share_is_of_the_batches_too_that_the_floor_counts():
-    floor, limit, baseline = on_arena(
-        """
-        import json
+    def program():
         import tensorflow as tf
+
         import tfswap
 
         weights = tf.Variable(tf.random.stateless_normal([256, 8], [1, 1]))
@@ -232,8 +234,10 @@ def test_a_share_is_of_the_batches_too_that_the_floor_counts():
         planned.batches_ahead = 2
         planned(batch)
         report = planned.report()
-        print(json.dumps([report.floor_bytes, report.memory_limit_bytes, report.baseline_peak_bytes]))
-        """,
+        return [report.floor_bytes, report.memory_limit_bytes, report.baseline_peak_bytes]
+
+    floor, limit, baseline = on_arena(
+        program,
         64,
     )
     assert 3 << 20 < floor <= limit == baseline

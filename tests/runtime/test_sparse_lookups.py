@@ -8,81 +8,84 @@ import pytest
 from processes import on_arena
 from slow import slow
 
-PROGRAM = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from tfswap.exporters.function import grappler_off, memory_optimizer_off
 
-ROWS, WIDTH, WORDS = 1024, 64, 4000
+def program(kind):
+    import numpy as np
+    import tensorflow as tf
 
-def given(seed, rows):
-    draw = np.random.default_rng(seed)
-    lengths = draw.integers(0 if KIND == "safe" else 1, 12, rows)
-    lengths[-1] = 3
-    row = np.repeat(np.arange(rows), lengths)
-    indices = np.stack([row, np.concatenate([np.arange(n) for n in lengths])], 1).astype(np.int64)
-    ids = draw.integers(0, WORDS, len(row))
-    if KIND == "segments":
-        return tf.constant(ids), tf.constant(row)
-    sparse = lambda values: tf.sparse.SparseTensor(indices, values, [rows, 12])
-    return sparse(ids), sparse(draw.random(len(row), np.float32))
+    import tfswap
+    from tfswap.exporters.function import grappler_off, memory_optimizer_off
 
-def looked_up(table, ids, others):
-    if KIND == "segments":
-        return tf.sparse.segment_sum(table, ids, others) + tf.math.segment_mean(tf.gather(table, ids), others)
-    if KIND == "shards":
-        table = [table[:2000], table[2000:]]
-    if KIND == "safe":
-        return tf.nn.safe_embedding_lookup_sparse(table, ids, others)
-    return tf.nn.embedding_lookup_sparse(table, ids, others if KIND == "weighted" else None, combiner="sqrtn")
+    count, width, words = 1024, 64, 4000
 
-def run(**limit):
-    table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], (1, 1)))
-    sizes = ((WIDTH, 512), *[(512, 512)] * 3, (512, 1))
-    weights = [tf.Variable(tf.random.stateless_normal(size, (2, 2)) * size[0] ** -0.5) for size in sizes]
+    def given(seed, rows):
+        draw = np.random.default_rng(seed)
+        lengths = draw.integers(0 if kind == "safe" else 1, 12, rows)
+        lengths[-1] = 3
+        row = np.repeat(np.arange(rows), lengths)
+        indices = np.stack([row, np.concatenate([np.arange(n) for n in lengths])], 1).astype(np.int64)
+        ids = draw.integers(0, words, len(row))
+        if kind == "segments":
+            return tf.constant(ids), tf.constant(row)
 
-    def step(ids, others):
-        with tf.GradientTape() as tape:
-            h = looked_up(table, ids, others)
-            for weight in weights[:-1]:
-                h = tf.nn.relu(h @ weight)
-            loss = tf.reduce_mean(tf.square(h @ weights[-1]))
-        gradient, *others = tape.gradient(loss, [table, *weights])
-        table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-        for weight, gradient in zip(weights, others):
-            weight.assign_sub(0.1 * gradient)
-        return loss
+        def sparse(values):
+            return tf.sparse.SparseTensor(indices, values, [rows, 12])
 
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step = tf.function(step)
-    if limit:
-        step = tfswap.optimize(step, **limit)
-    losses, peaks = [], []
-    for seed, rows in enumerate(CALLS):
-        arguments = given(seed, rows)
+        return sparse(ids), sparse(draw.random(len(row), np.float32))
+
+    def looked_up(table, ids, others):
+        if kind == "segments":
+            return tf.sparse.segment_sum(table, ids, others) + tf.math.segment_mean(tf.gather(table, ids), others)
+        if kind == "shards":
+            table = [table[:2000], table[2000:]]
+        if kind == "safe":
+            return tf.nn.safe_embedding_lookup_sparse(table, ids, others)
+        return tf.nn.embedding_lookup_sparse(table, ids, others if kind == "weighted" else None, combiner="sqrtn")
+
+    def run(**limit):
+        table = tf.Variable(tf.random.stateless_normal([words, width], (1, 1)))
+        sizes = ((width, 512), *[(512, 512)] * 3, (512, 1))
+        weights = [tf.Variable(tf.random.stateless_normal(size, (2, 2)) * size[0] ** -0.5) for size in sizes]
+
+        def step(ids, others):
+            with tf.GradientTape() as tape:
+                h = looked_up(table, ids, others)
+                for weight in weights[:-1]:
+                    h = tf.nn.relu(h @ weight)
+                loss = tf.reduce_mean(tf.square(h @ weights[-1]))
+            gradient, *others = tape.gradient(loss, [table, *weights])
+            table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            for weight, gradient in zip(weights, others, strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
         tf.config.experimental.reset_memory_stats("CPU:0")
-        losses.append(step(*arguments).numpy().tobytes().hex())
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-        del arguments
-    return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
+        step = tf.function(step)
+        if limit:
+            step = tfswap.optimize(step, **limit)
+        losses, peaks = [], []
+        for seed, rows in enumerate(calls):
+            arguments = given(seed, rows)
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            losses.append(step(*arguments).numpy().tobytes().hex())
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            del arguments
+        return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
 
-CALLS = (800, ROWS)
-# The second is what a step with conditionals has: the weights' checks are some.
-references = []
-for reference in (memory_optimizer_off, grappler_off):
-    with reference():
-        references.append(run()[0])
-found, peak, step = run(memory_limit="85%")
-limit = step.report().memory_limit_bytes
-print(json.dumps([found in references, peak <= limit, step.plans <= 2]))
-"""
+    calls = (800, count)
+    # The second is what a step with conditionals has: the weights' checks are some.
+    references = []
+    for reference in (memory_optimizer_off, grappler_off):
+        with reference():
+            references.append(run()[0])
+    found, peak, step = run(memory_limit="85%")
+    limit = step.report().memory_limit_bytes
+    return [found in references, peak <= limit, step.plans <= 2]
 
 
 @pytest.mark.parametrize("kind", ["plain", "safe", "shards", *slow("weighted", "segments")])
 def test_calls_with_other_ids_keep_the_limit(kind: str) -> None:
-    assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
+    assert on_arena(lambda: program(kind)) == [True, True, True]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -151,66 +154,69 @@ def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) 
     assert "tf.ensure_shape" not in str(refused.value)
 
 
-IN_FILE = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from tfswap.exporters.function import grappler_off
+def in_file(kind, folder):
+    import numpy as np
+    import tensorflow as tf
 
-ROWS, MOST, WIDTH, WORDS = 2048, 3, 128, 1000
-model = tf.Module()
-model.table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], (1, 1)))
-model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (2, i)) * 0.09) for i in range(8)]
+    import tfswap
+    from tfswap.exporters.function import grappler_off
 
-def looked_up(ids, others):
-    if KIND == "safe":
-        return tf.nn.safe_embedding_lookup_sparse(model.table, ids, others)
-    if KIND == "unweighted":
-        return tf.nn.safe_embedding_lookup_sparse(model.table, ids, None, combiner="sum")
-    return tf.sparse.sparse_dense_matmul(others, model.table[:MOST]) + tf.gather(
-        model.table, tf.sparse.to_dense(ids)[:, 0])
+    rows, most, width, words = 2048, 3, 128, 1000
+    model = tf.Module()
+    model.table = tf.Variable(tf.random.stateless_normal([words, width], (1, 1)))
+    model.weights = [tf.Variable(tf.random.stateless_normal([width, width], (2, i)) * 0.09) for i in range(8)]
 
-@tf.function(input_signature=[tf.SparseTensorSpec([ROWS, MOST], kind) for kind in (tf.int64, tf.float32)])
-def train_step(ids, others):
-    with tf.GradientTape() as tape:
-        h = looked_up(ids, others)
-        for weight in model.weights:
-            h = tf.tanh(h @ weight)
-        loss = tf.reduce_mean(h ** 2)
-    variables = [model.table, *model.weights]
-    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-        variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-    return loss
+    def looked_up(ids, others):
+        if kind == "safe":
+            return tf.nn.safe_embedding_lookup_sparse(model.table, ids, others)
+        if kind == "unweighted":
+            return tf.nn.safe_embedding_lookup_sparse(model.table, ids, None, combiner="sum")
+        return tf.sparse.sparse_dense_matmul(others, model.table[:most]) + tf.gather(
+            model.table, tf.sparse.to_dense(ids)[:, 0]
+        )
 
-model.train_step = train_step
-tf.saved_model.save(model, f"{FOLDER}/model")
-count = ROWS * MOST
-shapes = {f"{a}{b}": s for a in ("ids", "others") for b, s in (("", (count, 2)), ("_1", (count,)), ("_2", (2,)))}
-limit = tfswap.optimize_graph(
-    f"{FOLDER}/model", f"{FOLDER}/made", memory_limit="85%", input_shapes=shapes).memory_limit_bytes
-found, peaks = [], []
-for load in (tf.saved_model.load, tfswap.load):
-    loaded = load(f"{FOLDER}/{'model' if load is tf.saved_model.load else 'made'}")
-    losses = []
-    for seed, share in enumerate((1.0, 0.5, 0.8)):
-        draw = np.random.default_rng(seed)
-        there = np.argwhere(draw.random((ROWS, MOST)) <= share).astype(np.int64)
-        given = [tf.SparseTensor(there, draw.integers(0, WORDS, len(there)), [ROWS, MOST]),
-                 tf.SparseTensor(there, draw.random(len(there), np.float32), [ROWS, MOST])]
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        if load is tf.saved_model.load:
-            with grappler_off():
+    @tf.function(input_signature=[tf.SparseTensorSpec([rows, most], kind) for kind in (tf.int64, tf.float32)])
+    def train_step(ids, others):
+        with tf.GradientTape() as tape:
+            h = looked_up(ids, others)
+            for weight in model.weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        variables = [model.table, *model.weights]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    model.train_step = train_step
+    tf.saved_model.save(model, f"{folder}/model")
+    count = rows * most
+    shapes = {f"{a}{b}": s for a in ("ids", "others") for b, s in (("", (count, 2)), ("_1", (count,)), ("_2", (2,)))}
+    limit = tfswap.optimize_graph(
+        f"{folder}/model", f"{folder}/made", memory_limit="85%", input_shapes=shapes
+    ).memory_limit_bytes
+    found, peaks = [], []
+    for load in (tf.saved_model.load, tfswap.load):
+        loaded = load(f"{folder}/{'model' if load is tf.saved_model.load else 'made'}")
+        losses = []
+        for seed, share in enumerate((1.0, 0.5, 0.8)):
+            draw = np.random.default_rng(seed)
+            there = np.argwhere(draw.random((rows, most)) <= share).astype(np.int64)
+            given = [
+                tf.SparseTensor(there, draw.integers(0, words, len(there)), [rows, most]),
+                tf.SparseTensor(there, draw.random(len(there), np.float32), [rows, most]),
+            ]
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            if load is tf.saved_model.load:
+                with grappler_off():
+                    losses.append(float(loaded.train_step(*given)))
+            else:
                 losses.append(float(loaded.train_step(*given)))
-        else:
-            losses.append(float(loaded.train_step(*given)))
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    found.append((losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]))
-    del loaded
-print(json.dumps([found[0] == found[1], max(peaks) <= limit]))
-"""
+                peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        found.append((losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]))
+        del loaded
+    return [found[0] == found[1], max(peaks) <= limit]
 
 
 @pytest.mark.parametrize("kind", ["safe", "unweighted", "dense"])
 def test_in_a_file_the_dense_shape_of_sparse_arguments_is_known(kind: str, tmp_path: Path) -> None:
-    assert on_arena(f"KIND, FOLDER = {kind!r}, {str(tmp_path)!r}\n{IN_FILE}") == [True, True]
+    assert on_arena(lambda: in_file(kind, str(tmp_path))) == [True, True]

@@ -86,48 +86,50 @@ def test_equal_ids_take_less_and_ids_that_all_differ_what_is_planned(different):
         assert min(peaks) == planned
 
 
-EVERY_OP = """
-import json, sys
-import tensorflow as tf
-from kernel_memory import _Program
-from kernel_cases.variables import variables_in_part
-from models import settle
+def every_op():
+    import tensorflow as tf
+    from kernel_cases.variables import variables_in_part
+    from kernel_memory import _Program
+    from models import settle
 
-settle()
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-KIB = 1024
+    settle()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    kib = 1024
 
-def requested_precisions(function):
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    function()
-    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before >= 512 * KIB  # a variable's size
+    def requested_precisions(function):
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        function()
+        return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before >= 512 * kib  # a variable's size
 
-found = {}
-for case in variables_in_part():
-    program = _Program(case, None)
-    handles = [v.handle for v in program.variables.values()]
-    def read():
-        return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
-    def whole():
+    found, update = {}, tf.zeros([512, 256])
+    for case in variables_in_part():
+        program = _Program(case, None)
+        handles = [v.handle for v in program.variables.values()]
+
+        def read(handles=handles):
+            return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
+
+        def whole(handles=handles):
+            for handle in handles:
+                tf.raw_ops.AssignSubVariableOp(resource=handle, value=update)
+
+        def run(program=program):
+            return program.function(*program.arguments)
+
+        run()
+        in_part, reads, updates = requested_precisions(run), requested_precisions(read), requested_precisions(whole)
         for handle in handles:
-            tf.raw_ops.AssignSubVariableOp(resource=handle, value=update)
-    run = lambda: program.function(*program.arguments)
-    update = tf.zeros([512, 256])
-    run()
-    in_part, reads, updates = requested_precisions(run), requested_precisions(read), requested_precisions(whole)
-    for handle in handles:
-        tf.raw_ops.DisableCopyOnRead(resource=handle)
-    shared = requested_precisions(read), requested_precisions(whole)
-    held = read()
-    copied = requested_precisions(run)
-    found[case.op] = [in_part, reads, updates, *shared, copied]
-print(json.dumps(found))
-"""
+            tf.raw_ops.DisableCopyOnRead(resource=handle)
+        shared = requested_precisions(read), requested_precisions(whole)
+        _held = read()
+        copied = requested_precisions(run)
+        found[case.op] = [in_part, reads, updates, *shared, copied]
+    return found
 
 
 def test_what_turns_the_mode_on_and_what_copies_in_it():
-    found = on_arena(EVERY_OP)
+    found = on_arena(every_op)
     assert sorted(found) == sorted(op for op in op_traits.TRAITS if op_traits.turns_on_copy_on_read(op))
     for op, asked in found.items():
         # In part; in the mode: a read, an update of the whole; out of it: the same; in part, while a read is held.

@@ -249,42 +249,46 @@ def test_at_the_floor_one_kernels_working_set_is_alive_at_a_time():
 
 
 def test_cudnn_is_limited_when_the_user_asks_and_before_the_step_runs():
+    def program():
+        import ctypes
+        import os
+
+        import tensorflow as tf
+        from models import vgg
+
+        import tfswap
+
+        name = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
+
+        def reported():  # as TensorFlow reads it
+            getenv = ctypes.CDLL(None).getenv
+            getenv.restype = ctypes.c_char_p
+            return getenv(name.encode())
+
+        _net, step, arguments = vgg()
+        seen = []
+
+        def watched(*arguments):
+            loss = step(*arguments)
+            tf.py_function(lambda: seen.append(reported()), [], [])
+            return loss
+
+        silent = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=())
+        silent(*arguments)
+        assert reported() is None
+        asked = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
+        asked(*arguments)
+        least = asked.report().workspace_bytes
+        assert seen and set(seen) == {str(least >> 20).encode()}, (seen, least)
+
+        os.environ[name] = "1"  # a user's own that is smaller stays
+        again = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
+        again(*arguments)
+        assert reported() == b"1"
+        return least
+
     found = on_arena(
-        """
-import ctypes, json, os
-import tensorflow as tf
-import tfswap
-from models import vgg
-
-NAME = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
-
-def reported():  # as TensorFlow reads it
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_char_p
-    return getenv(NAME.encode())
-
-net, step, arguments = vgg()
-seen = []
-
-def watched(*arguments):
-    loss = step(*arguments)
-    tf.py_function(lambda: seen.append(reported()), [], [])
-    return loss
-
-silent = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=())
-silent(*arguments)
-assert reported() is None
-asked = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
-asked(*arguments)
-least = asked.report().workspace_bytes
-assert seen and set(seen) == {str(least >> 20).encode()}, (seen, least)
-
-os.environ[NAME] = "1"  # a user's own that is smaller stays
-again = tfswap.optimize(tf.function(watched), memory_limit="80%", tactics=(), limit_workspaces=True)
-again(*arguments)
-assert reported() == b"1"
-print(json.dumps(least))
-""",
+        program,
         1024,
     )
     assert found > 2 * MIB

@@ -1,4 +1,9 @@
-"""Processes for programs of tests that need an allocator, an environment or a cache of their own."""
+"""Processes for programs of tests that need an allocator, an environment or a cache of their own.
+
+A program is a function, of a test or nested in one, whose result is the program's, as JSON. It runs with the values
+that it closes over and the names of its module, which the process imports: a module of such tests starts no TensorFlow.
+A program that needs a main module of its own is text, and prints its result on its last line.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,17 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from carried_functions import Carried, carry
 from emulated_gpu.settings import Gpus
 from folders import PYTHONPATH
 from folders import ROOT as ROOT
+
+Program = str | Callable[..., Any]
 
 # A process imports TensorFlow and whatever else most programs import, which takes most of the time of a small program,
 # and forks for each program. It must have one thread only, so numpy's library gets no others; TensorFlow has none
@@ -34,7 +42,7 @@ _SERVERS = {
     (onednn, loaded): multiprocessing.forkserver.ForkServer() for onednn in ("0", "1") for loaded in (False, True)
 }
 for (_, _loaded), _server in _SERVERS.items():
-    _server.set_forkserver_preload(["tensorflow", "processes", *(["preloaded"] if _loaded else [])])
+    _server.set_forkserver_preload(["tensorflow", "pytest", "processes", *(["preloaded"] if _loaded else [])])
 
 TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 """The environment of a process with two threads in each of TensorFlow's pools."""
@@ -43,8 +51,8 @@ HANGS_S = 300
 """Workers of which none has ended for so long wait for each other."""
 
 
-def on_arena(code: str, mib: int = 512, **env: str) -> Any:
-    """What `code` prints on its last line, as JSON; it has an arena of `mib` MiB, of the kind that GPUs have.
+def on_arena(code: Program, mib: int = 512, **env: str) -> Any:
+    """The result of `code`, which has an arena of `mib` MiB, of the kind that GPUs have.
 
     It runs without oneDNN, unless `env` asks for it: its graph pass merges ops unless a control edge stands between,
     which changes bits.
@@ -53,33 +61,57 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     return last_json(run_forked(code, **{**arena, **env}))
 
 
-def on_gpus(code: str, gpus: Gpus, **env: str) -> Any:
-    """What `code` prints on its last line, as JSON; it has these emulated GPUs, and GPUS, the plug-in."""
-    program = f"import emulated_gpu\nGPUS = emulated_gpu.attach()\n{textwrap.dedent(code)}"
-    return last_json(run_forked(program, **{**gpus.environment(), **env}))
+def on_gpus(code: Program, gpus: Gpus, **env: str) -> Any:
+    """The result of `code`, which has these emulated GPUs. Text has GPUS, the plug-in; a function may take it."""
+
+    def with_gpus() -> Any:
+        import emulated_gpu
+
+        attached = emulated_gpu.attach()
+        return code(attached) if code.__code__.co_argcount else code()
+
+    text = (
+        f"import emulated_gpu\nGPUS = emulated_gpu.attach()\n{textwrap.dedent(code)}" if isinstance(code, str) else ""
+    )
+    return last_json(run_forked(text or with_gpus, **{**gpus.environment(), **env}))
 
 
-# A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in, and may
-# have ended before the others hear that it has heard of them.
-TOGETHER = """
-import contextlib as _contextlib
-from tensorflow.python.eager import context as _context
-from tensorflow.python.framework.errors import UnavailableError as _Ended
-_here = _context.context()
-_here.set_config_key_value(f"ended/{RANK}", "yes")
-for _rank in range(WORKERS):
-    _here.get_config_key_value(f"ended/{_rank}")
-with _contextlib.suppress(_Ended):
-    _here.set_config_key_value(f"seen/{RANK}", "yes")
-for _rank in range(WORKERS if RANK == 0 else 0):
-    _here.get_config_key_value(f"seen/{_rank}")
-"""
+def meet(rank: int, workers: int) -> None:
+    """Waits until all workers have come here.
 
-
-def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[Any]:
-    """What `code` prints on its last line as JSON, for each worker of a cluster on this machine, each with an arena of
-    its own. In `code` RANK says which worker it is.
+    A worker that ends while another still takes a sum from it fails that one. The first keeps what they meet in, and
+    may have ended before the others hear that it has heard of them.
     """
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework.errors import UnavailableError
+
+    here = context.context()
+    here.set_config_key_value(f"ended/{rank}", "yes")
+    for each in range(workers):
+        here.get_config_key_value(f"ended/{each}")
+    with contextlib.suppress(UnavailableError):
+        here.set_config_key_value(f"seen/{rank}", "yes")
+    for each in range(workers if rank == 0 else 0):
+        here.get_config_key_value(f"seen/{each}")
+
+
+def on_workers(code: Program, workers: int = 2, mib: int = 256, **env: str) -> list[Any]:
+    """The results of `code`, for each worker of a cluster on this machine, each with an arena of its own. In text RANK
+    says which worker it is; a function may take it.
+    """
+
+    def of_worker(rank: int) -> Program:
+        if isinstance(code, str):
+            end = "import processes\nprocesses.meet(RANK, WORKERS)"
+            return f"RANK, WORKERS = {rank}, {workers}\n{textwrap.dedent(code)}\n{end}\n"
+
+        def worker() -> Any:
+            result = code(rank) if code.__code__.co_argcount else code()
+            meet(rank, workers)
+            return result
+
+        return worker
+
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
         for each in sockets:
@@ -92,8 +124,7 @@ def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[
             own.mkdir()
             task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
             arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
-            program = f"RANK, WORKERS = {rank}, {workers}\n{textwrap.dedent(code)}{TOGETHER}"
-            started.append(Forked(program, {**arena, **env, "TF_CONFIG": task}, own))
+            started.append(Forked(of_worker(rank), {**arena, **env, "TF_CONFIG": task}, own))
         try:
             # One that fails leaves the others waiting.
             while running := [each for each in started if each.process.exitcode is None]:
@@ -115,12 +146,13 @@ class Forked:
         loaded: whether it has loaded tfswap's ops too.
     """
 
-    def __init__(self, code: str, env: dict[str, str], folder: Path, *, loaded: bool = True):
+    def __init__(self, code: Program, env: dict[str, str], folder: Path, *, loaded: bool = True):
         self.code = code
         self.out, self.err = folder / "out", folder / "err"
         self.out.touch()
         self.err.touch()
-        arguments = textwrap.dedent(code), env, str(self.out), str(self.err), loaded
+        program = textwrap.dedent(code) if isinstance(code, str) else carry(code)
+        arguments = program, env, str(self.out), str(self.err), loaded
         self.process = _FORKS.Process(target=_execute, args=arguments)
         imported = {**IMPORTED, ONEDNN: env.get(ONEDNN, "0")}
         server = _SERVERS[imported[ONEDNN], loaded]
@@ -133,10 +165,10 @@ class Forked:
     def done(self, status: int = 0) -> subprocess.CompletedProcess[str]:
         """What it wrote. Fails where it ended with another status."""
         assert self.process.exitcode == status, f"exit status {self.process.exitcode}\n{self.err.read_text()}"
-        return subprocess.CompletedProcess(self.code, status, self.out.read_text(), self.err.read_text())
+        return subprocess.CompletedProcess(str(self.code), status, self.out.read_text(), self.err.read_text())
 
 
-def run_forked(code: str, *, status: int = 0, loaded: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+def run_forked(code: Program, *, status: int = 0, loaded: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a process that has imported TensorFlow and run nothing yet. It must end with `status`, which is
     -N where signal N ends it. `loaded` is as of Forked.
     """
@@ -144,7 +176,7 @@ def run_forked(code: str, *, status: int = 0, loaded: bool = True, **env: str) -
 
 
 def run_together(
-    codes: Sequence[str], *, status: int = 0, loaded: bool = True, **env: str
+    codes: Sequence[Program], *, status: int = 0, loaded: bool = True, **env: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """As `run_forked`, of several concurrent processes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +194,7 @@ def run_together(
         return [each.done(status) for each in started]
 
 
-def _execute(code: str, env: dict[str, str], out: str, err: str, loaded: bool) -> None:
+def _execute(program: str | Carried, env: dict[str, str], out: str, err: str, loaded: bool) -> None:
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), stream)
     os.environ.update(env)
@@ -170,8 +202,21 @@ def _execute(code: str, env: dict[str, str], out: str, err: str, loaded: bool) -
         from tfswap.native.load import load, throttle_from_environment
 
         throttle_from_environment(load().c)
+    function = _function_of(program)
     gc.freeze()  # or each collection goes through all that was imported
-    exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
+    if (result := function()) is not None:
+        print(json.dumps(result))
+
+
+def _function_of(program: str | Carried) -> Callable[[], Any]:
+    if isinstance(program, str):
+        code = compile(program, "<program>", "exec")
+        return lambda: exec(code, {"__name__": "__main__"})
+    from tensorflow.python.eager import context
+
+    function = program.function()
+    assert not context.context()._initialized, f"{program.module} starts TensorFlow when it is imported"
+    return function
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,16 @@
-"""Limits of the package's files, classes and functions. Each exception has a reason, and can only shrink."""
+"""Limits of the package's files, classes and functions, and of program text in tests. Exceptions only shrink."""
 
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2] / "tfswap"
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent / "tfswap"
 
 MOST_FILE_LINES, MOST_CLASS_LINES, MOST_FUNCTION_LINES = 500, 300, 60
 """A function's docstring does not count: that of a public one says all of its arguments."""
@@ -65,3 +67,46 @@ def test_sources_are_as_small_as_they_are_to_be(kind: str, most: int, exceptions
     sizes = _sizes(kind)
     too_large = {name: lines for name, lines in sizes.items() if lines > exceptions.get(name, most)}
     assert too_large == {}, "take it apart by ideas; no exception grows"
+
+
+MOST_PROGRAM_TEXT_LINES = 2296
+"""Programs of tests are functions (support/processes.py). These lines are still text, which no tool checks."""
+
+
+def _program_text_lines(path: Path) -> int:
+    """Lines of string constants of three lines or more that are Python programs; docstrings do not count."""
+    tree = ast.parse(path.read_text())
+    docstrings = {s.value for n in ast.walk(tree) for s in _body(n) if isinstance(s, ast.Expr)}
+    return sum(
+        text.end_lineno - text.lineno + 1
+        for text in _texts(tree)
+        if text not in docstrings and text.end_lineno - text.lineno >= 2 and _is_program(text)
+    )
+
+
+def _body(node: ast.AST) -> list[ast.stmt]:
+    body = getattr(node, "body", None)
+    return body if isinstance(body, list) else []
+
+
+def _texts(node: ast.AST) -> Iterator[ast.Constant | ast.JoinedStr]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
+            yield child
+        else:
+            yield from _texts(child)
+
+
+def _is_program(text: ast.Constant | ast.JoinedStr) -> bool:
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    code = textwrap.dedent("".join(part.value if isinstance(part, ast.Constant) else "0" for part in parts))
+    try:
+        body = ast.parse(code).body
+    except SyntaxError:
+        return False
+    return bool(body) and any(word in code for word in ("import", "tf.", "def ", "print(", "= "))
+
+
+def test_programs_of_tests_are_functions() -> None:
+    lines = {path.name: _program_text_lines(path) for path in sorted(TESTS.rglob("*.py"))}
+    assert sum(lines.values()) <= MOST_PROGRAM_TEXT_LINES, {name: count for name, count in lines.items() if count}

@@ -24,7 +24,11 @@ pytest.importorskip("tensorflow")
 
 
 def floor_and_runs(width, rows, settled, floor=None, tried=(0, -1, 0), other=False):
-    """A floor, and whether the step runs in limits of so many bytes more, in an arena with other tensors or without."""
+    """A floor, and whether the step runs in each of some limits, which are given as bytes above the floor.
+
+    Args:
+        other: whether another tensor is in the arena.
+    """
     net = Dense(width, 4)
     if settled:
         settle()

@@ -65,7 +65,7 @@ def body_of(graph: Graph) -> Graph:
 
 def ordered(text: str = LOOP, device: DeviceModel = TWO_CORES, *, portable: bool = False) -> Graph:
     graph = parse_graph(text)
-    choose_body_orders(graph, Target(device, portable=portable))
+    choose_body_orders(graph, Target(device, own_ops=not portable))
     return graph
 
 

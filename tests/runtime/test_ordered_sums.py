@@ -169,7 +169,7 @@ def test_two_at_a_time_without_kernels_of_our_own() -> None:
     golden = GOLDEN / "ordered_sums.txt"
     _, before, after = golden.read_text().split("---\n")
     graph = parse_graph(before)
-    assert order_sums(graph, Target(TWO, portable=True)) == 2
+    assert order_sums(graph, Target(TWO, own_ops=False)) == 2
     assert format_graph(graph).strip() == after.strip()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median_low
+
 import pytest
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.executor import runs_within
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
-from tfswap.simulator.unordered import simulate_baseline, simulate_highest
+from tfswap.simulator.unordered import simulate_highest, simulate_unordered
 
 UNIT = 25600 * 4
 ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))
@@ -37,7 +40,10 @@ def facts(text: str, device: DeviceModel = TWO) -> Dataflow:
 def units(text: str, device: DeviceModel, seconds: dict[str, float], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
     """The peak in whole UNITs, when kernels take these seconds, by default 1."""
     flow = facts(text, device)
-    return simulate_baseline(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, snapshot=snapshot) // UNIT
+    return (
+        median_low(simulate_unordered(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, snapshot=snapshot))
+        // UNIT
+    )
 
 
 def test_branches_run_side_by_side_on_two_threads_and_in_turn_on_one():
@@ -60,8 +66,17 @@ def test_the_highest_peak_is_that_of_a_run_in_which_a_thread_is_delayed():
     flow = facts(BRANCHES)
     # Kernels that meet only where the first branch is delayed.
     seconds = [{"a0": 1e-6, "a1": 1e-6}.get(n.name, 1e-3) for n in flow.nodes]
-    assert simulate_baseline(flow, seconds, TWO) // UNIT == 3
+    assert median_low(simulate_unordered(flow, seconds, TWO)) // UNIT == 3
     assert simulate_highest(flow, seconds, TWO) // UNIT == 4
+    idle = simulate_unordered(flow, seconds, TWO)
+    assert len(idle) % 2 == 1 and max(idle) // UNIT == 3
+    assert simulate_highest(flow, seconds, TWO, idle=idle) == simulate_highest(flow, seconds, TWO)
+    assert simulate_highest(flow, seconds, TWO, idle=[9 * UNIT]) == 9 * UNIT, "idle runs are not replayed again"
+
+
+@pytest.mark.parametrize(("most", "runs"), [(0, 1), (1, 1), (2, 1), (8, 7), (9, 9)])
+def test_there_is_a_middle_run(most: int, runs: int) -> None:
+    assert runs_within(most) == runs
 
 
 def test_one_thread_starts_all_kernels_of_a_gpu():
@@ -99,7 +114,7 @@ def test_a_variable_that_adopts_a_buffer_frees_the_one_that_it_had():
 
 def test_a_prediction_repeats():
     flow = facts(BRANCHES)
-    found = {simulate_baseline(flow, [1e-3] * len(flow.nodes), TWO) for _ in range(3)}
+    found = {median_low(simulate_unordered(flow, [1e-3] * len(flow.nodes), TWO)) for _ in range(3)}
     assert len(found) == 1
 
 
@@ -107,5 +122,5 @@ def test_a_prediction_repeats():
 def test_all_threads_come_to_an_end(threads):
     flow = facts(BRANCHES)
     device = DeviceModel("cpu", False, threads, threads)
-    peak = simulate_baseline(flow, [1e-6] * len(flow.nodes), device)
+    peak = median_low(simulate_unordered(flow, [1e-6] * len(flow.nodes), device))
     assert 2 * UNIT <= peak <= 4 * UNIT + 4096

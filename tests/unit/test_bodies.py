@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import median_low
 
 import pytest
 
@@ -21,7 +22,7 @@ from tfswap.kernels.target import Target
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.ordering import choose_order
 from tfswap.simulator.memory import simulate_memory
-from tfswap.simulator.unordered import simulate_baseline
+from tfswap.simulator.unordered import simulate_unordered
 
 CPU = DeviceModel("cpu", False, 2, 2)
 KIB = 1 << 10
@@ -374,7 +375,7 @@ def test_a_list_of_constants_is_folded_with_what_it_keeps(reads):
     small = 1024
     assert there + 4 * KIB <= flow.persistent_bytes <= there + 4 * KIB + small
     assert simulate_memory(flow, steps).peak_bytes == flow.persistent_bytes + 4 * KIB
-    assert simulate_baseline(flow, [1e-6] * len(flow.nodes), CPU) == flow.persistent_bytes + 4 * KIB
+    assert median_low(simulate_unordered(flow, [1e-6] * len(flow.nodes), CPU)) == flow.persistent_bytes + 4 * KIB
 
 
 @pytest.mark.parametrize(("lowered", "elements"), ((False, 9), (True, 6)))

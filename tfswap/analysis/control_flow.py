@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Contents, Part
+from tfswap.analysis.executor import runs_within
 from tfswap.analysis.function_runs import Bodies, Course, FunctionRuns, Lowered, Results, Seconds, Trips
 from tfswap.analysis.heap import Heap
 from tfswap.analysis.integer_values import AtMost, Loop, Values, common
@@ -44,7 +45,7 @@ RELOCATED_TRIPS = 2
 results.
 """
 LOWERED_RUNS = 5
-"""The most runs of a lowered loop or conditional: an odd number, so that there is a median."""
+"""The most runs of a lowered loop or conditional."""
 LOWERED_EVENTS = 20_000
 """The most events of all these runs together, if one has no more: large loops have fewer runs."""
 UNKNOWN_TRIPS = 8
@@ -91,7 +92,7 @@ def record(
 
     runs = [run(0)]
     most = min(LOWERED_RUNS, LOWERED_EVENTS // max(1, len(runs[0][1].events)))
-    runs += [run(seed) for seed in range(1, most - (most + 1) % 2)]  # an odd number of runs in all
+    runs += [run(seed) for seed in range(1, runs_within(most))]
     return sorted(runs, key=lambda each: each[0])[len(runs) // 2][1]
 
 

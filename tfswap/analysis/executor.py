@@ -47,6 +47,11 @@ ORDERED_EDGES = 8
 WOKEN = START = -1
 
 
+def runs_within(most: int) -> int:
+    """The number of runs to simulate, at most `most` and at least 1: an odd number, so that one has the median peak."""
+    return max(1, most - 1 + most % 2)
+
+
 class Program:
     """The graph in the executor's terms. Lists are indexed by node.
 

@@ -98,7 +98,7 @@ class Optimizer:
             others = keeps_results, tuple(held)
             stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._known = KnownPlans(stored, self.judged)
-        self.target = Target(device, self.options.portable, keeps_results, tuple(held))
+        self.target = Target(device, not self.options.portable, keeps_results, tuple(held))
         prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)

@@ -77,6 +77,6 @@ def lower(form: PlannedForm, traced: Graph, target: Target, gate: int | None = N
     apply_plan_table(LOWER, made, target, Lowering(form.plan, form.variant.flow, target, traced, gate))
     made.prune()
     verify(made)
-    if target.portable:
+    if not target.own_ops:
         require_stock(made)
     return made

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
+from statistics import median_low
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.constants import computed_bytes, thrown_away
@@ -25,7 +26,7 @@ from tfswap.planner.promise import MARGIN_SHARE, promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.lowered_peak import TooLarge, simulate_lowered
 from tfswap.simulator.record import Record
-from tfswap.simulator.unordered import Baseline, record_baseline, simulate_baseline, simulate_highest
+from tfswap.simulator.unordered import Baseline, record_baseline, simulate_highest, simulate_unordered
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
 
@@ -83,6 +84,7 @@ class UnoptimisedStep:
         self._first_snapshot = self._snapshot = snapshot
         self._first_bytes = resident_bytes
         self._earlier: Unoptimised | None = None  # the prediction of another process
+        self._idle_peaks: list[int] | None = None  # of the runs of the prediction, in this arena
         self._unrolled = unrolled
         self._overlapping_bytes = overlapping_bytes
 
@@ -95,6 +97,7 @@ class UnoptimisedStep:
             self._snapshot = snapshot
             self.__dict__.pop("_alone", None)
             self.__dict__.pop("_highest_bytes", None)
+            self._idle_peaks = None
 
     @property
     def baseline(self) -> Baseline:
@@ -148,8 +151,10 @@ class UnoptimisedStep:
         return Baseline(peak, profile.unordered * self._ordered_seconds())
 
     def _likely_peak(self, flow: Dataflow, cost_s: list[float]) -> int:
-        lowered = self._lowered_peak(flow, highest=False)
-        return lowered or simulate_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
+        if lowered := self._lowered_peak(flow, highest=False):
+            return lowered
+        self._idle_peaks = simulate_unordered(flow, cost_s, self._device, snapshot=self._snapshot)
+        return median_low(self._idle_peaks)
 
     def _lowered_peak(self, flow: Dataflow, *, highest: bool) -> int:
         """As of `simulate_lowered`; 0 for a step without loops, or one that is too large."""
@@ -197,7 +202,8 @@ class UnoptimisedStep:
         flow, cost_s, _ = self._executed
         highest = self._lowered_peak(flow, highest=True)
         if self._unrolled or not highest:
-            unrolled = simulate_highest(flow, cost_s, self._device, snapshot=self._snapshot, overlaps=self._unrolled)
+            arena, idle, overlaps = self._snapshot, self._idle_peaks, self._unrolled
+            unrolled = simulate_highest(flow, cost_s, self._device, snapshot=arena, overlaps=overlaps, idle=idle)
             highest = max(highest, unrolled)
         if self._known is not None:
             self._keep(self._known, alone, highest)

@@ -88,7 +88,7 @@ def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: 
         onednn: whether oneDNN's graph pass rewrites the step.
         portable: with TensorFlow's own ops alone.
     """
-    return Target(DeviceModel(device, onednn), portable, keeps_results=True)
+    return Target(DeviceModel(device, onednn), not portable, keeps_results=True)
 
 
 def apply_passes(

@@ -13,21 +13,16 @@ class Target:
 
     Attributes:
         device: the device.
-        portable: whether the graph may have TensorFlow's own ops only.
+        own_ops: whether tfswap's own ops and kernels may be in the graph, as in all but portable models.
         keeps_results: whether the results stay in the arena for the caller, as a function's do. A session copies them
             to host memory.
         held: names of tensors that the unoptimised step holds until its end.
     """
 
     device: DeviceModel
-    portable: bool = False
+    own_ops: bool = True
     keeps_results: bool = False
     held: tuple[str, ...] = ()
-
-    @property
-    def own_ops(self) -> bool:
-        """Whether tfswap's own ops and kernels may be in the graph."""
-        return not self.portable
 
     @property
     def on_cpu(self) -> bool:

@@ -22,6 +22,7 @@ from typing import cast
 from tfswap.analysis.buffers import Buffer
 from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.executor import runs_within
 from tfswap.analysis.function_runs import memory_in
 from tfswap.analysis.heap import Heap, Kernel
 from tfswap.analysis.integer_values import AtMost, Known, Values, known_results
@@ -76,8 +77,7 @@ def simulate_lowered(
     while len(peaks) < runs:
         process = _Process(step, snapshot, random.Random(len(peaks)))
         items = process.run()
-        runs = min(runs, max(1, MOST_ITEMS // items))
-        runs -= 1 - runs % 2  # so that there is a middle one
+        runs = min(runs, runs_within(MOST_ITEMS // items))
         peaks.append(process.arena.peak_bytes)
     return max(peaks) if highest else median_low(peaks)
 

@@ -1,6 +1,6 @@
 """Records a simulated step for reports: the bytes of the arena that each tensor holds, over time.
 
-A planned step is replayed as by `simulate_memory`, an unoptimised one as by `simulate_baseline`, on an allocator that
+A planned step is replayed as by `simulate_memory`, an unoptimised one as by `simulate_unordered`, on an allocator that
 records. States of the arena are numbered: state n is its content after n requests and releases.
 
 Invariant: in every state the held bytes and `others_bytes` add up to the simulated allocator's bytes in use, chunks

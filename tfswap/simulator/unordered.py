@@ -18,7 +18,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.executor import Executor, Program
+from tfswap.analysis.executor import Executor, Program, runs_within
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
 from tfswap.simulator import native_replay
@@ -56,19 +56,15 @@ class Baseline(NamedTuple):
         return round(seconds / self.seconds, 6) if self.seconds else 1.0
 
 
-def simulate_baseline(
-    flow: Dataflow,
-    cost_s: Sequence[float],
-    device: DeviceModel,
-    *,
-    snapshot: ArenaSnapshot = NOTHING_KNOWN,
-) -> int:
-    """Peak bytes that a run of the unordered step on `device` is likely to have.
+def simulate_unordered(
+    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot = NOTHING_KNOWN
+) -> list[int]:
+    """Peak bytes of each run of the unordered step on an idle `device`. Their median is the likely peak.
 
     Args:
         cost_s: seconds that each node's kernel takes.
     """
-    return median_low(_peaks(_Program(flow, cost_s, device), snapshot))
+    return _peaks(_Program(flow, cost_s, device), snapshot)
 
 
 def simulate_highest(
@@ -78,15 +74,17 @@ def simulate_highest(
     *,
     snapshot: ArenaSnapshot = NOTHING_KNOWN,
     overlaps: bool = False,
+    idle: Sequence[int] | None = None,
 ) -> int:
     """Peak bytes of the highest of the runs on an idle and on a busy machine, where threads are delayed.
 
     Args:
+        idle: the peaks of `simulate_unordered` for the same step and arena, where they are known.
         overlaps: whether the step has independent iterations of loops. Delayed ones overlap more than with the threads
             of `device`, so that one of the runs has a thread free for each kernel that can run.
     """
+    peaks = list(simulate_unordered(flow, cost_s, device, snapshot=snapshot) if idle is None else idle)
     program = _Program(flow, cost_s, device)
-    peaks = _peaks(program, snapshot)
     program.is_delayed = True
     peaks += _peaks(program, snapshot)
     if overlaps:
@@ -97,7 +95,7 @@ def simulate_highest(
 
 
 def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot) -> Record:
-    """The run whose peak `simulate_baseline` predicts: of its steps the one that peaks, whatever its kernels cost."""
+    """The run with the median peak of `simulate_unordered`, and of its steps the one with the highest."""
     program = _Program(flow, cost_s, device)
     peaks = _peaks(program, snapshot)
     return _RecordedRun(program, snapshot, random.Random(peaks.index(median_low(peaks)))).record()
@@ -110,10 +108,9 @@ def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
 
 
 def _runs_of(flow: Dataflow, steps: int) -> int:
-    """The number of runs that are replayed, each of `steps` steps: an odd number, so that there is a middle one."""
+    """The number of runs that are replayed, each of `steps` steps."""
     kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
-    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (steps * max(1, kernels))))
-    return runs - (1 - runs % 2)
+    return runs_within(min(MOST_RUNS, MOST_KERNELS // (steps * max(1, kernels))))
 
 
 class _Program(Program):

@@ -84,11 +84,11 @@ def order_sums(graph: Graph, target: Target) -> int:
 
 def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
     """Have sums of `graph` add their inputs in their order, for any holders, in place."""
-    if target.portable:
-        split_into_pairs(graph, sums)
-    else:
+    if target.own_ops:
         for node in sums:
             node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
+    else:
+        split_into_pairs(graph, sums)
 
 
 def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int, inside: int = 0) -> None:

@@ -119,9 +119,9 @@ class _Writer:
             return self._run(kind, subject)
         if kind == RERUN:
             return self._run_again(subject)
-        if self._target.portable and kind == OUT:
+        if kind == OUT and not self._target.own_ops:
             return None  # TensorFlow starts the copy when the tensor is computed
-        insert = _insert_identity if self._target.portable else _insert
+        insert = _insert if self._target.own_ops else _insert_identity
         return insert(self._graph, kind, self._travel(subject))
 
     def _run(self, kind: str, subject: int) -> Node:

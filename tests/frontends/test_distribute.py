@@ -5,8 +5,13 @@ process that share an arena, whose sum the limit bounds.
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from nets import WIDTH, Net, batch, grappler_off, pool_in_use, trained
 from processes import on_arena, on_workers
+from tensorflow.python.distribute.cross_device_utils import CollectiveKeys, CollectiveReplicaLauncher
 
+import tfswap
+import tfswap.compiler.prepare as prepare
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
@@ -18,63 +23,64 @@ from tfswap.passes.prepare.collective_order import (
     spans_workers,
 )
 
-pytest.importorskip("tensorflow")
 
-WORKERS = """
-import json, logging
-import tensorflow as tf
-from tensorflow.python.distribute.cross_device_utils import CollectiveKeys, CollectiveReplicaLauncher
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-import tfswap
-from nets import Net, batch, grappler_off, trained
+def averaged(strategy, net):
+    """A step of a replica, and of all replicas of a strategy, whose gradients are summed over them."""
 
-with strategy.scope():
-    net = Net()
-start = [weight.numpy() for weight in net.weights]
+    def replica(x):
+        with tf.GradientTape() as tape:
+            loss = net.loss(x)
+        gradients = tape.gradient(loss, net.weights)
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
+        for weight, gradient in zip(net.weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
 
-def replica(x):
-    with tf.GradientTape() as tape:
-        loss = net.loss(x)
-    gradients = tape.gradient(loss, net.weights)
-    gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
-    for weight, gradient in zip(net.weights, gradients):
-        weight.assign_sub(0.1 * gradient)
-    return loss
+    return replica, lambda x: strategy.reduce("MEAN", strategy.run(replica, (x,)), None)
 
-def step(x):
-    return strategy.reduce("MEAN", strategy.run(replica, (x,)), None)
 
-calls = [(batch(1024, seed=2 * i + RANK),) for i in range(3)]
+class Worker:
+    """A net of one worker of several, its step and its batches."""
 
-taken = []  # keys of collectives: who takes others than the other workers do waits for ever
-take = CollectiveKeys.get_instance_key
+    def __init__(self, rank):
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.net = Net()
+        self.start = [weight.numpy() for weight in self.net.weights]
+        _, self.step = averaged(self.strategy, self.net)
+        self.calls = [(batch(1024, seed=2 * i + rank),) for i in range(3)]
 
-def taking(self, *of):
-    taken.append(of)
-    return take(self, *of)
+    def as_undecorated(self, limit):
+        taken = []  # keys of collectives: who takes others than the other workers do waits for ever
+        take = CollectiveKeys.get_instance_key
 
-def as_undecorated(limit):
-    with grappler_off():
-        expected, _ = trained(net.weights, start, tf.function(step), *calls)
-    CollectiveKeys.get_instance_key = taking
-    taken.clear()
-    optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
-    found, peak = trained(net.weights, start, optimized, *calls)
-    assert len(taken) == 2 * len(calls), taken
-    return found == expected, peak, optimized
-"""
+        def taking(keys, *of):
+            taken.append(of)
+            return take(keys, *of)
+
+        with grappler_off():
+            expected, _ = trained(self.net.weights, self.start, tf.function(self.step), *self.calls)
+        CollectiveKeys.get_instance_key = taking
+        optimized = tfswap.optimize(tf.function(self.step), memory_limit=limit)
+        try:
+            found, peak = trained(self.net.weights, self.start, optimized, *self.calls)
+        finally:
+            CollectiveKeys.get_instance_key = take
+        assert len(taken) == 2 * len(self.calls), taken
+        return found == expected, peak, optimized
 
 
 def test_workers_carry_out_one_plan_under_the_limit_of_each():
     # The second worker's arena is in pieces, and its limit is one that it would have an easier plan for.
-    code = f"""{WORKERS}
-if RANK:
-    pieces = [tf.zeros([1000 + 331 * i]) for i in range(40)][::3]
-same, peak, optimized = as_undecorated(["60%", "95%"][RANK])
-limit, plan = optimized.report().memory_limit_bytes, optimized.plan()
-print(json.dumps([same, peak <= limit, limit, plan.order, [(a.tensor, a.release, a.use) for a in plan.evictions]]))
-"""
-    (same, kept, limit, *plan), (same_there, kept_there, limit_there, *plan_there) = on_workers(code)
+
+    def program(rank):
+        worker = Worker(rank)
+        _pieces = [tf.zeros([1000 + 331 * i]) for i in range(40)][::3] if rank else []
+        same, peak, optimized = worker.as_undecorated(["60%", "95%"][rank])
+        limit, plan = optimized.report().memory_limit_bytes, optimized.plan()
+        return [same, peak <= limit, limit, plan.order, [(a.tensor, a.release, a.use) for a in plan.evictions]]
+
+    (same, kept, limit, *plan), (same_there, kept_there, limit_there, *plan_there) = on_workers(program)
     assert same
     assert same_there
     assert kept
@@ -85,47 +91,48 @@ print(json.dumps([same, peak <= limit, limit, plan.order, [(a.tensor, a.release,
 
 
 def test_all_workers_refuse_what_one_can_not_keep_and_train_with_more():
-    code = f"""{WORKERS}
-try:
-    as_undecorated([None, 100_000][RANK])
-except tfswap.InfeasibleMemoryLimit as error:
-    floor = error.floor_bytes
-same, peak, _ = as_undecorated(max(floor, 5 << 20))
-print(json.dumps([floor, same, peak <= max(floor, 5 << 20)]))
-"""
-    (floor, *kept), (floor_there, *kept_there) = on_workers(code)
+    def program(rank):
+        worker = Worker(rank)
+        try:
+            worker.as_undecorated([None, 100_000][rank])
+        except tfswap.InfeasibleMemoryLimit as error:
+            floor = error.floor_bytes
+        same, peak, _ = worker.as_undecorated(max(floor, 5 << 20))
+        return [floor, same, peak <= max(floor, 5 << 20)]
+
+    (floor, *kept), (floor_there, *kept_there) = on_workers(program)
     assert floor == floor_there > 100_000
     assert all((*kept, *kept_there))
 
 
 def test_collectives_come_in_one_order_on_all_workers():
     # Without tokens nothing but the traced order is common to two of them; the second worker's graph has lost that.
-    code = f"""{WORKERS}
-import tfswap.compiler.prepare as prepare
 
-CollectiveReplicaLauncher._prefer_ordering_token = False
-order = prepare.order_collectives
+    def program(rank):
+        worker = Worker(rank)
+        CollectiveReplicaLauncher._prefer_ordering_token = False
+        order = prepare.order_collectives
 
-def of_a_graph_turned_round(graph, target):
-    if RANK:
-        graph._nodes = dict(reversed(graph._nodes.items()))
-    return order(graph, target)
+        def of_a_graph_turned_round(graph, target):
+            if rank:
+                graph._nodes = dict(reversed(graph._nodes.items()))
+            return order(graph, target)
 
-prepare.REST = tuple(
-    row._replace(apply=of_a_graph_turned_round) if row.apply is order else row for row in prepare.REST
-)
+        prepare.REST = tuple(
+            row._replace(apply=of_a_graph_turned_round) if row.apply is order else row for row in prepare.REST
+        )
 
-def sums(x):
-    reduce = tf.distribute.get_replica_context().all_reduce
-    return [reduce("sum", tf.reduce_mean(tf.sin(x @ weight), 0)) for weight in net.weights]
+        def sums(x):
+            reduce = tf.distribute.get_replica_context().all_reduce
+            return [reduce("sum", tf.reduce_mean(tf.sin(x @ weight), 0)) for weight in worker.net.weights]
 
-optimized = tfswap.optimize(tf.function(lambda x: strategy.run(sums, (x,))), memory_limit="104%")
-for call in calls:
-    found = optimized(*call)
-names = [name for name in optimized.plan().order if "CollectiveReduce" in name]
-print(json.dumps([names, [each.numpy().tobytes().hex() for each in found]]))
-"""
-    (order, sums), (order_there, sums_there) = on_workers(code)
+        optimized = tfswap.optimize(tf.function(lambda x: worker.strategy.run(sums, (x,))), memory_limit="104%")
+        for call in worker.calls:
+            found = optimized(*call)
+        names = [name for name in optimized.plan().order if "CollectiveReduce" in name]
+        return [names, [each.numpy().tobytes().hex() for each in found]]
+
+    (order, sums), (order_there, sums_there) = on_workers(program)
     assert len(order) == 6
     assert order == order_there
     assert sums == sums_there
@@ -228,16 +235,13 @@ def test_tensors_travel_between_devices_in_carriers():
     assert graph["d"].inputs[0].node.name == "a"
 
 
-DEVICES = """
-import json
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import tfswap
-from nets import WIDTH, Net, batch, grappler_off, trained
+def settle():
+    """Makes two devices of the CPU, and one free region of the arena that they share."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+    del slab
 
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
 
 def as_undecorated(weights, function, limit, calls, run=lambda step: step):
     start = [weight.numpy() for weight in weights]
@@ -248,72 +252,71 @@ def as_undecorated(weights, function, limit, calls, run=lambda step: step):
     report = optimized.report()
     moved = len(optimized.plan().evictions)
     return [found == expected, peak, report.planned_peak_bytes, report.memory_limit_bytes, moved]
-"""
-
-MIRRORED = f"""
-{DEVICES}
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ACROSS)
-with strategy.scope():
-    net = Net()
-
-def replica(x):
-    with tf.GradientTape() as tape:
-        loss = net.loss(x)
-    gradients = tape.gradient(loss, net.weights)
-    gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
-    for weight, gradient in zip(net.weights, gradients):
-        weight.assign_sub(0.1 * gradient)
-    return loss
-
-def step(x):
-    return strategy.reduce("MEAN", strategy.run(replica, (x,)), None)
-
-def part(seed):
-    return lambda context: batch(1024, seed=2 * seed + context.replica_id_in_sync_group)
-
-calls = [(strategy.experimental_distribute_values_from_function(part(seed)),) for seed in range(3)]
-"""
 
 
-@pytest.mark.parametrize("across", ["None", "tf.distribute.ReductionToOneDevice()"])
+class Mirrored:
+    """A net on two devices of this process, its step and its batches."""
+
+    def __init__(self, across=None, net=Net):
+        settle()
+        self.strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=across)
+        with self.strategy.scope():
+            self.net = net()
+        self.replica, self.step = averaged(self.strategy, self.net)
+        self.calls = [(self.batch(self.part(seed)),) for seed in range(3)]
+
+    def part(self, seed):
+        return lambda context: batch(1024, seed=2 * seed + context.replica_id_in_sync_group)
+
+    def batch(self, part):
+        return self.strategy.experimental_distribute_values_from_function(part)
+
+
+@pytest.mark.parametrize("across", [None, tf.distribute.ReductionToOneDevice])
 def test_a_limit_bounds_the_sum_of_devices_that_share_an_arena(across):
-    code = MIRRORED.replace("ACROSS", across)
-    code += "\nprint(json.dumps(as_undecorated(net.weights, step, '45%', calls)))"
-    same, peak, planned, limit, moved = on_arena(code)
+    def program():
+        devices = Mirrored(across and across())
+        return as_undecorated(devices.net.weights, devices.step, "45%", devices.calls)
+
+    same, peak, planned, limit, moved = on_arena(program)
     assert same
     assert peak == planned <= limit
     assert moved
 
 
+class Checked(Net):
+    def loss(self, x):
+        loss = super().loss(x)
+        tf.debugging.assert_all_finite(loss, "the loss")
+        return loss
+
+
 def test_a_step_in_which_one_replica_fails_ends_and_the_next_one_works():
-    code = MIRRORED.replace("ACROSS", "None").replace(
-        "    gradients = tape", '    tf.debugging.assert_all_finite(loss, "the loss")\n    gradients = tape'
-    )
-    found = on_arena(f"""{code}
-from nets import pool_in_use
+    def program():
+        devices = Mirrored(net=Checked)
+        weights = devices.net.weights
+        start = [weight.numpy() for weight in weights]
+        with grappler_off():
+            expected, _ = trained(weights, start, tf.function(devices.step), *devices.calls)
+        optimized = tfswap.optimize(tf.function(devices.step), memory_limit="45%")
+        optimized(*devices.calls[0])
 
-start = [weight.numpy() for weight in net.weights]
-with grappler_off():
-    expected, _ = trained(net.weights, start, tf.function(step), *calls)
-optimized = tfswap.optimize(tf.function(step), memory_limit="45%")
-optimized(*calls[0])
+        def after_failing(failing):
+            def spoilt(context):
+                return devices.part(0)(context) * (float("nan") if context.replica_id_in_sync_group == failing else 1.0)
 
-def after_failing(failing):
-    def spoilt(context):
-        return part(0)(context) * (float("nan") if context.replica_id_in_sync_group == failing else 1.0)
+            try:
+                optimized(devices.batch(spoilt))
+            except tf.errors.InvalidArgumentError as error:
+                reported = str(error)
+            left = pool_in_use()
+            values, peak = trained(weights, start, optimized, *devices.calls)
+            moved = len(optimized.plan().evictions)
+            return [reported, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
 
-    x = strategy.experimental_distribute_values_from_function(spoilt)
-    try:
-        optimized(x)
-    except tf.errors.InvalidArgumentError as error:
-        reported = str(error)
-    left = pool_in_use()
-    values, peak = trained(net.weights, start, optimized, *calls)
-    moved = len(optimized.plan().evictions)
-    return [reported, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
+        return [after_failing(0), after_failing(1)]
 
-print(json.dumps([after_failing(0), after_failing(1)]))
-""")
+    found = on_arena(program)
     for reported, left, same, peak, limit, moved in found:
         assert "the loss" in reported
         assert left == 0
@@ -323,14 +326,21 @@ print(json.dumps([after_failing(0), after_failing(1)]))
 
 
 def test_strategies_run_a_decorated_function_on_several_devices():
-    code = MIRRORED.replace("ACROSS", "None")
-    found = on_arena(f"""{code}
-rows = tf.data.Dataset.from_tensor_slices(batch(3 * 2048))
-calls = [(x,) for x in strategy.experimental_distribute_dataset(rows.batch(2048, drop_remainder=True))]
-eager = lambda step: lambda x: strategy.run(step, (x,)).values
-inside = lambda step: tf.function(lambda x: strategy.reduce("MEAN", strategy.run(step, (x,)), None))
-print(json.dumps([as_undecorated(net.weights, replica, "60%", calls, run) for run in (eager, inside)]))
-""")
+    def program():
+        devices = Mirrored()
+        strategy = devices.strategy
+        rows = tf.data.Dataset.from_tensor_slices(batch(3 * 2048))
+        calls = [(x,) for x in strategy.experimental_distribute_dataset(rows.batch(2048, drop_remainder=True))]
+
+        def eager(step):
+            return lambda x: strategy.run(step, (x,)).values
+
+        def inside(step):
+            return tf.function(lambda x: strategy.reduce("MEAN", strategy.run(step, (x,)), None))
+
+        return [as_undecorated(devices.net.weights, devices.replica, "60%", calls, run) for run in (eager, inside)]
+
+    found = on_arena(program)
     for same, peak, _, limit, moved in found:
         assert same
         assert peak <= limit
@@ -368,54 +378,58 @@ def test_variables_that_share_a_buffer_are_planned_with_their_own_inside_another
 
 
 def test_a_step_placed_by_hand_over_devices_keeps_its_limit():
-    same, peak, planned, limit, moved = on_arena(f"""{DEVICES}
-weights = []
-for i in range(6):
-    with tf.device(f"CPU:{{i // 3}}"):
-        weights.append(tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(i, 0)) * 0.1))
+    def program():
+        settle()
+        weights = []
+        for i in range(6):
+            with tf.device(f"CPU:{i // 3}"):
+                weights.append(tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(i, 0)) * 0.1))
 
-def step(x):
-    with tf.GradientTape() as tape:
-        h = x
-        for i, weight in enumerate(weights):
-            with tf.device(f"CPU:{{i // 3}}"):
-                h = tf.nn.relu(tf.sin(h @ weight))
-        loss = tf.reduce_mean(h * h)
-    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-        weight.assign_sub(0.1 * gradient)
-    return loss
+        def step(x):
+            with tf.GradientTape() as tape:
+                h = x
+                for i, weight in enumerate(weights):
+                    with tf.device(f"CPU:{i // 3}"):
+                        h = tf.nn.relu(tf.sin(h @ weight))
+                loss = tf.reduce_mean(h * h)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
 
-print(json.dumps(as_undecorated(weights, step, "60%", [(batch(seed=i),) for i in range(3)])))
-""")
+        return as_undecorated(weights, step, "60%", [(batch(seed=i),) for i in range(3)])
+
+    same, peak, planned, limit, moved = on_arena(program)
     assert same
     assert peak == planned <= limit
     assert moved
 
 
 def test_what_runs_elsewhere_is_refused_by_name():
-    reported = on_arena(f"""{DEVICES}
-reported = []
-def refused(function):
-    try:
-        tfswap.optimize(tf.function(function), memory_limit="60%")(batch())
-    except tfswap.UnsupportedGraph as error:
-        reported.append(str(error))
+    def program():
+        settle()
+        reported, net = [], Net()
 
-net = Net()
-@tf.autograph.experimental.do_not_convert
-def looped(x):
-    def body(i):
-        with tf.device("CPU:1"):
-            return i + tf.cast(tf.reduce_sum(tf.sin(x)) > 1e9, tf.int32) + 1
-    return net.step(x), tf.while_loop(lambda i: i < 3, body, [0])
+        def refused(function):
+            try:
+                tfswap.optimize(tf.function(function), memory_limit="60%")(batch())
+            except tfswap.UnsupportedGraph as error:
+                reported.append(str(error))
 
-def remote(x):
-    with tf.device("/job:worker/task:1/device:CPU:0"):
-        return net.step(x)
+        def looped(x):
+            def body(i):
+                with tf.device("CPU:1"):
+                    return i + tf.cast(tf.reduce_sum(tf.sin(x)) > 1e9, tf.int32) + 1
 
-refused(looped)
-refused(remote)
-print(json.dumps(reported))
-""")
-    assert "in a loop outside" in reported[0]
-    assert "another process's" in reported[1]
+            return net.step(x), tf.while_loop(lambda i: i < 3, body, [0])
+
+        def remote(x):
+            with tf.device("/job:worker/task:1/device:CPU:0"):
+                return net.step(x)
+
+        refused(tf.autograph.experimental.do_not_convert(looped))
+        refused(remote)
+        return reported
+
+    found = on_arena(program)
+    assert "in a loop outside" in found[0]
+    assert "another process's" in found[1]

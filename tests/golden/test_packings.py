@@ -331,120 +331,64 @@ def test_sparse_rows_have_the_bytes_that_the_op_gives_them():
 
 # --- real steps -------------------------------------------------------------------------------------------
 
-NET = """
-import json
-import tensorflow as tf
-import tfswap
-from nets import floor_of, trained, unoptimised
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-weights = [tf.Variable(tf.random.stateless_normal([8], seed=(i, 1))) for i in range(2)]
-start = [w.numpy() for w in weights]
-mixed = tf.Variable(tf.random.stateless_normal([12 * 12 * 2] * 2, seed=(9, 9)) * 0.05)
-
-def forward(x):
-    h, _ = tf.nn.max_pool_with_argmax(x * weights[0], 2, 2, "SAME")
-    some = tf.reduce_any(h > 0.2, -1, keepdims=True)
-    h = tf.where(some, h * weights[1], 0.1 * h)
-    _, best = tf.math.top_k(h, 2)
-    h = tf.reshape(tf.gather(h, best, batch_dims=3), [-1, 12 * 12 * 2])
-    for _ in range(8):  # for so long everything waits
-        h = h @ mixed
-    return tf.reduce_mean(h**2)
-
-def train(x):
-    with tf.GradientTape() as tape:
-        loss = forward(x)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(0.1 * g)
-    return loss
-
-def run(function, *batches):
-    return trained(weights, start, function, *((x,) for x in batches))
-
-x = tf.random.stateless_normal([64, 24, 24, 8], seed=(3, 3))
-signature = [tf.TensorSpec([None, 24, 24, 8])]
-"""
-
 
 def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
     pytest.importorskip("tensorflow")
-    same, peak, limit, packed, report = on_arena(
-        NET
-        + """
-from tfswap.compiler import gains
-gains.STAGES = 1  # all that is packed, not as much as the limit needs
-asked = {"tactics": ("encode",)}
-floor = floor_of(tf.function(train, input_signature=signature), x, **asked)
-limit = floor + floor // 50  # the arena is another by then
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
-made, peak = run(step, x, x[:5], x)
-# Last: what it leaves in the arena parts holes, and a step that is planned after it has another floor at times.
-reference = tf.function(train, input_signature=signature)
-expected, _ = unoptimised(lambda: run(reference, x, x[:5], x))
-packed = {p.tensor: p.form for p in step.plan().packed}
-print(json.dumps([made == expected, peak, limit, packed, str(step.report())]))
-"""
-    )
+
+    def program():
+        from encoded_nets import PackedNet
+        from nets import floor_of, unoptimised
+
+        import tfswap
+        from tfswap.compiler import gains
+
+        gains.STAGES = 1  # all that is packed, not as much as the limit needs
+        net, options = PackedNet(), {"tactics": ("encode",)}
+        floor = floor_of(net.traced(), net.x, **options)
+        limit = floor + floor // 50  # the arena is another by then
+        step = tfswap.optimize(net.traced(), memory_limit=limit, **options)
+        made, peak = net.run(step, net.x, net.x[:5], net.x)
+        # Last: what it leaves in the arena parts holes, and a step that is planned after it has another floor at times.
+        reference = net.traced()
+        expected, _ = unoptimised(lambda: net.run(reference, net.x, net.x[:5], net.x))
+        packed = {p.tensor: p.form for p in step.plan().packed}
+        return [made == expected, peak, limit, packed, str(step.report())]
+
+    same, peak, limit, packed, report = on_arena(program)
     assert same
     assert peak <= limit, report
     assert packed["MaxPoolWithArgmax:1"] == "uint16", report
     assert "uint8" in packed.values(), report
 
 
-SPARSE_NET = """
-import json
-import tensorflow as tf
-import tfswap
-import tfswap.ops
-from nets import floor_of, trained, unoptimised
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.08) for i in range(7)]
-start = [w.numpy() for w in weights]
-
-def train(x, bias):
-    with tf.GradientTape() as tape:
-        h = x
-        for w in weights:
-            h = tf.nn.relu(h @ w - bias)
-        loss = tf.reduce_mean(h**2)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(0.1 * g)
-    return loss
-
-def run(function, *calls):
-    return trained(weights, start, function, *calls)
-
-x = tf.random.stateless_normal([4096, 256], seed=(3, 3))
-sparse, dense = tf.constant(0.5), tf.constant(-0.5)
-signature = [tf.TensorSpec([None, 256]), tf.TensorSpec([])]
-step = tf.function(train, input_signature=signature)
-measured = tfswap.profile(step, x, sparse, steps=1)
-shares = {d.tensor: d.share for d in measured.densities}
-expected, _ = unoptimised(lambda: run(step, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse)))
-"""
-
-
 def test_a_step_with_sparse_maps_keeps_its_bits_and_its_limit_also_where_they_are_denser():
     pytest.importorskip("tensorflow")
-    same, peak, limit, forms, spilled, shares, report = on_arena(
-        SPARSE_NET
-        + """
-asked = {"tactics": ("encode",), "profile": measured}
-floor = floor_of(tf.function(train, input_signature=signature), x, sparse, **asked)
-limit = floor + floor // 25  # the arena is another by then
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
-run(step, (x, sparse))
-spilled = [tfswap.ops.stats().spilled_bytes]
-made, peak = run(step, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse))
-spilled.append(tfswap.ops.stats().spilled_bytes)
-forms = {p.tensor: p.form for p in step.plan().packed}
-print(json.dumps([made == expected, peak, limit, forms, spilled, shares, str(step.report())]))
-"""
-    )
+
+    def program():
+        from encoded_nets import SparseNet
+        from nets import floor_of, unoptimised
+
+        import tfswap
+        import tfswap.ops
+
+        net = SparseNet()
+        x, sparse, dense = net.x, net.sparse, net.dense
+        step = net.traced()
+        measured = tfswap.profile(step, x, sparse, steps=1)
+        shares = {d.tensor: d.share for d in measured.densities}
+        expected, _ = unoptimised(lambda: net.run(step, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse)))
+        options = {"tactics": ("encode",), "profile": measured}
+        floor = floor_of(net.traced(), x, sparse, **options)
+        limit = floor + floor // 25  # the arena is another by then
+        optimized = tfswap.optimize(net.traced(), memory_limit=limit, **options)
+        net.run(optimized, (x, sparse))
+        spilled = [tfswap.ops.stats().spilled_bytes]
+        made, peak = net.run(optimized, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse))
+        spilled.append(tfswap.ops.stats().spilled_bytes)
+        forms = {p.tensor: p.form for p in optimized.plan().packed}
+        return [made == expected, peak, limit, forms, spilled, shares, str(optimized.report())]
+
+    same, peak, limit, forms, spilled, shares, report = on_arena(program)
     assert same
     assert peak <= limit, report
     assert set(forms.values()) == {"sparse"}, report

@@ -288,67 +288,34 @@ def test_the_report_states_the_worst_error():
 
 # --- real steps -------------------------------------------------------------------------------------------
 
-NET = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from nets import floor_of, trained, unoptimised
-
-weights = [tf.Variable(tf.random.stateless_normal([3, 3, 8, 8], seed=(i, 1)) * 0.2) for i in range(5)]
-start = [w.numpy() for w in weights]
-
-def forward(x):
-    h = tf.nn.relu(tf.nn.conv2d(x, weights[0], 1, "SAME"))
-    h = tf.nn.max_pool2d(h, 2, 2, "VALID")
-    h = tf.nn.gelu(tf.nn.conv2d(h, weights[1], 1, "SAME")) + h
-    h = tf.nn.relu(tf.nn.conv2d(h, weights[2], 1, "SAME"))
-    h = tf.tanh(tf.nn.conv2d(h, weights[3], 1, "SAME"))
-    return tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(h, weights[4], 1, "SAME")) ** 2)
-
-def train(x):
-    with tf.GradientTape() as tape:
-        loss = forward(x)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(g)
-    return loss
-
-def run(function, *batches):
-    (found, _), peak = trained(weights, start, function, *((x,) for x in batches))
-    return found, [w.numpy() - value for w, value in zip(weights, start)], peak
-
-def worst(changes, expected):
-    return max(float(np.linalg.norm(c - e) / np.linalg.norm(e)) for c, e in zip(changes, expected))
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-x = tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))
-signature = [tf.TensorSpec([None, 48, 48, 8])]
-"""
-
 
 def test_the_forward_pass_is_exact_and_gradients_are_as_close_as_their_bits_say():
     pytest.importorskip("tensorflow")
-    found = on_arena(
-        NET
-        + """
-reference = tf.function(train, input_signature=signature)
-expected, changes, _ = unoptimised(lambda: run(reference, x))
-result = {}
-for precision in ("fp16", "bf16", "fp10", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"):
-    options = {"precision": precision, "tactics": ("swap", "encode")}
-    floor = floor_of(tf.function(train, input_signature=signature), x, **options)
-    limit = floor + floor // 10
-    step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **options)
-    losses, made, peak = run(step, x)
-    again, other, _ = run(step, x)
-    few, _, _ = run(step, x[:5])
-    same_again = losses == again and [w.tobytes() for w in made] == [w.tobytes() for w in other]
-    fits = peak <= limit
-    result[precision] = [losses == expected, worst(made, changes), fits, same_again, len(step.plan().reduced)]
-print(json.dumps(result))
-"""
-    )
+
+    def program():
+        from encoded_nets import RoundedNet, worst
+        from nets import floor_of, unoptimised
+
+        import tfswap
+
+        net = RoundedNet()
+        reference = net.traced()
+        expected, changes, _ = unoptimised(lambda: net.run(reference, net.x))
+        result = {}
+        for precision in ("fp16", "bf16", "fp10", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"):
+            options = {"precision": precision, "tactics": ("swap", "encode")}
+            floor = floor_of(net.traced(), net.x, **options)
+            limit = floor + floor // 10
+            step = tfswap.optimize(net.traced(), memory_limit=limit, **options)
+            losses, made, peak = net.run(step, net.x)
+            again, other, _ = net.run(step, net.x)
+            net.run(step, net.x[:5])
+            same_again = losses == again and [w.tobytes() for w in made] == [w.tobytes() for w in other]
+            fits = peak <= limit
+            result[precision] = [losses == expected, worst(made, changes), fits, same_again, len(step.plan().reduced)]
+        return result
+
+    found = on_arena(program)
     for precision, (same_loss, error, fits, repeats, count) in found.items():
         assert same_loss, precision
         assert fits, precision
@@ -367,27 +334,27 @@ print(json.dumps(result))
 
 def test_a_saved_model_carries_the_precision(tmp_path):
     pytest.importorskip("tensorflow")
-    found = on_arena(
-        NET
-        + f"""
-class Model(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.weights = weights
-        self.train_step = tf.function(train, input_signature=signature)
 
-model = Model()
-tf.saved_model.save(model, {str(tmp_path / "in")!r})
-options = {{"memory_limit": "70%", "batch_size": 32, "precision": {{"Relu*": "fp8"}}}}
-report = tfswap.optimize_graph({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, **options)
-import tfswap.ops.codecs
-loaded = tf.saved_model.load({str(tmp_path / "out")!r})
-expected, changes, _ = unoptimised(lambda: run(model.train_step, x))
-weights[:] = loaded.weights
-losses, made, _ = run(loaded.train_step, x)
-print(json.dumps([losses == expected, worst(made, changes), len(report.reduced)]))
-"""
-    )
+    def program():
+        import tensorflow as tf
+        from encoded_nets import RoundedNet, worst
+        from nets import unoptimised
+
+        import tfswap.ops.codecs
+
+        net, model = RoundedNet(), tf.Module()
+        model.weights, model.train_step = net.weights, net.traced()
+        given, made = str(tmp_path / "in"), str(tmp_path / "out")
+        tf.saved_model.save(model, given)
+        options = {"memory_limit": "70%", "batch_size": 32, "precision": {"Relu*": "fp8"}}
+        report = tfswap.optimize_graph(given, made, **options)
+        loaded = tf.saved_model.load(made)
+        expected, changes, _ = unoptimised(lambda: net.run(model.train_step, net.x))
+        net.weights = list(loaded.weights)
+        losses, found, _ = net.run(loaded.train_step, net.x)
+        return [losses == expected, worst(found, changes), len(report.reduced)]
+
+    found = on_arena(program)
     same_loss, error, count = found
     assert same_loss
     assert 0 < error < 2**-4

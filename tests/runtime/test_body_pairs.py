@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from processes import TWO_THREADS, on_arena
 from slow import slow
+from tensorflow.python.eager import context
 
+import tfswap
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.control_flow import record
 from tfswap.analysis.cost import Costs, concurrent_seconds
 from tfswap.analysis.records import Record
 from tfswap.compiler.body_orders import choose_body_orders
+from tfswap.exporters.function import grappler_off
 from tfswap.ir import custom_ops
+from tfswap.ir.custom_ops import GROUP
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
@@ -198,17 +204,7 @@ def test_one_node_runs_the_two():
     assert not body.paired
 
 
-PROGRAM = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap, tfswap.exporters.function
-from tfswap.ir.custom_ops import GROUP
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-
-def made():
+def lstm():
     w = [tf.Variable(tf.random.stateless_normal([256, 1024], seed=(i, 7)) * 0.05) for i in range(2)]
     b = tf.Variable(tf.zeros([1024]))
 
@@ -218,65 +214,70 @@ def made():
             i_, f, g, o = tf.split(z, 4, 1)
             c = tf.sigmoid(f) * c + tf.sigmoid(i_) * tf.tanh(g)
             return i + 1, tf.sigmoid(o) * tf.tanh(c), c
+
         with tf.GradientTape() as tape:
             zero = tf.zeros([64, 256])
             h = tf.while_loop(lambda i, *_: i < 60, cell, (0, zero, zero), maximum_iterations=60)[1]
             loss = tf.reduce_mean(h * h)
-        for v, g in zip([*w, b], tape.gradient(loss, [*w, b])):
+        for v, g in zip([*w, b], tape.gradient(loss, [*w, b]), strict=True):
             v.assign_sub(0.1 * tf.convert_to_tensor(g))
         return loss
+
     return [*w, b], step
 
-xs = tf.random.stateless_normal([60, 64, 256], seed=(1, 2))
-variables, step = made()
-reference = tf.function(step)
-with tfswap.exporters.function.grappler_off():
-    expected = [float(reference(xs)) for _ in range(5)]
-mine, step = made()
-step = tfswap.optimize(tf.function(step), memory_limit=LIMIT)
-losses, measured = [], []
-for _ in range(5):
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses.append(float(step(xs)))
-    measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-plan = step.plan()
-from tensorflow.python.eager import context
-functions = [context.context().get_function_def(name) for name in context.context().list_function_names()]
-pairs = sum(n.op == GROUP for f in functions for n in f.node_def)
-print(json.dumps({"pairs": pairs, "grouped": plan.grouped, "planned": plan.planned_peak_bytes,
-                  "measured": measured, "lists": len(plan.accumulators),
-                  "same": losses == expected and all(np.array_equal(a, b) for a, b in zip(variables, mine))}))
-"""
 
-
-ATTENTION = PROGRAM.replace(
-    PROGRAM[PROGRAM.index("def made():") : PROGRAM.index("xs = tf.random")],
-    """
-def made():
+def attention():
     sizes = (128, 128), (128, 128), (128, 128), (128,)
     w = [tf.Variable(tf.random.stateless_normal(size, seed=(i, 7)) * 0.1) for i, size in enumerate(sizes)]
 
     def step(xs):
         def cell(i, h):
             scores = tf.reduce_sum(w[3] * tf.tanh(keys + (h @ w[1])[:, None]), -1)
-            context = tf.reduce_sum(tf.nn.softmax(scores)[:, :, None] * keys, 1)
-            return i + 1, tf.tanh(context + h @ w[2])
+            read = tf.reduce_sum(tf.nn.softmax(scores)[:, :, None] * keys, 1)
+            return i + 1, tf.tanh(read + h @ w[2])
+
         with tf.GradientTape() as tape:
             keys = tf.reshape(tf.reshape(xs, [-1, 128]) @ w[0], [64, -1, 128])
             h = tf.while_loop(lambda i, *_: i < 12, cell, (0, tf.ones([64, 128])), maximum_iterations=12)[1]
             loss = tf.reduce_mean(h * h)
-        for v, g in zip(w, tape.gradient(loss, w)):
+        for v, g in zip(w, tape.gradient(loss, w), strict=True):
             v.assign_sub(0.1 * tf.convert_to_tensor(g))
         return loss
+
     return w, step
 
-""",
-)
+
+def measured_in_steps(net, limit, rows=64):
+    slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+    del slab
+    xs = tf.random.stateless_normal([60, rows, 256], seed=(1, 2))
+    variables, step = net()
+    reference = tf.function(step)
+    with grappler_off():
+        expected = [float(reference(xs)) for _ in range(5)]
+    mine, step = net()
+    step = tfswap.optimize(tf.function(step), memory_limit=limit)
+    losses, measured = [], []
+    for _ in range(5):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses.append(float(step(xs)))
+        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    plan = step.plan()
+    functions = [context.context().get_function_def(name) for name in context.context().list_function_names()]
+    same = all(np.array_equal(a, b) for a, b in zip(variables, mine, strict=True))
+    return {
+        "pairs": sum(n.op == GROUP for f in functions for n in f.node_def),
+        "grouped": plan.grouped,
+        "planned": plan.planned_peak_bytes,
+        "measured": measured,
+        "lists": len(plan.accumulators),
+        "same": losses == expected and same,
+    }
 
 
 @pytest.mark.parametrize("limit", ["100%", "50%"])
 def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_values(limit: str):
-    found = on_arena(ATTENTION.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
+    found = on_arena(lambda: measured_in_steps(attention, limit), 600, **TWO_THREADS)
     assert found["pairs"] >= (2 if found["grouped"] else 3), found
     assert found["same"]
     assert set(found["measured"]) == {found["planned"]}
@@ -284,7 +285,7 @@ def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_
 
 @pytest.mark.parametrize("limit", [*slow("100%"), "60%"])
 def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
-    found = on_arena(PROGRAM.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
+    found = on_arena(lambda: measured_in_steps(lstm, limit), 600, **TWO_THREADS)
     assert found["pairs"], found
     assert found["grouped"], "also where it swaps inside of its loops"
     assert found["lists"] or limit == "100%"

@@ -58,47 +58,51 @@ def test_one_at_a_chunk_s_end_stands_alone() -> None:
         Plan.from_json(both.to_json())
 
 
-PROGRAM = """
-import json
-import keras
-import tensorflow as tf
-import tfswap
-slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, 1 << 20], dtype=tf.uint8)
-del slab  # one region, as a GPU's
-keras.utils.set_random_seed(0)
-inputs = keras.Input((35,), dtype="int32")
-h = keras.layers.LSTM(128, return_sequences=True)(keras.layers.Embedding(1000, 128)(inputs))
-model, head = keras.Model(inputs, h), keras.layers.Dense(1000)
-head.build((None, 128))  # of one axis besides the batch: of more, Keras' versions do differently
-variables = [*model.trainable_variables, *head.trainable_variables]
-loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-words, following = tf.random.stateless_uniform([2, 126, 35], (1, 2), 0, 1000, tf.int32)
+def recurrent(mib, limited):
+    """Losses and the peak of a recurrent net in such an arena, with tfswap or without."""
+    import keras
+    import tensorflow as tf
 
-def step(words, following):
-    with tf.GradientTape() as tape:
-        rows = head(tf.reshape(model(words, training=True), [-1, 128]))
-        loss = loss_of(following, tf.reshape(rows, [126, 35, 1000]))
-    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-        variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-    return loss
+    import tfswap
 
-if LIMITED:
-    step = tfswap.optimize(tf.function(step))
-else:
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    step = tf.function(step)
-tf.config.experimental.reset_memory_stats("CPU:0")
-losses = [step(words, following).numpy().tobytes().hex() for _ in range(3)]
-found = {"losses": losses, "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}
-if LIMITED:
-    found |= {"ends": sum(split.at_end for split in step.plan().splits), "planned": step.report().planned_peak_bytes}
-print(json.dumps(found))
-"""
+    slab = tf.raw_ops.Empty(shape=[mib - 2, 1 << 20], dtype=tf.uint8)
+    del slab  # one region, as a GPU's
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((35,), dtype="int32")
+    h = keras.layers.LSTM(128, return_sequences=True)(keras.layers.Embedding(1000, 128)(inputs))
+    model, head = keras.Model(inputs, h), keras.layers.Dense(1000)
+    head.build((None, 128))  # of one axis besides the batch: of more, Keras' versions do differently
+    variables = [*model.trainable_variables, *head.trainable_variables]
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    words, following = tf.random.stateless_uniform([2, 126, 35], (1, 2), 0, 1000, tf.int32)
+
+    def step(words, following):
+        with tf.GradientTape() as tape:
+            rows = head(tf.reshape(model(words, training=True), [-1, 128]))
+            loss = loss_of(following, tf.reshape(rows, [126, 35, 1000]))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=False):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    if limited:
+        step = tfswap.optimize(tf.function(step))
+    else:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        step = tf.function(step)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses = [step(words, following).numpy().tobytes().hex() for _ in range(3)]
+    found = {"losses": losses, "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}
+    if limited:
+        found |= {
+            "ends": sum(split.at_end for split in step.plan().splits),
+            "planned": step.report().planned_peak_bytes,
+        }
+    return found
 
 
 def test_a_recurrent_net_trains_in_an_arena_that_has_the_bytes_and_not_the_holes() -> None:
     def run(mib: int, limited: bool) -> dict[str, Any]:
-        return on_arena(f"ARENA_MIB, LIMITED = {mib}, {limited}\n{PROGRAM}", mib)
+        return on_arena(lambda: recurrent(mib, limited), mib)
 
     found, expected = run(24, limited=True), run(200, limited=False)
     assert found["losses"] == expected["losses"]

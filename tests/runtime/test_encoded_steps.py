@@ -3,107 +3,51 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from encoded_nets import Activated, EncodedNet, SwappedNets
+from nets import bits, floor_of, trained, unoptimised
 from processes import on_arena
 from slow import slow
 
+import tfswap
 from tfswap.ir import custom_ops
 
-NET = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from nets import bits, floor_of, trained, unoptimised
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-weights = [tf.Variable(tf.random.stateless_normal([3, 3, 8, 8], seed=(i, 1)) * 0.2) for i in range(6)]
-start = [w.numpy() for w in weights]
-mixed = tf.Variable(tf.random.stateless_normal([12 * 12 * 8] * 2, seed=(9, 9)) * 0.03)
-
-def forward(x):
-    h = tf.nn.relu(tf.nn.conv2d(x, weights[0], 1, "SAME"))
-    h = tf.nn.max_pool2d(h, 2, 2, "VALID")
-    h = tf.nn.conv2d(h, weights[1], 1, "SAME")
-    h = tf.nn.relu6(3 * h) + tf.nn.leaky_relu(h, 0.1)
-    h = tf.nn.experimental.stateless_dropout(h, 0.3, seed=[1, 2])
-    h = tf.nn.max_pool2d(tf.nn.conv2d(h, weights[2], 1, "SAME"), 3, 2, "SAME")
-    h = tf.reshape(tf.nn.relu(tf.nn.conv2d(h, weights[3], 1, "SAME")), [-1, 12 * 12 * 8])
-    for _ in range(8):  # for so long everything waits
-        h = h @ mixed
-    return tf.reduce_mean(h**2)
-
-def train(x):
-    with tf.GradientTape() as tape:
-        loss = forward(x)
-    for w, g in zip(weights, tape.gradient(loss, weights[:4])):
-        w.assign_sub(0.1 * g)
-    return loss
-
-def run(function, *batches):
-    return trained(weights, start, function, *((x,) for x in batches))
-
-x = tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))
-signature = [tf.TensorSpec([None, 48, 48, 8])]
-"""
-
-
-PREDICATES = """
-import json
-import tensorflow as tf
-from nets import floor_of, trained, unoptimised
-import tfswap
-
-slab = tf.raw_ops.Empty(shape=[400 << 20], dtype=tf.uint8)
-del slab
-weights = [tf.Variable(tf.random.stateless_normal([64, 64], seed=(i, 1)) * 0.2) for i in range(4)]
-start = [w.numpy() for w in weights]
-
-def train(x):
-    with tf.GradientTape() as tape:
-        h = x
-        for w in weights:
-            h = activation(h @ w) + x
-            # The activation's result is not needed.
-            h = tf.reshape(tf.reduce_sum(tf.reshape(h, [-1, 8, 8, 1]), 3, True) * 0.5, [-1, 64]) + x
-        loss = tf.reduce_mean(h * h)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(0.01 * g)
-    return loss
-
-def traced():
-    return tf.function(train, input_signature=[tf.TensorSpec([None, 64])])
-
-x = tf.random.stateless_normal([1 << 14, 64], seed=(3, 3))
-special = tf.concat([[[float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3e38, 0.0, 1.0] * 8], x[1:77]], 0)
-"""
+ACTIVATIONS = {
+    "leaky": lambda h: tf.maximum(h, 0.1 * h),
+    "clipped": lambda h: tf.clip_by_value(h, -1.0, 1.0),
+    "times a mask": lambda h: h * tf.cast(h > 0, tf.float32),
+    "chosen": lambda h: tf.where(h > 0, h, 0.2 * h),
+    "relu": lambda h: tf.maximum(h, 0.0),
+    "bounded": lambda h: tf.minimum(1.0, h),
+    "by the old op": lambda h: tf.raw_ops.Select(condition=h > 0, x=h, y=0.2 * h),
+}
 
 
 @pytest.mark.parametrize(
     "activation",
     [
-        "tf.maximum(h, 0.1 * h)",
-        "tf.clip_by_value(h, -1.0, 1.0)",
-        "h * tf.cast(h > 0, tf.float32)",
-        "tf.where(h > 0, h, 0.2 * h)",
-        *slow("tf.maximum(h, 0.0)", "tf.minimum(1.0, h)", "tf.raw_ops.Select(condition=h > 0, x=h, y=0.2 * h)"),
+        "leaky",
+        "clipped",
+        "times a mask",
+        "chosen",
+        *slow("relu", "bounded", "by the old op"),
     ],
 )
 def test_what_depends_on_a_predicate_waits_as_a_mask(activation):
-    pytest.importorskip("tensorflow")
-    same, peak, floor, masks, map_bytes = on_arena(
-        f"activation = lambda h: {activation}"
-        + PREDICATES
-        + """
-floor = floor_of(traced(), x, tactics=("encode",))
-step = tfswap.optimize(traced(), memory_limit=floor + floor // 10, tactics=("encode",))
-calls = (x,), (special,), (x[:0],)
-expected, _ = unoptimised(lambda: trained(weights, start, traced(), *calls))
-made, peak = trained(weights, start, step, *calls)
-ops = [op.type for op in step.get_concrete_function(tf.TensorSpec(x.shape)).graph.get_operations()]
-print(json.dumps([made == expected, peak, floor, ops.count("Tfswap>EncodeMask"), 4 * tf.size(x).numpy().item()]))
-"""
-    )
+    def program():
+        net = Activated(ACTIVATIONS[activation])
+        x = net.x
+        odd = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3e38, 0.0, 1.0]
+        special = tf.concat([[odd * 8], x[1:77]], 0)
+        floor = floor_of(net.traced(), x, tactics=("encode",))
+        step = tfswap.optimize(net.traced(), memory_limit=floor + floor // 10, tactics=("encode",))
+        calls = (x,), (special,), (x[:0],)
+        expected, _ = unoptimised(lambda: trained(net.weights, net.start, net.traced(), *calls))
+        made, peak = trained(net.weights, net.start, step, *calls)
+        ops = [op.type for op in step.get_concrete_function(tf.TensorSpec(x.shape)).graph.get_operations()]
+        return [made == expected, peak, floor, ops.count("Tfswap>EncodeMask"), 4 * tf.size(x).numpy().item()]
+
+    same, peak, floor, masks, map_bytes = on_arena(program)
     assert same
     assert peak <= floor + floor // 10
     assert masks >= 4, "one for each layer"
@@ -111,22 +55,21 @@ print(json.dumps([made == expected, peak, floor, ops.count("Tfswap>EncodeMask"),
     assert floor < 8.25 * map_bytes
 
 
-@pytest.mark.parametrize("asked", ["", ', tactics=("encode",)'])
-def test_a_step_with_encodings_keeps_its_bits_and_its_limit(asked):
-    pytest.importorskip("tensorflow")
-    found = on_arena(
-        NET
-        + f"""
-reference = tf.function(train, input_signature=signature)
-expected, _ = unoptimised(lambda: run(reference, x, x, x[:5]))
-floor = floor_of(tf.function(train, input_signature=signature), x{asked})
-limit = floor + floor // 10  # the arena is another by then
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit{asked})
-made, peak = run(step, x, x, x[:5])
-ops = [op.type for op in step.get_concrete_function(tf.TensorSpec([32, 48, 48, 8])).graph.get_operations()]
-print(json.dumps([made == expected, peak, limit, len(step.plan().encoded), sorted(set(ops)), str(step.report())]))
-"""
-    )
+@pytest.mark.parametrize("options", [{}, {"tactics": ("encode",)}])
+def test_a_step_with_encodings_keeps_its_bits_and_its_limit(options):
+    def program():
+        net = EncodedNet()
+        x = net.x
+        reference = net.traced()
+        expected, _ = unoptimised(lambda: net.run(reference, x, x, x[:5]))
+        floor = floor_of(net.traced(), x, **options)
+        limit = floor + floor // 10  # the arena is another by then
+        step = tfswap.optimize(net.traced(), memory_limit=limit, **options)
+        made, peak = net.run(step, x, x, x[:5])
+        ops = [op.type for op in step.get_concrete_function(tf.TensorSpec(x.shape)).graph.get_operations()]
+        return [made == expected, peak, limit, len(step.plan().encoded), sorted(set(ops)), str(step.report())]
+
+    found = on_arena(program)
     same, peak, limit, count, ops, report = found
     assert same
     assert peak <= limit, report
@@ -135,70 +78,23 @@ print(json.dumps([made == expected, peak, limit, len(step.plan().encoded), sorte
     assert set(ops) >= custom_ops.FROM_ENCODED | {custom_ops.ENCODE_MASK, custom_ops.ENCODE_MAX_POOL}
 
 
-# Steps of which the gradients need only the signs of the maps, and steps whose products read the maps.
-SWAPPED = """
-import json
-import tensorflow as tf
-import tfswap
-from nets import bits, floor_of, trained, unoptimised
-
-slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
-del slab
-shapes = {"masks": [1024], "floats": [128, 128]}
-weights = {name: [tf.Variable(tf.random.stateless_normal(shape, seed=(i, 1)) * 0.1) for i in range(12)]
-           for name, shape in shapes.items()}
-start = {name: [w.numpy() for w in each] for name, each in weights.items()}
-layers = {"masks": lambda h, w: h + tf.nn.relu(tf.roll(h, 1, 1) + w), "floats": lambda h, w: tf.tanh(h @ w)}
-
-def made(name):
-    def train(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weights[name]:
-                h = layers[name](h, w)
-            loss = tf.reduce_mean(h)
-        for w, g in zip(weights[name], tape.gradient(loss, weights[name])):
-            w.assign_sub(g)
-        return loss
-    return tf.function(train)
-
-def run(name, limit=None, **options):
-    x = tf.random.stateless_normal([512, 1024] if name == "masks" else [4096, 128], seed=(3, 3))
-    step = made(name)
-    if limit is None:
-        return unoptimised(lambda: trained(weights[name], start[name], step, (x,), (x,)))[0]
-    if limit == "floor":
-        floor = floor_of(step, x, **options)
-        return floor + floor // 50
-    step = tfswap.optimize(step, memory_limit=limit, **options)
-    found, peak = trained(weights[name], start[name], step, (x,), (x,))
-    stays, stats = step.plan().evictions, step.stats()
-    assert stats.out_bytes == sum(s.nbytes for s in stays if s.out is not None)
-    assert stats.in_bytes == sum(s.nbytes for s in stays)
-    assert peak <= limit
-    return found, {s.tensor: s.nbytes for s in stays}
-"""
-
-
 def test_what_is_encoded_travels_so():
     """Masks in place of maps, to the same bits; and rounded floats, to the bits of those that stay."""
-    pytest.importorskip("tensorflow")
-    found = on_arena(
-        SWAPPED
-        + """
-both = ("swap", "encode")
-limit = run("masks", "floor", tactics=both)
-plain, maps = run("masks", limit, tactics=("swap",))
-same, masks = run("masks", limit, tactics=both)
-assert same == plain == run("masks")
-both, alone = ({"tactics": tactics, "precision": "fp8"} for tactics in (both, ("encode",)))
-rounded, floats = run("floats", run("floats", "floor", **both), **both)
-stayed, nothing = run("floats", run("floats", "floor", **alone), **alone)
-assert rounded == stayed
-assert not nothing
-print(json.dumps([maps, masks, floats]))
-"""
-    )
+
+    def program():
+        nets, both = SwappedNets(), ("swap", "encode")
+        limit = nets.near_floor("masks", tactics=both)
+        plain, maps = nets.run("masks", limit, tactics=("swap",))
+        same, masks = nets.run("masks", limit, tactics=both)
+        assert same == plain == nets.unoptimised("masks")
+        both, alone = ({"tactics": tactics, "precision": "fp8"} for tactics in (both, ("encode",)))
+        rounded, floats = nets.run("floats", nets.near_floor("floats", **both), **both)
+        stayed, nothing = nets.run("floats", nets.near_floor("floats", **alone), **alone)
+        assert rounded == stayed
+        assert not nothing
+        return [maps, masks, floats]
+
+    found = on_arena(program)
     maps, masks, floats = (
         {name: nbytes for name, nbytes in each.items() if kind in name and not name.startswith("gradient")}
         for each, kind in zip(found, ("Relu", "Relu", "Tanh_"), strict=True)
@@ -212,24 +108,17 @@ print(json.dumps([maps, masks, floats]))
 
 
 def test_a_saved_model_with_encodings_says_what_to_import(tmp_path):
-    pytest.importorskip("tensorflow")
-    found = on_arena(
-        NET
-        + f"""
-class Model(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.weights, self.mixed = weights, mixed
-        self.train_step = tf.function(train, input_signature=signature)
+    def made():
+        net, model = EncodedNet(), tf.Module()
+        model.weights, model.mixed, model.train_step = net.weights, net.mixed, net.traced()
+        given, rewritten = str(tmp_path / "in"), str(tmp_path / "out")
+        tf.saved_model.save(model, given)
+        options = {"memory_limit": "80%", "batch_size": 32, "tactics": ("encode",)}
+        report = tfswap.optimize_graph(given, rewritten, **options)
+        expected = bits(unoptimised(model.train_step, net.x))
+        return [len(report.encoded), expected[0].hex()]
 
-model = Model()
-tf.saved_model.save(model, {str(tmp_path / "in")!r})
-report = tfswap.optimize_graph(
-    {str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, memory_limit="80%", batch_size=32, tactics=("encode",))
-expected = bits(unoptimised(model.train_step, x))
-print(json.dumps([len(report.encoded), expected[0].hex()]))
-"""
-    )
+    found = on_arena(made)
     count, expected = found
     assert count == 6
     text = (tmp_path / "out" / "README.txt").read_text()
@@ -250,8 +139,6 @@ print(json.dumps([len(report.encoded), expected[0].hex()]))
 
 
 def test_the_codecs_are_loaded_for_plans_that_use_them_only():
-    pytest.importorskip("tensorflow")
-
     def program():
         import tensorflow as tf
         from nets import Net, batch
@@ -270,8 +157,6 @@ def test_the_codecs_are_loaded_for_plans_that_use_them_only():
 
 
 def test_relus_and_gradients_from_masks_write_over_what_they_are_given():
-    pytest.importorskip("tensorflow")
-
     def program():
         import tensorflow as tf
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import TWO_THREADS, on_arena
-from test_body_pairs import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
+from test_body_pairs import LOOP, TWO_CORES, attention, body_of, lstm, measured_in_steps
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.function_runs import group_chunks
@@ -187,12 +188,9 @@ def test_views_between_kernels_are_of_the_node() -> None:
     assert kept == {"a": 0, "b": 0, "next": 1, "sum": 1, "v": 0}
 
 
-SMALL_ATTENTION = ATTENTION.replace("[60, 64, 256]", "[60, 16, 256]")
-
-
-@pytest.mark.parametrize("program", [PROGRAM, SMALL_ATTENTION], ids=["lstm", "attention"])
-def test_a_step_with_groups_peaks_as_planned_and_has_its_values(program: str) -> None:
-    found = on_arena(program.replace("LIMIT", '"105%"'), 600, **TWO_THREADS)
+@pytest.mark.parametrize(("net", "rows"), [(lstm, 64), (attention, 16)])
+def test_a_step_with_groups_peaks_as_planned_and_has_its_values(net: Callable[[], Any], rows: int) -> None:
+    found = on_arena(lambda: measured_in_steps(net, "105%", rows), 600, **TWO_THREADS)
     assert found["grouped"]
     assert found["same"]
     assert set(found["measured"]) == {found["planned"]}

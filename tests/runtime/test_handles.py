@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 from processes import on_arena
 
-PROGRAM = """
-import json
-import tensorflow as tf
 import tfswap
 
 ROWS, WIDTH = 1024, 128
-draw = lambda *shape: tf.random.stateless_normal(shape, (len(shape), 1))
-BATCH = draw(ROWS, WIDTH)
+
+
+def draw(*shape):
+    return tf.random.stateless_normal(shape, (len(shape), 1))
+
+
+def body_of(kind, train, batch):
+    """The body of a loop of steps that reads batches from a handle of this kind; None for a whole iterator."""
+    if kind == "iterator":
+        iterator = iter(tf.data.Dataset.from_tensors(batch).repeat())
+        return lambda i: train(next(iterator) / tf.cast(i + 1, tf.float32))
+    if kind == "table":
+        numbers = tf.range(9)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(numbers, tf.ones([9])), 2.0)
+        counts = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 1.0)
+
+        def body(i):
+            counts.insert(i, counts.lookup(i) + 1)
+            return train(batch * (table.lookup(i) + counts.lookup(i)))
+
+        return body
+    if kind == "queue":  # which gives sizes as it is traced, and no op does
+        queue = tf.queue.PriorityQueue(4, [tf.float32], [[ROWS, WIDTH]])
+        queue.enqueue((tf.constant(0, tf.int64), batch))
+
+        def body(i):
+            x = queue.dequeue()[1]
+            queue.enqueue((tf.constant(0, tf.int64), x))
+            return train(x / tf.cast(i + 1, tf.float32))
+
+        return body
+    if kind == "generator":
+        generator = tf.random.Generator.from_seed(3)
+        return lambda i: train(batch * generator.normal([ROWS, 1]))
+    if kind == "python":
+
+        def body(i):
+            scale = tf.numpy_function(lambda i: batch.numpy() * 0 + i, [tf.cast(i, tf.float32)], tf.float32)
+            scale.set_shape([ROWS, WIDTH])
+            return train(batch + scale)
+
+        return body
+    return None
+
 
 def made(kind):
+    batch = draw(ROWS, WIDTH)
     weights = [tf.Variable(0.1 * draw(WIDTH, WIDTH)) for _ in range(8)]
 
     def train(x):
@@ -23,38 +64,12 @@ def made(kind):
             for weight in weights:
                 h = tf.nn.relu(h @ weight)
             loss = tf.reduce_mean(tf.square(h))
-        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
             weight.assign_sub(0.1 * gradient)
         return loss
 
-    batches = tf.data.Dataset.from_tensors(BATCH).repeat()
-    if kind == "iterator":
-        iterator = iter(batches)
-        body = lambda i: train(next(iterator) / tf.cast(i + 1, tf.float32))
-    elif kind == "table":
-        numbers = tf.range(9)
-        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(numbers, tf.ones([9])), 2.0)
-        counts = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 1.0)
-
-        def body(i):
-            counts.insert(i, counts.lookup(i) + 1)
-            return train(BATCH * (table.lookup(i) + counts.lookup(i)))
-    elif kind == "queue":  # which gives sizes as it is traced, and no op does
-        queue = tf.queue.PriorityQueue(4, [tf.float32], [[ROWS, WIDTH]])
-        queue.enqueue((tf.constant(0, tf.int64), BATCH))
-
-        def body(i):
-            x = queue.dequeue()[1]
-            queue.enqueue((tf.constant(0, tf.int64), x))
-            return train(x / tf.cast(i + 1, tf.float32))
-    elif kind == "generator":
-        generator = tf.random.Generator.from_seed(3)
-        body = lambda i: train(BATCH * generator.normal([ROWS, 1]))
-    elif kind == "python":
-        def body(i):
-            scale = tf.numpy_function(lambda i: BATCH.numpy() * 0 + i, [tf.cast(i, tf.float32)], tf.float32)
-            scale.set_shape([ROWS, WIDTH])
-            return train(BATCH + scale)
+    batches = tf.data.Dataset.from_tensors(batch).repeat()
+    body = body_of(kind, train, batch)
 
     def loop():
         more, once = lambda i, total: i < 3, lambda i, total: (i + 1, total + body(i))
@@ -63,14 +78,18 @@ def made(kind):
     def until_the_end(iterator):  # as AutoGraph makes it of `for x in iterator`
         def once(more, total):
             element = iterator.get_next_as_optional()
-            some = lambda: (True, total + train(element.get_value()))
+
+            def some():
+                return (True, total + train(element.get_value()))
+
             return tf.cond(element.has_value(), some, lambda: (False, total))
 
         return tf.while_loop(lambda more, total: more, once, (True, 0.0))[1]
 
     if kind == "whole iterator":
         return until_the_end, lambda: [iter(batches.take(3))], weights
-    return loop, lambda: [], weights
+    return loop, list, weights
+
 
 def run(kind, **limit):
     step, arguments, weights = made(kind)
@@ -83,17 +102,18 @@ def run(kind, **limit):
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
     return [results, [w.numpy().tobytes().hex() for w in weights]], max(peaks), step
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as of steps with loops
-expected, unoptimised, _ = run(KIND)
-found, peak, step = run(KIND, memory_limit="60%")
-report = step.report()
-print(json.dumps([found == expected, peak <= report.memory_limit_bytes, report.memory_limit_bytes < unoptimised]))
-"""
+
+def keeps_limit_and_bits(kind):
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as of steps with loops
+    expected, unoptimised, _ = run(kind)
+    found, peak, step = run(kind, memory_limit="60%")
+    report = step.report()
+    return [found == expected, peak <= report.memory_limit_bytes, report.memory_limit_bytes < unoptimised]
 
 
 @pytest.mark.parametrize("kind", ["iterator", "whole iterator", "table", "queue", "generator", "python"])
 def test_a_loop_that_takes_a_handle_keeps_the_limit_and_the_bits(kind: str) -> None:
-    assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
+    assert on_arena(lambda: keeps_limit_and_bits(kind)) == [True, True, True]
 
 
 def lookups():

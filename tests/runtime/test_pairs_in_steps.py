@@ -2,60 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
+import tensorflow as tf
 from processes import TWO_THREADS, on_arena
 from slow import slow
 
-PROGRAM = """
-import json, threading
-import numpy as np
-import tensorflow as tf
-import tfswap, tfswap.ops
+import tfswap
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.grappler import as_planned
+from tfswap.device import arena, machine
+from tfswap.exporters.function import memory_optimizer_off
+from tfswap.importers.function import import_function
 
-def info():
-    return tf.config.experimental.get_memory_info("CPU:0")
 
-NET
-
-slab = tf.raw_ops.Empty(shape=[900 << 20], dtype=tf.uint8)
-del slab
-x = Net.data()
-plain = Net()
-reference = tf.function(plain.step)
-with tfswap.exporters.function.memory_optimizer_off():
-    expected = [float(reference(x)) for _ in range(6)]
-net = Net()
-step = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT)
-measured, losses = [], []
-
-def measure():
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses.append(float(step(x)))
-    measured.append(info()["peak"])
-
-measure()  # it is planned, which would take long on a busy machine
-stop = threading.Event()
-def burn():
-    a = np.ones((300, 300))
-    while not stop.is_set():
-        a @ a
-others = [threading.Thread(target=burn) for _ in range(BUSY)]
-for thread in others:
-    thread.start()
-for _ in range(5):
-    measure()
-stop.set()
-same = all(np.array_equal(a, b) for a, b in zip(plain.weights, net.weights))
-plan = step.plan()
-print(json.dumps({"paired": len(plan.paired), "planned": plan.planned_peak_bytes, "limit": plan.limit_bytes,
-                  "measured": measured, "same": same and losses == expected, "evictions": len(plan.evictions),
-                  "concurrent": plan.concurrent}))
-"""
-
-ATTENTION = """
-class Net:
+class Attention:
     def __init__(self, layers=3, width=128):
-        make = lambda *seed: tf.Variable(tf.random.stateless_normal([8, width, width], seed=seed) * 0.1)
+        def make(*seed):
+            return tf.Variable(tf.random.stateless_normal([8, width, width], seed=seed) * 0.1)
+
         self.weights = [make(i, j) for i in range(layers) for j in range(4)]
 
     @staticmethod
@@ -65,18 +32,17 @@ class Net:
     def step(self, x):
         with tf.GradientTape() as tape:
             h = x
-            for q, k, v, out in zip(*(self.weights[n::4] for n in range(4))):
+            for q, k, v, out in zip(*(self.weights[n::4] for n in range(4)), strict=True):
                 a = tf.tanh(h)
                 scores = tf.nn.softmax(tf.linalg.matmul(a @ q, a @ k, transpose_b=True) * 0.1)
                 h = h + (scores @ (a @ v)) @ out
             loss = tf.reduce_mean(h * h)
-        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights)):
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
             weight.assign_sub(0.1 * gradient)
         return loss
-"""
 
-CONVOLUTIONS = """
-class Net:
+
+class Convolutions:
     def __init__(self, layers=6, depth=64):
         self.weights = [
             tf.Variable(tf.random.stateless_normal([3, 3, depth, depth], seed=(i, 0)) * 0.05) for i in range(layers)
@@ -92,24 +58,71 @@ class Net:
             for weight in self.weights:
                 h = tf.nn.relu(tf.nn.conv2d(h, weight, 1, "SAME"))
             loss = tf.reduce_mean(h * h)
-        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights)):
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
             weight.assign_sub(0.1 * gradient)
         return loss
-"""
+
+
+def measured_in_steps(kind, limit, busy):
+    """Peaks and values of five steps of a net of this kind, while as many threads as `busy` compute."""
+    settle()
+    x, plain = kind.data(), kind()
+    reference = tf.function(plain.step)
+    with memory_optimizer_off():
+        expected = [float(reference(x)) for _ in range(6)]
+    net = kind()
+    step = tfswap.optimize(tf.function(net.step), memory_limit=limit)
+    measured, losses = [], []
+
+    def measure():
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses.append(float(step(x)))
+        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+
+    measure()  # it is planned, which would take long on a busy machine
+    stop = threading.Event()
+
+    def burn():
+        a = np.ones((300, 300))
+        while not stop.is_set():
+            a @ a
+
+    others = [threading.Thread(target=burn) for _ in range(busy)]
+    for thread in others:
+        thread.start()
+    for _ in range(5):
+        measure()
+    stop.set()
+    same = all(np.array_equal(a, b) for a, b in zip(plain.weights, net.weights, strict=True))
+    plan = step.plan()
+    return {
+        "paired": len(plan.paired),
+        "planned": plan.planned_peak_bytes,
+        "limit": plan.limit_bytes,
+        "measured": measured,
+        "same": same and losses == expected,
+        "evictions": len(plan.evictions),
+        "concurrent": plan.concurrent,
+    }
+
+
+def settle():
+    """Makes the arena one free region."""
+    slab = tf.raw_ops.Empty(shape=[900 << 20], dtype=tf.uint8)
+    del slab
 
 
 @pytest.mark.parametrize(
     ("net", "limit", "busy"),
     [
-        (ATTENTION, "100%", 0),
-        (ATTENTION, "60%", 3),
-        (CONVOLUTIONS, "65%", 3),
-        *slow((ATTENTION, "60%", 0), (CONVOLUTIONS, "65%", 0)),
+        (Attention, "100%", 0),
+        (Attention, "60%", 3),
+        (Convolutions, "65%", 3),
+        *slow((Attention, "60%", 0), (Convolutions, "65%", 0)),
     ],
 )
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):
-    code = PROGRAM.replace("NET", net).replace("LIMIT", f'"{limit}"').replace("BUSY", str(busy))
-    run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
+    run = on_arena(lambda: measured_in_steps(net, limit, busy), 1000, **TWO_THREADS)
     # Groups have room in place of pairs where nothing has to move.
     assert bool(run["paired"]) == bool(run["evictions"]) == (limit != "100%")
     assert bool(run["concurrent"]) == (limit == "100%")
@@ -118,31 +131,20 @@ def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, bus
     assert {peak == run["planned"] for peak in run["measured"]} == {True}
 
 
-NEAR_THE_FLOOR = """
-import json
-import tensorflow as tf
-from tfswap.device import arena, machine
-from tfswap.compiler.grappler import as_planned
-from tfswap.compiler.compiler import Optimizer
-from tfswap.importers.function import import_function
-
-NET
-
-slab = tf.raw_ops.Empty(shape=[900 << 20], dtype=tf.uint8)
-del slab
-x, net = Net.data(), Net(layers=6)
-concrete = tf.function(net.step).get_concrete_function(x)
-device, model = machine.current_device()
-graph = as_planned(import_function(concrete, [x]), concrete, model)
-optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
-plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
-print(json.dumps([[len(plan.paired), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
-"""
+def near_the_floor():
+    settle()
+    x, net = Attention.data(), Attention(layers=6)
+    concrete = tf.function(net.step).get_concrete_function(x)
+    device, model = machine.current_device()
+    graph = as_planned(import_function(concrete, [x]), concrete, model)
+    optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
+    plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
+    return [[len(plan.paired), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]
 
 
 def test_near_the_floor_those_stay_side_by_side_that_do_not_raise_the_peak():
     """There requests get chunks of their own size, and what runs in a pair at the peak runs alone."""
-    plans = on_arena(NEAR_THE_FLOOR.replace("NET", ATTENTION), 1000, **TWO_THREADS)
+    plans = on_arena(near_the_floor, 1000, **TWO_THREADS)
     assert all(paired > 2 and splits and kept for paired, splits, kept in plans), plans
 
 

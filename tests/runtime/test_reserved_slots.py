@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
 from planner_problems import facts, named
 from processes import on_arena
 
+import tfswap
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.schedule import Step, build_schedule
 from tfswap.planner.small_slots import choose_slots, cut
+from tfswap.runtime import step_compiler
+from tfswap.runtime.step_compiler import StepCompiler
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.memory import simulate_memory
@@ -66,17 +70,8 @@ def test_small_tensors_in_slots_do_not_part_large_ones():
     assert whole.peak_bytes <= limit
 
 
-STEP = """
-import json
-import tensorflow as tf
-import tfswap
-from tfswap.runtime.step_compiler import StepCompiler
-
 MIB = 1 << 20
-filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
-slab = tf.raw_ops.Empty(shape=[26 * MIB], dtype=tf.uint8)
-del slab
-x = tf.raw_ops.StatelessRandomUniform(shape=[2 * MIB], seed=(1, 1))
+
 
 def step(x):
     a = tf.exp(x)
@@ -87,70 +82,63 @@ def step(x):
     large = tf.exp(tf.tile(c, [4096]))
     return tf.reduce_sum(large) + tf.reduce_sum(first * second)
 
-def run(limit):
+
+def run(limit, large=1):
+    """Measured peaks, the planned one and the limit of a step in an arena whose first region is full."""
+    _filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
+    slab = tf.raw_ops.Empty(shape=[26 * MIB], dtype=tf.uint8)
+    del slab
+    x = tf.raw_ops.StatelessRandomUniform(shape=[2 * MIB], seed=(1, 1))
+    if large > 1:
+        x = tf.tile(x[: 1 << 20], [large])
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit=limit, tactics=())
     peaks = []
-    for _ in range(3):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        planned(x)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    return peaks, planned.plan().planned_peak_bytes, limit
-"""
+    try:
+        for _ in range(3):
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            planned(x)
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    except tfswap.InfeasibleMemoryLimit as error:
+        left = tf.config.experimental.get_memory_info("CPU:0")["current"] - before
+        return {"floor": error.floor_bytes, "limit": error.limit_bytes, "left": left}
+    return {"peaks": peaks, "planned": planned.plan().planned_peak_bytes}
 
 
 def test_a_step_whose_tensors_have_no_place_gets_slots_and_runs():
-    peaks, planned, limit = on_arena(f"{STEP}print(json.dumps(run(28 * MIB)))", 28)
-    assert set(peaks) == {planned}
-    assert planned <= limit
+    found = on_arena(lambda: run(28 * MIB), 28)
+    assert set(found["peaks"]) == {found["planned"]}
+    assert found["planned"] <= 28 * MIB
 
 
 def test_without_slots_it_is_refused():
-    floor = on_arena(
-        f"""{STEP}
-StepCompiler.make_slots = lambda compiler, optimizer, others=(): 0
-try:
-    run(28 * MIB)
-except tfswap.InfeasibleMemoryLimit as error:
-    print(error.floor_bytes)
-""",
-        28,
-    )
-    assert floor > 28 << 20
+    def program():
+        StepCompiler.make_slots = lambda compiler, optimizer, others=(): 0
+        return run(28 * MIB)
+
+    assert on_arena(program, 28)["floor"] > 28 * MIB
 
 
 def test_a_step_that_needs_more_than_the_arena_has_gets_none():
-    made = on_arena(
-        f"""{STEP}
-made, make = [], StepCompiler.make_slots
-StepCompiler.make_slots = lambda *given: made.append(make(*given)) or made[-1]
-x = tf.tile(x[: 1 << 20], [3])
-try:
-    run(28 * MIB)
-except tfswap.InfeasibleMemoryLimit:
-    print(json.dumps(made))
-""",
-        28,
-    )
+    def program():
+        made, make = [], StepCompiler.make_slots
+        StepCompiler.make_slots = lambda *given: made.append(make(*given)) or made[-1]
+        assert "floor" in run(28 * MIB, large=3)
+        return made
+
+    made = on_arena(program, 28)
     assert made
     assert not any(made)
 
 
 def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
-    left, limit = on_arena(
-        f"""{STEP}
-from tfswap.runtime import step_compiler
-step_compiler.reserved_slots = lambda search, snapshot, others: [64 << 10] * 1000
-before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-try:
-    run(28 * MIB)
-except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.limit_bytes
-print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["current"] - before, limit]))
-""",
-        28,
-    )
-    assert limit == 28 << 20
-    assert left < 64 << 10
+    def program():
+        step_compiler.reserved_slots = lambda search, snapshot, others: [64 << 10] * 1000
+        return run(28 * MIB)
+
+    found = on_arena(program, 28)
+    assert found["limit"] == 28 * MIB
+    assert found["left"] < 64 << 10
 
 
 def batches():

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
+import numpy as np
 import pytest
+import tensorflow as tf
 from processes import on_arena
 from slow import slow
 
-PROGRAM = """
-import json
-import logging
-import numpy as np
-import tensorflow as tf
 import tfswap
 
 ROWS, WIDTH = 128, 256
-messages = []
-handler = logging.Handler()
-handler.emit = lambda record: messages.append(record.getMessage())
-logging.getLogger("tfswap").addHandler(handler)
-weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.06) for n in range(5)]
-slots = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
-frozen = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (3, n)) * 0.06) for n in range(FROZEN)]
-x = tf.random.stateless_normal([ROWS, WIDTH], (2, 2))
 
-@tf.function
-def train(x):
-    with tf.GradientTape() as tape:
-        h = x
-        for weight in (*weights, *frozen):
-            h = tf.nn.relu(h @ weight)
-        loss = tf.reduce_mean(tf.square(h))
-    for weight, slot, gradient in zip(weights, slots, tape.gradient(loss, weights)):
-        slot.assign(0.9 * slot + gradient)
-        weight.assign_sub(0.1 * slot)
-    return loss
 
 def at(offset, array):
     room = np.empty(array.nbytes + 128, np.uint8)
@@ -42,37 +22,69 @@ def at(offset, array):
     made[...] = array
     return made
 
-held = []
-def between(call):
-    if HOW == "held":
-        held.clear()
-    for variable in frozen:
-        variable.sparse_read(tf.constant([0]))
-    for n, variable in enumerate((*weights, *slots)):
-        if HOW == "held":
-            held.append(tf.identity(variable))
-        elif HOW == "from NumPy":  # which TensorFlow adopts, or copies to memory outside of the arena
-            variable.assign(at(4 * ((n + call) % 2), variable.numpy()))
-        elif HOW == "some" and (n + call) % 3 == 0:
-            variable.assign(at(0, variable.numpy()))
-        elif HOW == "from tensors":
-            variable.assign(variable * 0.99)
-        elif HOW == "in part" and n % 2 == 0:  # which turns on its copy-on-read mode
-            variable.sparse_read(tf.constant([0]))
-        elif HOW == "one for all" and n < 5:
-            variable.assign(weights[0])
 
-step = tfswap.optimize(train, memory_limit=LIMIT)
-measured, planned = [], []
-for call in range(6):
-    if call:
-        between(call)
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    step(x)
-    measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    planned.append(step.report().planned_peak_bytes)
-"""
+class Trained:
+    """Weights and slots that are assigned in each step, and others that are only read."""
+
+    def __init__(self, frozen):
+        def draw(seed, n):
+            return tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (seed, n)) * 0.06)
+
+        self.weights = [draw(1, n) for n in range(5)]
+        self.slots = [tf.Variable(tf.zeros_like(weight)) for weight in self.weights]
+        self.frozen = [draw(3, n) for n in range(frozen)]
+        self.held = []
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in (*self.weights, *self.frozen):
+                h = tf.nn.relu(h @ weight)
+            loss = tf.reduce_mean(tf.square(h))
+        for weight, slot, gradient in zip(self.weights, self.slots, tape.gradient(loss, self.weights), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        return loss
+
+    def between(self, how, call):
+        """Read, assign or hold variables before this call."""
+        if how == "held":
+            self.held.clear()
+        for variable in self.frozen:
+            variable.sparse_read(tf.constant([0]))
+        for n, variable in enumerate((*self.weights, *self.slots)):
+            if how == "held":
+                self.held.append(tf.identity(variable))
+            elif how == "from NumPy":  # which TensorFlow adopts, or copies to memory outside of the arena
+                variable.assign(at(4 * ((n + call) % 2), variable.numpy()))
+            elif how == "some" and (n + call) % 3 == 0:
+                variable.assign(at(0, variable.numpy()))
+            elif how == "from tensors":
+                variable.assign(variable * 0.99)
+            elif how == "in part" and n % 2 == 0:  # which turns on its copy-on-read mode
+                variable.sparse_read(tf.constant([0]))
+            elif how == "one for all" and n < 5:
+                variable.assign(self.weights[0])
+
+
+def steps(how, limit, frozen=0):
+    """Measured and planned peaks, the limit, and what tfswap logs."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("tfswap").addHandler(handler)
+    net = Trained(frozen)
+    x = tf.random.stateless_normal([ROWS, WIDTH], (2, 2))
+    step = tfswap.optimize(tf.function(net.train), memory_limit=limit)
+    measured, planned = [], []
+    for call in range(6):
+        if call:
+            net.between(how, call)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step(x)
+        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        planned.append(step.report().planned_peak_bytes)
+    return [measured, planned, step.report().memory_limit_bytes, messages]
 
 
 @pytest.mark.parametrize(
@@ -86,21 +98,14 @@ for call in range(6):
     ],
 )
 def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) -> None:
-    measured, planned, kept, messages = on_arena(
-        f"HOW, LIMIT, FROZEN = {how!r}, {limit!r}, {4 * (how == 'frozen')}\n{PROGRAM}\n"
-        "print(json.dumps([measured, planned, step.report().memory_limit_bytes, messages]))"
-    )
+    measured, planned, kept, messages = on_arena(lambda: steps(how, limit, 4 * (how == "frozen")))
     assert max(measured) <= kept
     assert measured == planned
     assert not messages
 
 
 def test_where_copies_have_no_room_that_is_said_before_the_step() -> None:
-    messages = on_arena(
-        f"""HOW, LIMIT, FROZEN = "held", "90%", 0
-{PROGRAM}
-print(json.dumps(messages))"""
-    )
+    messages = on_arena(lambda: steps("held", "90%"))[-1]
     assert messages
     for message in messages:
         assert "can no longer be kept" in message

@@ -14,7 +14,7 @@ from nets import WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.ir.custom_ops import DRAWS, OWN_KERNEL  # noqa: E402
-from tfswap.runtime.step_cache import GROWTH, grown  # noqa: E402
+from tfswap.runtime.shapes import GROWTH, grown  # noqa: E402
 
 OPEN = [tf.TensorSpec([None, WIDTH])]
 

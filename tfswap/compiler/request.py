@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ class Request:
                 'say how much the step may take, such as memory_limit="6GiB"'
             )
         return limit
+
+    def with_limit(self, limit: int | str | None) -> Request:
+        """The same request with another limit. Raises TfswapError where it is no limit, or a plan was given."""
+        if limit is not None:
+            check_limit(limit)
+        if self.plan is not None:
+            raise TfswapError("memory_limit can't change where a plan was given (plan=): it was made for one limit")
+        return dataclasses.replace(self, memory_limit=limit)
 
     def complaint(self, step: str, plan: Plan) -> str | None:
         """The error message for a given plan that exceeds its limit here; None where it keeps it."""

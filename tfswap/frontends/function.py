@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import HIDES, refuse_compiled_caller
 from tfswap.errors import UnsupportedGraph
+from tfswap.frontends.derived_functions import DerivedFunctions
 from tfswap.frontends.latest_step import LatestStep
 from tfswap.frontends.rewritten_functions import RewrittenFunctions
 from tfswap.frontends.tracing import (
@@ -43,9 +44,9 @@ from tfswap.report.report import Report
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.program import Program
+from tfswap.runtime.shapes import Shapes, shapes_of
 from tfswap.runtime.step import Step
-from tfswap.runtime.step_cache import StepCache, shapes_of
-from tfswap.runtime.step_compiler import Shapes
+from tfswap.runtime.step_cache import StepCache
 from tfswap.runtime.trace import Trace
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class OptimizedFunction(Generic[P, R]):
         self._lock = threading.RLock()
         # By plain_key, of calls with nothing but tensors: the trace, and the step, where it is always the same.
         self._plain: dict[Any, tuple[Any, Step | None]] = {}
-        self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
+        self._derived = DerivedFunctions()
         self._refuses_outer_gradients = refuses_outer_gradients
         functools.update_wrapper(self, function.python_function, updated=())
         self.__name__ = name or name_of(function)
@@ -172,7 +173,8 @@ class OptimizedFunction(Generic[P, R]):
             if key is not None:
                 if len(self._plain) >= MAX_PLAIN:
                     self._plain.clear()
-                self._plain[key] = concrete, step if step.is_made_for(shapes_of(inputs)) else None
+                always = step.covers_all or step.shapes == shapes_of(inputs)
+                self._plain[key] = concrete, step if always else None
             return step(inputs, plain=runs_plainly())
 
     def _joint(self, concrete: Any, inputs: Sequence[Any], gradients: int) -> Joint | str:
@@ -199,8 +201,19 @@ class OptimizedFunction(Generic[P, R]):
 
     @property
     def memory_limit(self) -> int | str | None:
-        """The limit as it was given."""
+        """The limit as it was given. A new one counts from the next call on, which plans for it without a new trace;
+        setting it raises TfswapError where it is no limit, and where a plan was given.
+        """
         return self._request.memory_limit
+
+    @memory_limit.setter
+    def memory_limit(self, limit: int | str | None) -> None:
+        changed = self._request.with_limit(limit)
+        with self._lock:
+            self._request = changed
+            self._plain.clear()
+            self._steps.change_limit(limit)
+            self._derived.change_limit(limit)
 
     @property
     def batches_ahead(self) -> int:
@@ -231,12 +244,8 @@ class OptimizedFunction(Generic[P, R]):
         if instance is None:
             return self
         with self._lock:
-            if instance not in self._bound:
-                bound = self._function.__get__(instance, owner)
-                if not hasattr(bound, "get_concrete_function"):  # a composite tensor's: it is an argument like others
-                    return types.MethodType(self, instance)
-                self._bound[instance] = self._of(bound)
-            return self._bound[instance]
+            alike = functools.partial(OptimizedFunction, request=self._request, on_exceeded=self._on_exceeded)
+            return self._derived.bound_to(instance, self._function, alike) or types.MethodType(self, instance)
 
     if TYPE_CHECKING:
         # By name, so that type checkers reject misspelt ones.
@@ -272,10 +281,6 @@ class OptimizedFunction(Generic[P, R]):
 
         return trace_type.Weakref(weakref.ref(self))
 
-    def _of(self, function: Any) -> OptimizedFunction:
-        """Another function, optimised as this one."""
-        return OptimizedFunction(function, self._request, self._on_exceeded)
-
     def same_program(self, function: Any) -> OptimizedFunction:
         """Another `tf.function` of the same program, optimised as this one."""
         return OptimizedFunction(function, self._request, self._on_exceeded, self._program)
@@ -284,6 +289,7 @@ class OptimizedFunction(Generic[P, R]):
         """As `tf.function._clone`, whose result `strategy.run` calls. `report` finds the clone's steps too."""
         made = self.same_program(self._function._clone(python_function))
         made._latest.report_to(self._latest)
+        self._derived.add(made)
         return made
 
     @property

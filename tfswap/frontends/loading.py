@@ -46,8 +46,8 @@ from tfswap.plan.plan import Plan, fingerprint
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import open_function
 from tfswap.runtime.program import Program
+from tfswap.runtime.shapes import Shapes
 from tfswap.runtime.step import Step
-from tfswap.runtime.step_compiler import Shapes
 from tfswap.runtime.trace import Imported, Trace
 from tfswap.support.sizes import check_limit, is_share, parse_limit
 

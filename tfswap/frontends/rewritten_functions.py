@@ -10,6 +10,7 @@ from typing import Any
 from tfswap.frontends.tracing import sized_like
 from tfswap.runtime.joint_trace import Joint
 from tfswap.runtime.open_function import has_size, open_function
+from tfswap.runtime.shapes import elements
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache
 
@@ -43,7 +44,7 @@ class RewrittenFunctions:
         if all(map(has_size, arguments)):
             base = step_for(concrete, arguments).function
         elif planned := self._steps.planned_of(concrete):
-            base = max(planned, key=lambda step: step.elements).function
+            base = max(planned, key=lambda step: elements(step.shapes)).function
         else:
             sizes = self._planned_for(concrete)
             base = concrete if sizes is None else step_for(concrete, sizes).function
@@ -65,6 +66,6 @@ class RewrittenFunctions:
         planned = [step for each in alike for step in self._steps.planned_of(each)]
         if not planned:
             return None
-        shapes = max(planned, key=lambda step: step.elements).shapes
+        shapes = max(planned, key=lambda step: elements(step.shapes)).shapes
         inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
         return [t if shape is None else sized_like(t, shape) for t, shape in zip(inputs, shapes, strict=False)]

@@ -109,6 +109,11 @@ class ArenaWatch:
             self._peaks[layout, self._arena.shared] = self._expected_bytes
             self._owners.remember(layout, self._arena.snapshot())
 
+    def forget_excess(self) -> None:
+        """Forget what exceeded a limit that is no longer the step's."""
+        self._measured_bytes = self._unplannable_bytes = 0
+        self._unsatisfiable_bytes = None
+
     def drop_requests(self) -> None:
         """Note that the plan is no longer carried out."""
         self._requests = {}

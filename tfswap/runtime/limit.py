@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
 from tfswap.errors import InfeasibleMemoryLimit
@@ -42,6 +44,13 @@ class StepLimit:
         self._request = request
         self._granted_bytes = granted_bytes
         self.bytes: int | None = None
+        self.is_final = False
+
+    def change(self, limit: int | str | None) -> None:
+        """Take another limit, whose bytes are not known yet."""
+        self._request = dataclasses.replace(self._request, memory_limit=limit)
+        self._granted_bytes = 0
+        self.bytes = None
         self.is_final = False
 
     def compute(self, optimizer: Optimizer, snapshot: ArenaSnapshot) -> None:

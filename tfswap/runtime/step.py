@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,8 @@ from tfswap.runtime.margins import Margins
 from tfswap.runtime.nested_calls import NestedStep
 from tfswap.runtime.planning_loop import PlanningLoop
 from tfswap.runtime.program import Program
-from tfswap.runtime.step_compiler import Shapes, StepCompiler
+from tfswap.runtime.shapes import Shapes, covers
+from tfswap.runtime.step_compiler import StepCompiler
 from tfswap.runtime.trace import Trace
 from tfswap.support import progress
 
@@ -99,7 +99,7 @@ class Step:
         self._margins = Margins()
         self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
-        self._nested = NestedStep(trace, self._maker, lambda given: self._in_turn(given, plain=True, captures=None))
+        self._nested = NestedStep(trace, self._maker, self._run_nested)
         self._compiler = StepCompiler(
             trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_ahead
         )
@@ -127,29 +127,12 @@ class Step:
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than those planned for."""
-        if len(shapes) != len(self.shapes):
-            return False  # only one of the two has computed sizes
-        pairs = zip(self.shapes, shapes, strict=True)
-        if not self.planned:
-            return all(made is None or made == got for made, got in pairs)
-        return all(
-            made is None or (len(made) == len(got or ()) and all(g <= m for g, m in zip(got or (), made, strict=True)))
-            for made, got in pairs
-        )
-
-    def is_made_for(self, shapes: Shapes) -> bool:
-        """Whether calls with arguments of these shapes always run this step."""
-        return self.covers_all or self.shapes == shapes
+        return covers(self.shapes, shapes, exactly=not self.planned)
 
     @property
     def covers_all(self) -> bool:
         """Whether all arguments that the trace accepts are covered."""
         return self.planned and all(shape is None for shape in self.shapes)
-
-    @property
-    def elements(self) -> float:
-        """The number of elements of its arguments: a step for fewer evicts less."""
-        return sum(math.inf if shape is None or None in shape else math.prod(shape) for shape in self.shapes)
 
     def fits(self) -> bool:
         """Whether the planned step keeps its limit in the arena as it is now."""
@@ -168,9 +151,7 @@ class Step:
 
         info = arena.memory_info(self._trace.device.name)
         peak = None if info is None else info.peak_bytes
-        hits = 0
-        if self.instead_of is not None:
-            hits = len({a.tensor for a in self.instead_of.plan.evictions} - {a.tensor for a in self.plan.evictions})
+        hits = 0 if self.instead_of is None else _spared(self.plan, self.instead_of.plan)
         if self._request.changes_nothing or self.plan.changes_nothing:
             return StepStats(device_peak_bytes=peak, cache_hits=hits)
         return step_stats(self._program.owner, peak, hits)
@@ -239,6 +220,11 @@ class Step:
         inside = self._inside if takes_turns and not (plain or runs_at_once()) else None
         rewritten = self._gate is not None
         return self._trace.call(self.function, inputs, captures, rewritten=rewritten, plain=plain, inside=inside)
+
+    def _run_nested(self, inputs: Sequence[Any]) -> Any:
+        """Run it now for the function that calls it."""
+        self.prepare(inputs)  # its limit may have changed since that was traced
+        return self._in_turn(inputs, plain=True, captures=None)
 
     def _inside(self) -> Any:
         """The function that a caller's trace calls: it runs this step when the caller runs, where Python can."""
@@ -319,6 +305,19 @@ class Step:
         self._watch.drop_requests()
         free_functions()
 
+    def change_limit(self, limit: int | str | None) -> None:
+        """Drop the plan, and plan for another limit at the next call, with the same trace and facts.
+
+        Workers do not agree on that plan: each changes its own limit.
+        """
+        self._limit.change(limit)
+        self._watch.forget_excess()
+        self._first = False
+        if self.planned:
+            self.unplan()
+        if self.optimizer is not None:
+            self._limit.compute(self.optimizer, self._arena.snapshot())
+
     def _plan_again(self, inputs: Sequence[Any]) -> None:
         """Plan for the arena as it is, before the step runs; where no plan fits, keep the present one.
 
@@ -343,3 +342,8 @@ class Step:
             raise refusals[-1]
         self.plan_now(inputs, given=before)
         self._watch.note_unsatisfiable(refusals[-1])
+
+
+def _spared(plan: Plan, larger: Plan) -> int:
+    """The number of tensors that a plan for larger arguments evicts, and this one does not."""
+    return len({eviction.tensor for eviction in larger.evictions} - {eviction.tensor for eviction in plan.evictions})

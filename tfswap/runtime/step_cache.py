@@ -30,8 +30,8 @@ from tfswap.runtime.joint_trace import Joint
 from tfswap.runtime.open_function import has_size
 from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
 from tfswap.runtime.program import Program
+from tfswap.runtime.shapes import Shapes, elements, grown, shapes_of
 from tfswap.runtime.step import Step
-from tfswap.runtime.step_compiler import Shapes
 from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import is_share
 
@@ -43,13 +43,6 @@ sizes need evicted. These calls gain about the time that planning takes.
 """
 MAX_OWN = 8
 """The most sizes of one trace with plans of their own. Each holds another copy of the step's constants."""
-GROWTH = 1.5
-"""Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
-SCATTER = 4
-"""Sizes that depend on batches' contents are planned for with this many times their range so far, but at most GROWTH
-times their maximum. Such sizes differ by about a hundredth from batch to batch, and near a limit there may be no plan
-for sizes half as large again.
-"""
 
 _FOLLOWS = "It depends on the arguments' values. Such sizes are computed before each call, but not "
 _FROM_PYTHON = "Call the optimized function from Python, with the arguments themselves"
@@ -107,6 +100,7 @@ class StepCache:
         self._steps: dict[Any, list[Step]] = {}
         self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace, where shapes alone do not give all sizes
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
+        self._computing: list[Any] = []  # functions that compute sizes, under the limit
         self.batches_ahead = 0
         self.joint_of: dict[Any, Joint | str] = {}
 
@@ -133,6 +127,18 @@ class StepCache:
         steps = [step for steps in tuple(self._steps.values()) for step in tuple(steps)]  # another thread may add some
         return max((step.limit_bytes or 0 for step in steps), default=0)
 
+    def change_limit(self, limit: int | str | None) -> None:
+        """Plan every step again for another limit, at its next call."""
+        with self._lock:
+            self._request = dataclasses.replace(self._request, memory_limit=limit)
+            self._calls.clear()
+            for concrete in sorted(self._steps, key=lambda each: not isinstance(each, Joint)):
+                self._steps[concrete] = [step for step in self._steps[concrete] if step.instead_of is None]
+                for step in self._steps[concrete]:
+                    step.change_limit(self._limit_of(concrete))
+            for function in self._computing:
+                function.memory_limit = self._limit_of_sizes() or limit
+
     def step_for(self, concrete: Any, inputs: Sequence[Any]) -> Step:
         """The planned step for these arguments."""
         steps = self._steps.get(concrete, ())
@@ -143,7 +149,7 @@ class StepCache:
             covering = [s for s in self._steps.get(concrete, ()) if s.covers(shapes)]
             if not covering:
                 return self._plan(concrete, shapes, inputs)
-            step = min(covering, key=lambda s: s.elements)
+            step = min(covering, key=lambda s: elements(s.shapes))  # a step for fewer evicts less
             step.prepare(inputs)
             if step.plan.moves and step.shapes != shapes:
                 return self._own(concrete, shapes, inputs, step)
@@ -219,13 +225,27 @@ class StepCache:
 
     def _under_limit(self, function: Any) -> Any:
         """A function that computes sizes, under the limit too, as far as that is known by then."""
-        limit = self._request.memory_limit
-        if limit is None or is_share(limit):
-            limit = self.granted_bytes or arena.device_limit_bytes(machine.current_device()[0])
+        limit = self._limit_of_sizes()
         if limit is None or self._request.changes_nothing:
             return function
         tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
-        return self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
+        made = self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
+        self._computing.append(made)
+        return made
+
+    def _limit_of_sizes(self) -> int | str | None:
+        """The limit of functions that compute sizes, as far as it is known."""
+        limit = self._request.memory_limit
+        if limit is None or is_share(limit):
+            return self.granted_bytes or arena.device_limit_bytes(machine.current_device()[0])
+        return limit
+
+    def _limit_of(self, concrete: Any) -> int | str | None:
+        """The limit of a trace. A share is of the training step's peak, where that is known: a share of the forward
+        pass alone would be far too low.
+        """
+        limits = [step.limit_bytes for step in self._steps.get(self.joint_of.get(concrete), ())]
+        return max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """From now on, compute more of the trace's sizes from arguments; returns whether there are more."""
@@ -272,53 +292,5 @@ class StepCache:
         given = (self._on_exceeded, self._program, self.batches_ahead, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
-        # A share is of the training step's peak, where that is known: a share of the forward pass alone would be far
-        # too low.
-        limits = [step.limit_bytes for step in self._steps.get(self.joint_of.get(concrete), ())]
-        most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
-        request = dataclasses.replace(self._request, memory_limit=most)
+        request = dataclasses.replace(self._request, memory_limit=self._limit_of(concrete))
         return Step(self._trace_of(concrete), shapes, request, *given, self._dynamic_sizes.get(concrete))
-
-
-def grown(shapes: Shapes, planned: Sequence[Shapes], arguments: int) -> Shapes:
-    """The sizes to plan for next, given those of existing plans: large enough that plans stay few.
-
-    The second plan is for the arguments' own sizes. From the third on a plan covers all earlier sizes as well, and an
-    axis that is longer than ever gets GROWTH times its earlier maximum. Sizes that depend on arguments' contents
-    scatter from batch to batch: from the second plan on, those that differ get SCATTER times their range.
-
-    Args:
-        arguments: how many of the shapes are the arguments' own.
-    """
-    planned = [each for each in planned if len(each) == len(shapes)]  # others lack computed sizes
-    if not planned:
-        return shapes
-
-    def size(axis: int, sizes: Sequence[int], from_values: bool) -> int:
-        most = max(sizes)
-        longest = max(axis, int(most * GROWTH))
-        if not from_values:
-            return most if axis <= most else longest
-        high = max(axis, most)
-        return min(high + SCATTER * (high - min(axis, *sizes)), max(high, longest))
-
-    made = []
-    for position, shape in enumerate(shapes):
-        from_values = position >= arguments
-        earlier = [p for each in planned if (p := each[position]) is not None and len(p) == len(shape or ())]
-        if not shape or not earlier or (len(planned) < 2 and not from_values):
-            made.append(shape)
-            continue
-        columns = zip(shape, zip(*earlier, strict=True), strict=True)
-        made.append(tuple(size(axis, sizes, from_values) for axis, sizes in columns))
-    return tuple(made)
-
-
-def shapes_of(inputs: Sequence[Any]) -> Shapes:
-    """The shapes of tensors; None for those of unknown rank."""
-    return tuple(map(_shape, inputs))
-
-
-def _shape(tensor: Any) -> tuple[int, ...] | None:
-    shape = getattr(tensor, "shape", None)
-    return None if shape is None or shape.rank is None else tuple(shape.as_list())

@@ -25,12 +25,11 @@ from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
 from tfswap.runtime.margins import Margins
+from tfswap.runtime.shapes import Shapes
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 log = logging.getLogger("tfswap")
-
-Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 class StepCompiler:

@@ -2,149 +2,172 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from processes import on_arena
 
 pytest.importorskip("tensorflow")
 
-PROGRAM = '''
-import json
-import tensorflow as tf
-import tfswap
-from nets import Net, batch, bits
+ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
+ROOM_BYTES = 1 << 20
+"""For another batch, and for constants of other functions."""
 
-def peak():
-    return tf.config.experimental.get_memory_info("CPU:0")["peak"]
 
-def run(step, *arguments):
+def measured(step: Any, x: Any) -> tuple[list[bytes], int]:
+    """The bits of a step's result, and the arena's peak."""
+    import tensorflow as tf
+    from nets import bits
+
     tf.config.experimental.reset_memory_stats("CPU:0")
-    value = step(*arguments)
-    return bits(value), peak()
-
-net, twin = Net(layers=4), Net(layers=4)
-step = tfswap.optimize(tf.function(net.step), memory_limit="300%")
-reference = tf.function(twin.step)
-found = {"same": [], "held": [], "limits": []}
-
-def both(x):
-    value, reached = run(step, x)
-    found["same"].append(value == bits(reference(x)) and bits(net.weights) == bits(twin.weights))
-    planned = step.plan()
-    found["held"].append(reached <= planned.limit_bytes)
-    found["limits"].append(planned.limit_bytes)
-    return step.report()
-
-def warmed_up(x):
-    """The report once all functions are made, whose constants count in the floor."""
-    both(x)
-    step.memory_limit = "60%"
-    return both(x)
-'''
+    result = bits(step(x))
+    return result, tf.config.experimental.get_memory_info("CPU:0")["peak"]
 
 
-def program(body: str) -> dict:
-    return on_arena(PROGRAM + body + "\nprint(json.dumps(found))", TF_NUM_INTEROP_THREADS="1")
+class Twins:
+    """A step under a limit, and the same step without."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+        from nets import Net
+
+        import tfswap
+
+        self.net, self.twin = Net(layers=4), Net(layers=4)
+        self.step = tfswap.optimize(tf.function(self.net.step), memory_limit="300%")
+        self.reference = tf.function(self.twin.step)
+        self.same: list[bool] = []
+        self.limits: list[int] = []
+
+    def run(self, x: Any) -> Any:
+        """Both steps on a batch; returns the report."""
+        from nets import bits
+
+        result, peak = measured(self.step, x)
+        self.same.append(result == bits(self.reference(x)) and bits(self.net.weights) == bits(self.twin.weights))
+        limit = self.step.plan().limit_bytes
+        assert peak <= limit, f"{peak} of {limit}"
+        self.limits.append(limit)
+        return self.step.report()
+
+    def warmed_up(self, x: Any) -> Any:
+        """The report once all functions are made, whose constants count in the floor."""
+        self.run(x)
+        self.step.memory_limit = "60%"
+        return self.run(x)
 
 
 def test_each_step_keeps_the_limit_that_it_has_at_its_call():
-    found = program("""
-x = batch()
-first = warmed_up(x)
-floor, high = first.floor_bytes, first.baseline_peak_bytes
-for limit in (int(0.8 * high), floor, "70%", "300%", (floor + high) // 2):
-    step.memory_limit = limit
-    both(x)
-    both(x)
-found["floor"], found["high"] = floor, high
-found["traces"] = step.experimental_get_tracing_count()
-""")
-    floor, high = found["floor"], found["high"]
-    asked = [int(0.6 * high), int(0.8 * high), floor, int(0.7 * high), 3 * high, (floor + high) // 2]
-    assert all(found["same"])
-    assert all(found["held"])
-    assert found["traces"] == 1
-    for got, limit in zip(found["limits"][1::2], asked, strict=True):
-        assert got == pytest.approx(limit, abs=high // 50)
+    def program():
+        from nets import batch
+
+        twins, x = Twins(), batch()
+        report = twins.warmed_up(x)
+        floor, high = report.floor_bytes, report.baseline_peak_bytes
+        asked = [int(0.8 * high), floor, "70%", "300%", (floor + high) // 2]
+        for limit in asked:
+            twins.step.memory_limit = limit
+            twins.run(x)
+            twins.run(x)
+        asked[2:4] = [int(0.7 * high), 3 * high]
+        return [twins.same, twins.limits[2:], asked, high, twins.step.experimental_get_tracing_count()]
+
+    same, limits, asked, high, traces = on_arena(program, **ONE_THREAD)
+    assert all(same)
+    assert traces == 1
+    assert limits[::2] == limits[1::2]
+    for limit, wanted in zip(limits[::2], asked, strict=True):
+        assert limit == pytest.approx(wanted, abs=high // 50)
 
 
 def test_an_impossible_limit_is_refused_at_the_call_and_nothing_has_run():
-    found = program("""
-x = batch()
-floor = warmed_up(x).floor_bytes
-step.memory_limit = floor // 2
-before = bits(net.weights)
-for _ in range(2):
-    try:
-        step(x)
-        found["refused"] = False
-    except tfswap.InfeasibleMemoryLimit as error:
-        found["refused"] = error.limit_bytes == floor // 2 and error.floor_bytes <= floor
-found["untouched"] = bits(net.weights) == before
-step.memory_limit = floor
-both(x)
-""")
-    assert found["refused"]
-    assert found["untouched"]
-    assert all(found["same"])
-    assert all(found["held"])
+    def program():
+        from nets import batch, bits
+
+        import tfswap
+
+        twins, x = Twins(), batch()
+        floor = twins.warmed_up(x).floor_bytes
+        twins.step.memory_limit = floor // 2
+        before, refused = bits(twins.net.weights), []
+        for _ in range(2):
+            try:
+                twins.step(x)
+            except tfswap.InfeasibleMemoryLimit as error:
+                refused.append(error.limit_bytes == floor // 2 and error.floor_bytes <= floor)
+        untouched = bits(twins.net.weights) == before
+        twins.step.memory_limit = floor
+        twins.run(x)
+        return [twins.same, refused, untouched]
+
+    same, refused, untouched = on_arena(program, **ONE_THREAD)
+    assert all(same)
+    assert refused == [True, True]
+    assert untouched
 
 
 def test_methods_steps_inside_of_functions_and_other_sizes_follow():
-    found = program("""
-class Model:
-    def __init__(self):
-        self.net = Net(layers=4)
+    def program():
+        import tensorflow as tf
+        from nets import Net, batch
 
-    @tf.function
-    def traced(self, x):
-        return self.net.step(x)
+        import tfswap
 
-Model.step = tfswap.optimize(Model.__dict__["traced"], memory_limit="300%")
-model = Model()
-x = batch()
-run(model.step, x)
-low = model.step.report().floor_bytes + (1 << 20)  # for the constants of the trace
-Model.step.memory_limit = low
-_, reached = run(model.step, x)
-found["held"].append(reached <= low)
+        class Model:
+            def __init__(self):
+                self.net = Net(layers=4)
 
-low = warmed_up(x).floor_bytes + (1 << 20)  # for the other batch
-outer = tf.function(lambda x: step(x) + 1.0)
-outer(x), reference(x)
-step.memory_limit = low
-_, reached = run(outer, x)
-reference(x)
-found["held"].append(reached <= low)
+            @tf.function
+            def traced(self, x):
+                return self.net.step(x)
 
-step.memory_limit = "300%"
-both(batch(700))
-step.memory_limit = low
-both(batch(700))
-both(x)
-""")
-    assert all(found["same"])
-    assert all(found["held"])
+            step = tfswap.optimize(traced, memory_limit="300%")
+
+        model, x, peaks = Model(), batch(), []
+        model.step(x)
+        low = model.step.report().floor_bytes + ROOM_BYTES
+        Model.step.memory_limit = low
+        peaks.append((measured(model.step, x)[1], low))
+
+        twins = Twins()
+        low = twins.warmed_up(x).floor_bytes + ROOM_BYTES
+        outer = tf.function(lambda x: twins.step(x) + 1.0)
+        outer(x), twins.reference(x)
+        twins.step.memory_limit = low
+        peaks.append((measured(outer, x)[1], low))
+        twins.reference(x)
+
+        for limit, rows in (("300%", 700), (low, 700), (low, 1024)):
+            twins.step.memory_limit = limit
+            twins.run(batch(rows))
+        return [twins.same, peaks]
+
+    same, peaks = on_arena(program, **ONE_THREAD)
+    assert all(same)
+    for peak, limit in peaks:
+        assert peak <= limit
 
 
 def test_what_is_no_limit_is_refused_and_changes_nothing():
-    found = program("""
-x = batch()
-both(x)
-messages = []
-for wrong in ("sixty", -5, "0%", 1.5):
-    try:
-        step.memory_limit = wrong
-    except tfswap.TfswapError as error:
-        messages.append(str(error))
-fixed = tfswap.optimize(tf.function(net.step), plan=step.plan())
-try:
-    fixed.memory_limit = "50%"
-except tfswap.TfswapError as error:
-    messages.append(str(error))
-both(x)
-found |= {"messages": messages, "kept": step.memory_limit == "300%"}
-""")
-    assert len(found["messages"]) == 5
-    assert all(found["messages"])
-    assert found["kept"]
-    assert all(found["same"])
+    def program():
+        import tensorflow as tf
+        from nets import batch
+
+        import tfswap
+
+        twins, x = Twins(), batch()
+        twins.run(x)
+        fixed = tfswap.optimize(tf.function(twins.net.step), plan=twins.step.plan())
+        refused = 0
+        for step, wrong in ((twins.step, "sixty"), (twins.step, -5), (twins.step, "0%"), (twins.step, 1.5), (fixed, 9)):
+            try:
+                step.memory_limit = wrong
+            except tfswap.TfswapError:
+                refused += 1
+        twins.run(x)
+        return [twins.same, refused, twins.step.memory_limit]
+
+    same, refused, limit = on_arena(program, **ONE_THREAD)
+    assert all(same)
+    assert refused == 5
+    assert limit == "300%"

@@ -10,7 +10,7 @@ from processes import on_arena
 pytest.importorskip("tensorflow")
 
 ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
-ROOM_BYTES = 1 << 20
+ROOM_BYTES = 2 << 20
 """For another batch, and for constants of other functions."""
 
 

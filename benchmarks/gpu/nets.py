@@ -34,10 +34,10 @@ class Net(NamedTuple):
 
 def blocks(wrap: Callable[[Any], Any] = lambda block: block, **sizes: int) -> Any:
     """A step of transformer blocks, each behind `wrap`, and its arguments."""
-    import peers
+    from papers.harness import peer_nets
 
-    model = peers.transformer(**sizes)
-    return peers.make_step(model, wrap), model.arguments
+    model = peer_nets.transformer(**sizes)
+    return peer_nets.make_step(model, wrap), model.arguments
 
 
 def nets() -> dict[str, Net]:

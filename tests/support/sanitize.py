@@ -2,7 +2,7 @@
 
     python sanitize.py [PYTEST_ARGS]
 
-First the core without TensorFlow (ops_core_test.cc) under each. Then the ops inside TensorFlow, which runs where
+First the core without TensorFlow (ops_core*_test.cc) under each. Then the ops inside TensorFlow, which runs where
 AddressSanitizer is preloaded: both libraries are built with it and with UndefinedBehaviorSanitizer, into
 build/sanitize, and run the tests of the ops and calls with wrong arguments (fuzz_ops.py). An error ends the process
 that made it, so that its test fails, and says where.
@@ -102,7 +102,7 @@ def run_core(flags: tuple[str, ...]) -> None:
     say(f"the core alone, {' '.join(flags)}")
     program = FOLDER / "core_test"
     sources = [
-        TESTS / "ops" / "ops_core_test.cc",
+        *sorted((TESTS / "ops").glob("ops_core*_test.cc")),
         *(CORE / f"{name}.cc" for name in ALONE),
     ]
     subprocess.run(

@@ -10,10 +10,10 @@ from typing import Any
 
 import accuracy
 import gist
-import peers
 import planning_time
 import seq2seq
 import step_kinds
+from papers.harness import peer_nets
 
 Made = tuple[Any, tuple[Any, ...]]
 
@@ -99,8 +99,8 @@ def deep_resnet(layers: int, batch: int = 8) -> Made:
 
 def peer(name: str, batch: int | None = None, wrap: Callable[[Any], Any] | None = None) -> Made:
     """One of benchmarks/peers.py's, whose segments are blocks."""
-    model = peers.MODELS[name](**({} if batch is None else {"batch": batch}))
-    return peers.make_step(model, wrap or (lambda block: block)), model.arguments
+    model = peer_nets.MODELS[name](**({} if batch is None else {"batch": batch}))
+    return peer_nets.make_step(model, wrap or (lambda block: block)), model.arguments
 
 
 def gan(batch: int, size: int = 32, width: int = 32) -> Made:

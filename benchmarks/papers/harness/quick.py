@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import peers
+from papers.harness import peer_nets
 from papers.harness.turns import ABOVE_FLOOR, TACTICS, UNOPTIMISED, Form, under_limit
 
 ORDER, ALL = Form("order", tactics=()), Form("all", tactics=TACTICS)
@@ -50,15 +50,15 @@ def measure() -> dict[str, float]:
     return dict(zip(BOUNDS, found, strict=True))
 
 
-def _transformer() -> peers.Model:
-    return peers.transformer(1, batch=4)
+def _transformer() -> peer_nets.Model:
+    return peer_nets.transformer(1, batch=4)
 
 
-def _pooled(layers: int = 4, width: int = 32, size: int = 32, batch: int = 16) -> peers.Model:
+def _pooled(layers: int = 4, width: int = 32, size: int = 32, batch: int = 16) -> peer_nets.Model:
     """Convolutions with a ReLU and a pooling each, as in the nets that encodings were made for."""
     import tensorflow as tf
 
-    weights = peers.Weights()
+    weights = peer_nets.Weights()
 
     def make_block(inner: int) -> Callable[[Any], Any]:
         kernel = weights.make(3, 3, inner, width, scale=(2 / (9 * inner)) ** 0.5)
@@ -66,21 +66,21 @@ def _pooled(layers: int = 4, width: int = 32, size: int = 32, batch: int = 16) -
 
     blocks = [make_block(width if n else 3) for n in range(layers)]
     x, y = (tf.random.stateless_normal([batch, size, size, depth], seed=(depth, 9)) for depth in (3, width))
-    return peers.Model(weights, blocks, lambda h, y: tf.reduce_mean((h - y) ** 2), (x, y))
+    return peer_nets.Model(weights, blocks, lambda h, y: tf.reduce_mean((h - y) ** 2), (x, y))
 
 
-def _floors(net: Callable[[], peers.Model], *forms: Form) -> list[int]:
+def _floors(net: Callable[[], peer_nets.Model], *forms: Form) -> list[int]:
     return [_reported(net, form._replace(limit=1))["floor_bytes"] for form in forms]
 
 
-def _over_limit(net: Callable[[], peers.Model], form: Form, floor_bytes: int) -> float:
+def _over_limit(net: Callable[[], peer_nets.Model], form: Form, floor_bytes: int) -> float:
     limit = int(floor_bytes * ABOVE_FLOOR)
     found, plain = _reported(net, form._replace(limit=limit)), _reported(net, UNOPTIMISED)
     assert abs(found["loss"] - plain["loss"]) <= 1e-5 * abs(plain["loss"]), (found, plain)
     return found["peak_bytes"] / limit
 
 
-def _time_over_unoptimised(net: Callable[[], peers.Model], form: Form, floor_bytes: int) -> float:
+def _time_over_unoptimised(net: Callable[[], peer_nets.Model], form: Form, floor_bytes: int) -> float:
     """Of medians, one form after the other: updates of an unoptimised step would move what a plan was made for."""
     times = []
     for one in (form._replace(limit=int(floor_bytes * ABOVE_FLOOR)), UNOPTIMISED):
@@ -90,19 +90,19 @@ def _time_over_unoptimised(net: Callable[[], peers.Model], form: Form, floor_byt
     return times[0] / times[1]
 
 
-def _cpu_s(step: Any, model: peers.Model) -> float:
+def _cpu_s(step: Any, model: peer_nets.Model) -> float:
     began = time.process_time()
     step(*model.arguments).numpy()
     return time.process_time() - began
 
 
-def _step(net: Callable[[], peers.Model], form: Form, reported: dict[str, Any]) -> tuple[Any, peers.Model]:
+def _step(net: Callable[[], peer_nets.Model], form: Form, reported: dict[str, Any]) -> tuple[Any, peer_nets.Model]:
     """A form's step, called once, and its net."""
     import tensorflow as tf
 
     gc.collect()  # what is left of the form before it would lie in the arena
     model = net()
-    step: Any = tf.function(peers.make_step(model))
+    step: Any = tf.function(peer_nets.make_step(model))
     tf.config.experimental.reset_memory_stats("CPU:0")
     if form is UNOPTIMISED:
         step(*model.arguments)
@@ -110,7 +110,7 @@ def _step(net: Callable[[], peers.Model], form: Form, reported: dict[str, Any]) 
     return under_limit(step, model.arguments, form, reported), model
 
 
-def _reported(net: Callable[[], peers.Model], form: Form) -> dict[str, Any]:
+def _reported(net: Callable[[], peer_nets.Model], form: Form) -> dict[str, Any]:
     """What a form reports of itself, with the loss of its second step and its peak where it fits."""
     import tensorflow as tf
 

@@ -1,0 +1,69 @@
+// What the parts of the core's stand-alone test share. `make sanitize` (tests/support/sanitize.py) builds and runs it
+// under the sanitizers, tests/ops/test_ops_build.py without one.
+
+#ifndef TESTS_OPS_OPS_CORE_TEST_H_
+#define TESTS_OPS_OPS_CORE_TEST_H_
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "copy_engine.h"
+#include "online_choice.h"
+#include "host_pool.h"
+#include "byte_planes.h"
+#include "runtime.h"
+#include "spill_file.h"
+#include "system_memory.h"
+
+using tfswap::AvailableMemory;
+using tfswap::CopyLane;
+using tfswap::Direction;
+using tfswap::FileCalls;
+using tfswap::HostBudget;
+using tfswap::HostPool;
+using tfswap::MmapBlockSource;
+using tfswap::Runtime;
+using tfswap::SpillFile;
+using tfswap::SpillSlot;
+using tfswap::Staging;
+using tfswap::Tier;
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);  \
+      std::exit(1);                                                                 \
+    }                                                                               \
+  } while (false)
+
+inline std::string NewFolder() {
+  char folder[] = "/tmp/tfswap_core_test_XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  return folder;
+}
+
+// Spill files, and devices and clients that use them.
+void TestFiles();
+
+#endif  // TESTS_OPS_OPS_CORE_TEST_H_

@@ -180,13 +180,13 @@ def test_at_the_floor_no_request_of_a_block_gets_a_larger_chunk_than_planned():
     """XLA requests many buffers for one block, in an order of its own. Measuring the blocks takes no more either."""
 
     def program():
-        import peers
+        from papers.harness import peer_nets
 
         slab = tf.raw_ops.Empty(shape=[510 << 20], dtype=tf.uint8)  # the arena is one region
         del slab
-        model = peers.resnet(layers=2, width=32, size=32, batch=4)
+        model = peer_nets.resnet(layers=2, width=32, size=32, batch=4)
         compiled = functools.cache(functools.partial(tf.function, jit_compile=True))
-        step = tf.function(peers.make_step(model, compiled))
+        step = tf.function(peer_nets.make_step(model, compiled))
         tf.config.experimental.reset_memory_stats("CPU:0")
         try:
             tfswap.optimize(step, memory_limit=1)(*model.arguments)

@@ -86,7 +86,8 @@ def optimize(
 
     Raises:
         TfswapError: an argument is malformed. At the first call of a signature, before anything runs, also
-            InfeasibleMemoryLimit, with `.floor_bytes`, and UnsupportedGraph.
+            InfeasibleMemoryLimit, with `.floor_bytes`, and UnsupportedGraph. With `on_exceeded="raise"`, after a step
+            whose peak has passed the limit.
     """
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
     request = check(

@@ -1,4 +1,7 @@
-"""The command line: exit statuses, pure JSON, no tracebacks, and the text for people."""
+"""The command line: exit statuses, pure JSON, no tracebacks, and the text for people.
+
+More than 500 lines: these tests share a model that is traced and saved once.
+"""
 
 from __future__ import annotations
 

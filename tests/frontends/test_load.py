@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import load_convolutions
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -216,11 +217,10 @@ tfswap.optimize_graph("{tmp_path}/model", "{tmp_path}/made", **given)
 
 
 def test_what_is_known_by_bounds_gets_the_region_that_it_needs_or_is_refused(tmp_path: Path) -> None:
-    run_forked(f"import load_programs; load_programs.save_convolving({str(tmp_path)!r})", TF_ENABLE_ONEDNN_OPTS="0")
+    run_forked(lambda: load_convolutions.save_convolving(str(tmp_path)), TF_ENABLE_ONEDNN_OPTS="0")
 
     def ran(path: Path, mib: int) -> dict[str, Any]:
-        code = f"import json, load_programs; print(json.dumps(load_programs.run_convolving({str(path)!r})))"
-        return on_arena(code, mib)
+        return on_arena(lambda: load_convolutions.run_convolving(str(path)), mib)
 
     limit = tfswap.Plan.load(tmp_path / "made" / "tfswap_plan.json").limit_bytes
     assert limit is not None

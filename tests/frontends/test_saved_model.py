@@ -1,4 +1,7 @@
-"""`optimize_graph` on SavedModels: the same values, under the limit, and nothing half-written."""
+"""`optimize_graph` on SavedModels: the same values, under the limit, and nothing half-written.
+
+More than 500 lines: these tests share models that are traced and saved once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the op library is built, cached, loaded and described, and the errors when that fails."""
+"""How the op library is built, cached, loaded and described, and the errors when that fails.
+
+More than 500 lines: these tests share a compiler that takes no time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traits of each type of op, one op a line: data, which ir/op_traits.py reads.
+"""The traits of each type of op: data, which ir/op_traits.py reads. More than 500 lines, one op a line.
 
 A type that is not here is unknown. Source: TensorFlow 2.21's op registry and kernels; the tests check each name there.
 """

@@ -102,6 +102,8 @@ class Program:
 class Executor:
     """Runs one graph repeatedly on one thread pool.
 
+    Subclasses override `begin_all`, `begin`, `finish`, `start_next`, `ready_after`, `is_cheap` and `cost_of`.
+
     Attributes:
         is_body: whether the graph is the body of a loop or a conditional, which TensorFlow lowers.
     """
@@ -133,18 +135,18 @@ class Executor:
         """Run all nodes, once each."""
         queues, events = self.queues, self.events
         self.waiting = list(self.program.pending)
-        self._begin()
+        self.begin_all()
         now, thread = 0.0, 0
         idle_since = dict.fromkeys(range(1, len(queues)), -math.inf)
         while True:
-            if not self._go_on(thread, now):
+            if not self.start_next(thread, now):
                 idle_since[thread] = now
             while idle_since and any(queues):
                 other = next(iter(idle_since))
                 if now - idle_since.pop(other) > SPIN_S:
                     heapq.heappush(events, (now + WAKE_S, other, WOKEN, []))
                 else:
-                    self._go_on(other, now)
+                    self.start_next(other, now)
             if not events:
                 break
             now, thread, i, temporaries = heapq.heappop(events)
@@ -152,7 +154,7 @@ class Executor:
                 self.finish(i, temporaries)
                 self._hand_on(i, thread)
 
-    def _begin(self) -> None:
+    def begin_all(self) -> None:
         """Start the step: each node without inputs is a task for any thread."""
         if self.is_body:  # on the thread that has decided to run it
             self._hand_on(START, 0)
@@ -160,28 +162,28 @@ class Executor:
         for i in self.users[START]:
             self.queues[self.chance.randrange(len(self.queues))].append(i)
 
-    def _go_on(self, thread: int, now: float) -> bool:
+    def start_next(self, thread: int, now: float) -> bool:
         """Start the next node that `thread` finds; False where there is none."""
         kept = self.kept[thread]
         i = kept.popleft() if kept else self._take(thread)
         if i is None:
             return False
         temporaries = self.begin(i)
-        took = self._cost_s(i) * (1 + NOISE * (2 * self.chance.random() - 1))
+        took = self.cost_of(i) * (1 + NOISE * (2 * self.chance.random() - 1))
         if self.program.is_delayed and self.chance.random() < DELAYED_SHARE:
             took += DELAY_S
         heapq.heappush(self.events, (now + took, thread, i, temporaries))
         return True
 
     def _hand_on(self, done: int, thread: int) -> None:
-        self._share(self._ready(done), thread)
+        self._share(self.ready_after(done), thread)
 
     def _share(self, ready: Iterable[int], thread: int) -> None:
         """Give each ready node to the thread that made it ready, or to the pool."""
         kept, queue = self.kept[thread], self.queues[thread]
         last = -1
         for i in ready:
-            if self._is_cheap(i):
+            if self.is_cheap(i):
                 kept.append(i)
                 continue
             if last >= 0:
@@ -190,7 +192,7 @@ class Executor:
         if last >= 0:
             (queue.appendleft if kept else kept.append)(last)
 
-    def _ready(self, done: int) -> Iterable[int]:
+    def ready_after(self, done: int) -> Iterable[int]:
         """The nodes that the end of `done` makes ready, in order."""
         waiting = self.waiting
         for i in self.users[done]:
@@ -198,10 +200,12 @@ class Executor:
             if not waiting[i]:
                 yield i
 
-    def _is_cheap(self, i: int) -> bool:
+    def is_cheap(self, i: int) -> bool:
+        """Whether the thread that makes node `i` ready keeps it."""
         return self.program.cheap[i]
 
-    def _cost_s(self, i: int) -> float:
+    def cost_of(self, i: int) -> float:
+        """The seconds that a thread spends on node `i`, before noise."""
         return self.seconds[i]
 
     def _take(self, thread: int) -> int | None:

@@ -172,7 +172,7 @@ class Propagator(Executor):
 
     # --- the interface of Executor ---------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin_all(self) -> None:
         root = self.root.iterations[0]
         root.running += len(self.step.roots)
         self._share([self._task(i, self.root, root, False) for i in self.step.roots], 0)
@@ -181,11 +181,11 @@ class Propagator(Executor):
         self.ran.append((item, frame, iteration, dead))
         return len(self.ran) - 1
 
-    def _is_cheap(self, i: int) -> bool:
+    def is_cheap(self, i: int) -> bool:
         item, _, _, dead = self.ran[i]
         return dead or self.step.cheap[item]
 
-    def _cost_s(self, i: int) -> float:
+    def cost_of(self, i: int) -> float:
         item, _, _, dead = self.ran[i]
         return DISPATCH_S if dead else self.seconds[item]
 
@@ -203,7 +203,7 @@ class Propagator(Executor):
             if entry is not None:
                 entry.release()
 
-    def _ready(self, done: int) -> list[int]:
+    def ready_after(self, done: int) -> list[int]:
         number, frame, iteration, dead = self.ran[done]
         outputs = self.outputs.pop(done)
         ready: list[int] = []

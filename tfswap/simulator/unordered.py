@@ -203,11 +203,11 @@ class _RecordedRun(Executor):
         if self.flow.is_kernel[i]:
             self._watched.finish(i, self._buffers, temporaries)
 
-    def _go_on(self, thread: int, now: float) -> bool:
+    def start_next(self, thread: int, now: float) -> bool:
         self._watched.now_s = now
         notes = self._watched.notes
         notes.stamp(self._stamped)  # what the kernel released that has just ended
-        started = super()._go_on(thread, now)
+        started = super().start_next(thread, now)
         self._stamped = len(notes.began_s)
         return started
 

@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from processes import last_json, run_python, run_together, start_python
 
+import tfswap
 from tfswap.analysis.analyse import analyse_body, analyse_dataflow
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
@@ -22,27 +24,23 @@ from tfswap.kernels.target import Target
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn, keep_unfused
 from tfswap.passes.prepare.pool_argmax import keep_gradients_unpaired, keep_pool_argmax
 
-# Grappler makes other kernels of a step.
-OFF = """
-import tensorflow as tf
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-"""
-TRAINED = """
-import json, sys
-import tensorflow as tf
-import tfswap
-keras = tf.keras
-keras.utils.set_random_seed(1)
+
+def grappler_off():
+    """Grappler makes other kernels of a step."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
 
 def trained(net, optimizer, batch, limit):
-    \"\"\"What three steps leave, and their peak; and the step.\"\"\"
+    """What three steps leave, and their peak; and the step."""
     optimizer.build(net.trainable_variables)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def step(images, labels):
         with tf.GradientTape() as tape:
             loss = loss_of(labels, net(images, training=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables, strict=True)
+        )
         return loss
 
     step = tfswap.optimize(step, memory_limit=limit) if limit else tf.function(step)
@@ -50,56 +48,62 @@ def trained(net, optimizer, batch, limit):
     bits = [step(*batch).numpy().tobytes().hex() for _ in range(3)]
     bits += [v.numpy().tobytes().hex() for v in (*net.variables, *optimizer.variables)]
     return {"bits": bits, "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}, step
-"""
-CODE = """
-net = keras.Sequential([keras.Input((24, 24, 3))])
-for width, strides in ((16, 1), (32, 1), (32, 2), (24, 1)):
-    net.add(keras.layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu"))
-    net.add(keras.layers.BatchNormalization())
-net.add(keras.layers.GlobalAveragePooling2D())
-net.add(keras.layers.Dense(10))
-batch = tf.random.stateless_normal((16, 24, 24, 3), (1, 2)), tf.range(16) % 10
-found, step = trained(net, keras.optimizers.SGD(0.1, momentum=0.9), batch, LIMIT)
-joined = 0
-if LIMIT:
-    from tensorflow.python.eager import context
-    joined = sum(
-        node.op == "_MklNativeConv2DBackpropFilterWithBias"
-        for name in context.context().list_function_names()
-        for node in context.context().get_function_def(name).node_def
-    )
-print(json.dumps(found | {"joined": joined}))
-"""
+
+
+def convolutional(limit):
+    keras = tf.keras
+    grappler_off()
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential([keras.Input((24, 24, 3))])
+    for width, strides in ((16, 1), (32, 1), (32, 2), (24, 1)):
+        net.add(keras.layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu"))
+        net.add(keras.layers.BatchNormalization())
+    net.add(keras.layers.GlobalAveragePooling2D())
+    net.add(keras.layers.Dense(10))
+    batch = tf.random.stateless_normal((16, 24, 24, 3), (1, 2)), tf.range(16) % 10
+    found, _step = trained(net, keras.optimizers.SGD(0.1, momentum=0.9), batch, limit)
+    found["joined"] = 0
+    if limit:
+        from tensorflow.python.eager import context
+
+        found["joined"] = sum(
+            node.op == "_MklNativeConv2DBackpropFilterWithBias"
+            for name in context.context().list_function_names()
+            for node in context.context().get_function_def(name).node_def
+        )
+    return found
 
 
 def test_the_bits_are_those_of_the_step_as_it_was():
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    programs = [f"LIMIT = {limit!r}\n{OFF}{TRAINED}{CODE}" for limit in (None, "60%")]
+    programs = [lambda limit=limit: convolutional(limit) for limit in (None, "60%")]
     plain, planned = map(last_json, run_together(programs, **setting))
     assert planned["joined"] == 4
     assert planned["peak"] < plain["peak"]
     assert planned["bits"] == plain["bits"]
 
 
-POOLS = """
-slab = tf.raw_ops.Empty(shape=[250, 2**20], dtype=tf.uint8)
-del slab
-h = images = keras.Input((32, 32, 3))
-for width, window, strides in ((32, 3, 2), (32, 3, 1), (48, 2, 2), (48, 3, 1)):
-    h = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(h)
-    pooled = keras.layers.MaxPooling2D(window, strides, "same")(h)
-    h = pooled if strides > 1 else keras.layers.Concatenate()([h, pooled])
-net = keras.Model(images, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(h)))
-batch = tf.random.stateless_normal((64, 32, 32, 3), (1, 2)), tf.range(64) % 10
-found, step = trained(net, keras.optimizers.SGD(0.1), batch, LIMIT)
-print(json.dumps(found | {"planned": step.report().planned_peak_bytes if LIMIT else None}))
-"""
+def pooling(limit):
+    keras = tf.keras
+    grappler_off()
+    keras.utils.set_random_seed(1)
+    slab = tf.raw_ops.Empty(shape=[250, 2**20], dtype=tf.uint8)
+    del slab
+    h = images = keras.Input((32, 32, 3))
+    for width, window, strides in ((32, 3, 2), (32, 3, 1), (48, 2, 2), (48, 3, 1)):
+        h = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(h)
+        pooled = keras.layers.MaxPooling2D(window, strides, "same")(h)
+        h = pooled if strides > 1 else keras.layers.Concatenate()([h, pooled])
+    net = keras.Model(images, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(h)))
+    batch = tf.random.stateless_normal((64, 32, 32, 3), (1, 2)), tf.range(64) % 10
+    found, step = trained(net, keras.optimizers.SGD(0.1), batch, limit)
+    return found | {"planned": step.report().planned_peak_bytes if limit else None}
 
 
 def test_what_a_pooling_keeps_for_its_gradient_is_planned():
     """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/prepare/pool_argmax.py)."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    programs = [f"LIMIT = {limit!r}\n{OFF}{TRAINED}{POOLS}" for limit in (None, "85%", "70%")]
+    programs = [lambda limit=limit: pooling(limit) for limit in (None, "85%", "70%")]
     plain, *planned = map(last_json, run_together(programs, **setting))
     for one in planned:
         assert one["bits"] == plain["bits"]
@@ -107,58 +111,53 @@ def test_what_a_pooling_keeps_for_its_gradient_is_planned():
 
 
 # A bias may be added by the convolution's kernel, and the sum is rounded once then.
-JOINED = """
-import json
-import tensorflow as tf
-import tfswap
+def joined(kind, limit):
+    keras = tf.keras
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if kind == "bfloat16" else "float32")
+    if kind == "frozen":
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    keras.utils.set_random_seed(1)
+    h = images = keras.Input((32, 32, 3))
+    for width in (16, 32, 32):
+        h = keras.layers.Conv2D(width, 3, padding="same", activation="relu", bias_initializer="random_normal")(h)
+        pooled = keras.layers.MaxPooling2D(3, 1 if kind == "pools" else 2, "same")(h)
+        h = keras.layers.Concatenate()([h, pooled]) if kind == "pools" else pooled
+    if kind == "added":  # both biases have one gradient, which the pass joins with one of the two filters'
+        for width in (32, 24):
+            h = keras.layers.ReLU()(h)
+            twice = keras.layers.Conv2D(width, 3, padding="same")(keras.layers.Conv2D(32, 3, padding="same")(h))
+            h = keras.layers.Add()([twice, keras.layers.Conv2D(width, 1)(h)])
+    h = keras.layers.Conv2D(8, 3)(keras.layers.ZeroPadding2D()(h))
+    h = keras.layers.Flatten()(h) if kind == "frozen" else keras.layers.GlobalAveragePooling2D()(h)
+    net = keras.Model(images, keras.layers.Dense(10, dtype="float32")(h))
+    for layer in net.layers[: len(net.layers) - 1 if kind == "frozen" else 0]:
+        layer.trainable = False
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    images, labels = tf.random.stateless_normal((32, 32, 32, 3), (1, 2)), tf.range(32) % 10
+    weights = net.trainable_variables
 
-keras = tf.keras
-keras.mixed_precision.set_global_policy("mixed_bfloat16" if KIND == "bfloat16" else "float32")
-if KIND == "frozen":
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-keras.utils.set_random_seed(1)
-h = images = keras.Input((32, 32, 3))
-for width in (16, 32, 32):
-    h = keras.layers.Conv2D(width, 3, padding="same", activation="relu", bias_initializer="random_normal")(h)
-    pooled = keras.layers.MaxPooling2D(3, 1 if KIND == "pools" else 2, "same")(h)
-    h = keras.layers.Concatenate()([h, pooled]) if KIND == "pools" else pooled
-if KIND == "added":  # both biases have one gradient, which the pass joins with one of the two filters'
-    for width in (32, 24):
-        h = keras.layers.ReLU()(h)
-        twice = keras.layers.Conv2D(width, 3, padding="same")(keras.layers.Conv2D(32, 3, padding="same")(h))
-        h = keras.layers.Add()([twice, keras.layers.Conv2D(width, 1)(h)])
-h = keras.layers.Conv2D(8, 3)(keras.layers.ZeroPadding2D()(h))
-h = keras.layers.Flatten()(h) if KIND == "frozen" else keras.layers.GlobalAveragePooling2D()(h)
-net = keras.Model(images, keras.layers.Dense(10, dtype="float32")(h))
-for layer in net.layers[: len(net.layers) - 1 if KIND == "frozen" else 0]:
-    layer.trainable = False
-loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-images, labels = tf.random.stateless_normal((32, 32, 32, 3), (1, 2)), tf.range(32) % 10
-weights = net.trainable_variables
+    def forward(images):
+        return net(images, training=True)
 
-def forward(images):
-    return net(images, training=True)
+    def both(images):
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, net(images, training=True))
+        return loss, tape.gradient(loss, weights)
 
-def both(images):
-    with tf.GradientTape() as tape:
-        loss = loss_of(labels, net(images, training=True))
-    return loss, tape.gradient(loss, weights)
+    traced_both = kind not in ("pools", "outside")
+    traced = both if traced_both else forward
+    traced = tfswap.optimize(traced, memory_limit=limit) if limit else tf.function(traced)
 
-traced_both = KIND not in ("pools", "outside")
-traced = both if traced_both else forward
-traced = tfswap.optimize(traced, memory_limit=LIMIT) if LIMIT else tf.function(traced)
+    def step():
+        if traced_both:
+            return traced(images)
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, traced(images))
+        return loss, tape.gradient(loss, weights)
 
-def step():
-    if traced_both:
-        return traced(images)
-    with tf.GradientTape() as tape:
-        loss = loss_of(labels, traced(images))
-    return loss, tape.gradient(loss, weights)
-
-for _ in range(2):
-    loss, slopes = step()
-print(json.dumps([t.numpy().tobytes().hex() for t in (loss, *slopes)]))
-"""
+    for _ in range(2):
+        loss, slopes = step()
+    return [t.numpy().tobytes().hex() for t in (loss, *slopes)]
 
 
 @pytest.mark.parametrize(
@@ -169,32 +168,33 @@ def test_the_bits_are_those_of_kernels_that_tensorflow_joins(kind, limit):
     if kind == "bfloat16" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("oneDNN has no kernels of bfloat16 for this processor")
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    programs = [f"KIND, LIMIT = {kind!r}, {one!r}\n{JOINED}" for one in (None, limit)]
+    programs = [lambda one=one: joined(kind, one) for one in (None, limit)]
     plain, planned = map(last_json, run_together(programs, **setting))
     assert planned == plain
 
 
-VOLUMES = """
-net = keras.Sequential([keras.Input((8, 16, 16, 3))])
-for width in (8, 16):
-    net.add(keras.layers.ZeroPadding3D(1))
-    net.add(keras.layers.Conv3D(width, 3, activation="relu", bias_initializer="random_normal", trainable=False))
-    net.add(keras.layers.Conv3D(width, 3, padding="same", trainable=False))
-net.add(keras.layers.Reshape((2048, 16)))  # which TensorFlow checks
-for _ in range(6):
-    net.add(keras.layers.Dense(16, activation="relu"))
-net.add(keras.layers.Flatten())
-net.add(keras.layers.Dense(10))
-batch = tf.random.stateless_normal((16, 8, 16, 16, 3), (1, 2)), tf.range(16) % 10
-found, step = trained(net, keras.optimizers.SGD(0.01), batch, LIMIT)
-print(json.dumps([found["bits"], found["peak"], step.plan().planned_peak_bytes if LIMIT else 0]))
-"""
+def volumes(limit):
+    keras = tf.keras
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential([keras.Input((8, 16, 16, 3))])
+    for width in (8, 16):
+        net.add(keras.layers.ZeroPadding3D(1))
+        net.add(keras.layers.Conv3D(width, 3, activation="relu", bias_initializer="random_normal", trainable=False))
+        net.add(keras.layers.Conv3D(width, 3, padding="same", trainable=False))
+    net.add(keras.layers.Reshape((2048, 16)))  # which TensorFlow checks
+    for _ in range(6):
+        net.add(keras.layers.Dense(16, activation="relu"))
+    net.add(keras.layers.Flatten())
+    net.add(keras.layers.Dense(10))
+    batch = tf.random.stateless_normal((16, 8, 16, 16, 3), (1, 2)), tf.range(16) % 10
+    found, step = trained(net, keras.optimizers.SGD(0.01), batch, limit)
+    return [found["bits"], found["peak"], step.plan().planned_peak_bytes if limit else 0]
 
 
 def test_volumes_that_are_padded_inside_of_a_fused_kernel_are_as_large_as_traced():
     """TensorFlow infers the shape of such a kernel's result as if there were no padding."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    programs = [f"LIMIT = {limit!r}\n{TRAINED}{VOLUMES}" for limit in (None, "75%")]
+    programs = [lambda limit=limit: volumes(limit) for limit in (None, "75%")]
     ended = run_together(programs, **setting)
     assert "planned as it was traced" not in ended[1].stderr
     (plain, _, _), (bits, peak, planned) = map(last_json, ended)

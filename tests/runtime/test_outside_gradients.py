@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from nets import WIDTH, Net, as_traced, batch, bits, pool_in_use
+from processes import on_arena
 
-tf = pytest.importorskip("tensorflow")
-
-from nets import WIDTH, Net, as_traced, batch, bits, pool_in_use  # noqa: E402
-from processes import on_arena  # noqa: E402
-
-import tfswap  # noqa: E402 needs TensorFlow to be worth it
+import tfswap
+from tfswap.exporters.function import grappler_off
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
 
@@ -363,76 +364,81 @@ def test_more_than_once_is_refused():
 
 # --- in an arena of the kind that GPUs have -----------------------------------------------------------------
 
-PROGRAM = """
-    import hashlib, json, sys
-    import keras
-    import tensorflow as tf
-    import tfswap
-    from tfswap.exporters.function import grappler_off
 
-    region = tf.zeros([256 << 20], tf.uint8)
-    del region
-    keras.utils.set_random_seed(0)
-    layers = keras.layers
-    h = inputs = layers.Input((32, 32, 3))
-    for width in (16, 32):
-        for _ in range(2):
-            skip = h
-            h = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(h)))
-            h = layers.Add()([skip, h]) if skip.shape == h.shape else h
-        h = layers.MaxPooling2D()(h)
-    model = keras.Model(inputs, {head})
-    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-    optimizer.build(model.trainable_variables)
-    x = tf.random.stateless_normal([32, 32, 32, 3], seed=(1, 2))
+class Convolutional:
+    """A Keras model, its optimizer and a batch, in an arena of one free region.
 
-    def run(limit, steps=4):
-        call = tf.function(lambda x: model(x, training=True))
+    Args:
+        small: whether its results are small.
+    """
+
+    def __init__(self, small):
+        region = tf.zeros([256 << 20], tf.uint8)
+        del region
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        h = inputs = layers.Input((32, 32, 3))
+        for width in (16, 32):
+            for _ in range(2):
+                skip = h
+                h = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(h)))
+                h = layers.Add()([skip, h]) if skip.shape == h.shape else h
+            h = layers.MaxPooling2D()(h)
+        self.model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(h)) if small else h)
+        self.optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        self.optimizer.build(self.model.trainable_variables)
+        self.x = tf.random.stateless_normal([32, 32, 32, 3], seed=(1, 2))
+
+    def run(self, limit, steps=4):
+        call = tf.function(lambda x: self.model(x, training=True))
         call = call if limit is None else tfswap.optimize(call, memory_limit=limit)
-        before = [v.numpy() for v in (*model.variables, *optimizer.variables)]
+        before = [v.numpy() for v in (*self.model.variables, *self.optimizer.variables)]
         tf.config.experimental.reset_memory_stats("CPU:0")
         losses = []
         for _ in range(steps):
             with tf.GradientTape() as tape:
-                y = call(x)
+                y = call(self.x)
                 loss = tf.reduce_mean(tf.square(y - 0.5))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            gradients = tape.gradient(loss, self.model.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
             losses.append(float(loss))
             del y, loss, gradients
-        digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in model.variables)).hexdigest()
-        for v, value in zip((*model.variables, *optimizer.variables), before):
+        digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in self.model.variables)).hexdigest()
+        for v, value in zip((*self.model.variables, *self.optimizer.variables), before, strict=True):
             v.assign(value)
-        found = dict(peak=tf.config.experimental.get_memory_info("CPU:0")["peak"], losses=losses, digest=digest)
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        found = {"peak": peak, "losses": losses, "digest": digest}
         if limit is not None:
             report = call.report()
-            found |= dict(
-                limit=report.memory_limit_bytes, baseline=report.baseline_peak_bytes, floor=report.floor_bytes,
-                moved=call.plan().moves, order=len(call.plan().order),
-            )
+            found |= {
+                "limit": report.memory_limit_bytes,
+                "baseline": report.baseline_peak_bytes,
+                "floor": report.floor_bytes,
+                "moved": call.plan().moves,
+                "order": len(call.plan().order),
+            }
         return found
 
+
+def keras_steps(small, near_floor):
+    """Values and peaks without a limit, with one, and where `near_floor` near the smallest one."""
     with grappler_off():
-        reference = run(None)
-        found = [run(limit) for limit in {limits}]
-        if {near_floor}:
-            found.append(run(found[-1]["floor"] * 103 // 100))  # the arena has other constants in it now
-    print(json.dumps([reference, *found]))
-"""
+        net = Convolutional(small)
+        reference, found = net.run(None), [net.run("60%")]
+        if near_floor:
+            found.append(net.run(found[-1]["floor"] * 103 // 100))  # the arena has other constants in it now
+    return [reference, *found]
 
 
-@pytest.mark.parametrize(
-    ("head", "near_floor"), [("layers.Dense(10)(layers.GlobalAveragePooling2D()(h))", True), ("h", False)]
-)
-def test_a_keras_model_keeps_its_limit_from_the_forward_pass_to_the_end_of_the_backward_pass(head, near_floor):
+@pytest.mark.parametrize("small", [True, False])
+def test_a_keras_model_keeps_its_limit_from_the_forward_pass_to_the_end_of_the_backward_pass(small):
     """With small results, and with large ones, of which the loss makes several more."""
-    program = PROGRAM.replace("{head}", head).replace("{near_floor}", str(near_floor)).replace("{limits}", "['60%']")
-    reference, *found = on_arena(program)
+    reference, *found = on_arena(lambda: keras_steps(small, near_floor=small))
     for run in found:
         assert run["peak"] <= run["limit"] < reference["peak"]
         assert (run["losses"], run["digest"]) == (reference["losses"], reference["digest"])
         assert run["order"]
-    if near_floor:
+    if small:
         assert found[-1]["moved"]
     assert found[0]["baseline"] == pytest.approx(reference["peak"], rel=0.1)
 

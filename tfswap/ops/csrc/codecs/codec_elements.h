@@ -3,6 +3,7 @@
 // Each codec is a struct that can be copied bytewise. Its `operator()(int64_t i)` does the i-th piece of the work.
 // Pieces are independent, so they may run in any order. codec_kernel.h runs them on a CPU's threads. This file includes
 // neither TensorFlow nor the standard library, so that CUDA compilers, NVRTC included, accept it unchanged.
+// More than 500 lines, since NVRTC gets it as one text.
 //
 // Arithmetic on float and double uses the processor's instructions, as TensorFlow's kernels do, and no bit operations
 // whose results could differ: TensorFlow's threads flush denormals to zero, and a codec must treat them as the kernel

@@ -366,11 +366,7 @@ def test_more_than_once_is_refused():
 
 
 class Convolutional:
-    """A Keras model, its optimizer and a batch, in an arena of one free region.
-
-    Args:
-        small: whether its results are small.
-    """
+    """A Keras model with small or large results, its optimizer and a batch, in an arena of one free region."""
 
     def __init__(self, small):
         region = tf.zeros([256 << 20], tf.uint8)

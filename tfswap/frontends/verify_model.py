@@ -22,15 +22,15 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Every rewritten function of the SavedModel at `path`, with the number of its swap nodes.
 
     Raises:
-        InvalidModel: there is no SavedModel at `path`, or it, its variables or the file that `tfswap.load` plans from
-            are damaged.
+        InvalidModel: there is no SavedModel at `path`, or it, its variables or the files that `tfswap.load` plans from
+            are damaged or missing.
         VerificationError: a rewritten function would not run as planned.
     """
     file = ModelFile.load(path)
     file.check_variables()
     file.check_assets()
     with file.named():
-        if (file.path / REQUEST_NAME).is_file():
+        if (file.path / REQUEST_NAME).is_file() or any(name.endswith(SUFFIX) for name in file.library):
             for origin in Origin.read(file.path):
                 origin.require(file)
         return _verified(file)

@@ -13,103 +13,128 @@ tf: Any = pytest.importorskip("tensorflow")
 import tfswap  # noqa: E402 needs TensorFlow
 from tfswap.runtime.dynamic_sizes import find_data_dependent_sizes  # noqa: E402
 
-PROGRAM = """
-import json
-import tensorflow as tf
-import tfswap
-
-
 WIDTH, LAYERS, WORDS = 64, 6, 100
-start = [0.1 * tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 1)) for n in range(LAYERS)]
-weights, table = [tf.Variable(w) for w in start], tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
-variables = [table, *weights]
+LONGEST = (60, 90, 30, 61, 88, 12)
+LIMIT = 4 << 20
 
-def trained(loss_of):
-    def step(given):
-        with tf.GradientTape() as tape:
-            loss = loss_of(given)
-        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-        return loss
-    return step
 
-def through(h):
-    for weight in weights:
-        h = tf.nn.gelu(tf.einsum("btd,de->bte", h, weight))
-    return h
+class Words:
+    """A net of words, with losses of several arguments that give it sizes.
 
-def loss_of_padded(rows):
-    h = through(tf.nn.embedding_lookup(table, rows.to_tensor()))
-    return tf.reduce_mean(h * h)
+    Args:
+        layers: how many.
+    """
 
-def loss_of_targets(rows):
-    words, following = rows[:, :-1].to_tensor(), rows[:, 1:].to_tensor()
-    h = through(tf.nn.embedding_lookup(table, words))
-    return tf.reduce_mean((h - tf.nn.embedding_lookup(table, following)) ** 2)
+    def __init__(self, layers=LAYERS):
+        self.start = [0.1 * tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 1)) for n in range(LAYERS)]
+        self.weights = [tf.Variable(w) for w in self.start]
+        self.table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
+        self.variables = [self.table, *self.weights[:layers]]
 
-def loss_of_masked(lengths):
-    mask = tf.sequence_mask(lengths, dtype=tf.float32)
-    h = through(tf.nn.embedding_lookup(table, tf.cast(3 * mask, tf.int32)))
-    return tf.reduce_mean(mask[..., None] * h * h)
+    def trained(self, loss_of):
+        def step(given):
+            with tf.GradientTape() as tape:
+                loss = loss_of(given)
+            for variable, gradient in zip(self.variables, tape.gradient(loss, self.variables), strict=True):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            return loss
 
-def loss_of_first(n):
-    h = through(tf.tile(tf.nn.embedding_lookup(table, tf.range(n))[None], [16, 1, 1]))
-    return tf.reduce_mean(h * h)
+        return step
 
-def loss_of_recurrent(rows):
-    h = tf.transpose(tf.nn.embedding_lookup(table, rows.to_tensor()), [1, 0, 2])
-    for weight in weights[:2]:
-        h = tf.scan(lambda before, x: tf.tanh(before @ weight + tf.nn.gelu(x)), h, tf.zeros([16, WIDTH]))
-    return tf.reduce_mean(h * h)
+    def reset(self):
+        for variable, first in zip(self.weights, self.start, strict=True):
+            variable.assign(first)
+        self.table.assign(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
+
+    def through(self, h):
+        for weight in self.weights:
+            h = tf.nn.gelu(tf.einsum("btd,de->bte", h, weight))
+        return h
+
+    def loss_of_padded(self, rows):
+        h = self.through(tf.nn.embedding_lookup(self.table, rows.to_tensor()))
+        return tf.reduce_mean(h * h)
+
+    def loss_of_targets(self, rows):
+        words, following = rows[:, :-1].to_tensor(), rows[:, 1:].to_tensor()
+        h = self.through(tf.nn.embedding_lookup(self.table, words))
+        return tf.reduce_mean((h - tf.nn.embedding_lookup(self.table, following)) ** 2)
+
+    def loss_of_masked(self, lengths):
+        mask = tf.sequence_mask(lengths, dtype=tf.float32)
+        h = self.through(tf.nn.embedding_lookup(self.table, tf.cast(3 * mask, tf.int32)))
+        return tf.reduce_mean(mask[..., None] * h * h)
+
+    def loss_of_first(self, n):
+        h = self.through(tf.tile(tf.nn.embedding_lookup(self.table, tf.range(n))[None], [16, 1, 1]))
+        return tf.reduce_mean(h * h)
+
+    def loss_of_recurrent(self, rows):
+        h = tf.transpose(tf.nn.embedding_lookup(self.table, rows.to_tensor()), [1, 0, 2])
+        for weight in self.weights[:2]:
+
+            def layer(before, x, weight=weight):
+                return tf.tanh(before @ weight + tf.nn.gelu(x))
+
+            h = tf.scan(layer, h, tf.zeros([16, WIDTH]))
+        return tf.reduce_mean(h * h)
+
 
 def ragged(longest, seed):
     lengths = tf.random.stateless_uniform([16], (seed, 1), 4, longest, tf.int64).numpy()
     lengths[3] = longest
     return tf.RaggedTensor.from_row_lengths(
-        tf.random.stateless_uniform([int(lengths.sum())], (seed, 2), 0, WORDS, tf.int32), lengths)
+        tf.random.stateless_uniform([int(lengths.sum())], (seed, 2), 0, WORDS, tf.int32), lengths
+    )
 
-LONGEST = (60, 90, 30, 61, 88, 12)
-RAGGED = [ragged(longest, seed) for seed, longest in enumerate(LONGEST)]
-GIVEN = {
-    "padded": RAGGED, "targets": RAGGED, "recurrent": RAGGED[:2],
-    "masked": [tf.constant([longest] + [4] * 15) for longest in LONGEST],
-    "first": [tf.constant(longest) for longest in LONGEST],
-}
-name = NAME
-loss_of, given = globals()[f"loss_of_{name}"], GIVEN[name]
-signature = {name: [tf.RaggedTensorSpec([None, None], tf.int32)] for name in ("padded", "recurrent")}.get(name)
 
-if name == "recurrent":
-    del variables[3:]  # two layers: each is two loops to plan
+def arguments(name):
+    """The arguments of the calls of a step with this loss."""
+    if name == "masked":
+        return [tf.constant([longest] + [4] * 15) for longest in LONGEST]
+    if name == "first":
+        return [tf.constant(longest) for longest in LONGEST]
+    rows = [ragged(longest, seed) for seed, longest in enumerate(LONGEST)]
+    return rows[:2] if name == "recurrent" else rows
 
-def bits(value):
-    return value.numpy().tobytes().hex()
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": name == "recurrent"})  # steps with loops
-step = tf.function(trained(loss_of), input_signature=signature)
-unoptimised = [bits(step(each)) for each in given]
-expected = [bits(v) for v in variables]
-for variable, first in zip(weights, start):
-    variable.assign(first)
-table.assign(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
-step = tfswap.optimize(tf.function(trained(loss_of), input_signature=signature), memory_limit=LIMIT)
-losses, peaks = [], []
-for each in given:
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses.append(bits(step(each)))
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-print(json.dumps({
-    "losses": losses == unoptimised, "variables": [bits(v) for v in variables] == expected, "peak": max(peaks),
-    "plans": step.plans, "moved": len(step.report().swapped) + len(step.report().recomputed),
-    "base": step.report().baseline_peak_bytes,
-}))
-"""
-LIMIT = 4 << 20
+def called_with_sizes(name):
+    """Values, peaks and plans of a step whose arguments give its sizes, in this limit."""
+    net, given = (
+        Words(2 if name == "recurrent" else LAYERS),
+        arguments(name),
+    )  # each recurrent layer is two loops to plan
+    loss_of = getattr(net, f"loss_of_{name}")
+    signature = [tf.RaggedTensorSpec([None, None], tf.int32)] if name in ("padded", "recurrent") else None
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": name == "recurrent"})  # steps with loops
+    step = tf.function(net.trained(loss_of), input_signature=signature)
+
+    def bits(value):
+        return value.numpy().tobytes().hex()
+
+    unoptimised = [bits(step(each)) for each in given]
+    expected = [bits(v) for v in net.variables]
+    net.reset()
+    step = tfswap.optimize(tf.function(net.trained(loss_of), input_signature=signature), memory_limit=LIMIT)
+    losses, peaks = [], []
+    for each in given:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses.append(bits(step(each)))
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    report = step.report()
+    return {
+        "losses": losses == unoptimised,
+        "variables": [bits(v) for v in net.variables] == expected,
+        "peak": max(peaks),
+        "plans": step.plans,
+        "moved": len(report.swapped) + len(report.recomputed),
+        "base": report.baseline_peak_bytes,
+    }
 
 
 @pytest.mark.parametrize("name", ["padded", "targets", "first", *slow("recurrent", "masked")])
 def test_each_call_keeps_the_limit_with_few_plans_and_the_same_bits(name: str) -> None:
-    found = on_arena(f"NAME, LIMIT = {name!r}, {LIMIT}\n{PROGRAM}")
+    found = on_arena(lambda: called_with_sizes(name))
     assert found["losses"]
     assert found["variables"]
     assert found["peak"] <= LIMIT < found["base"]

@@ -91,6 +91,35 @@ def test_a_share_leaves_batches_of_another_kind_what_the_others_have():
     assert refused
 
 
+def test_arrays_that_are_given_to_train_on_batch_leave_no_room_for_a_pipeline():
+    """The limit has room for the step and not for two more batches. Tensors may come from a pipeline."""
+
+    def program():
+        import numpy as np
+        import tensorflow as tf
+        from keras_programs import dense, dense_data, settle
+
+        import tfswap
+
+        settle()
+        x, y = (np.tile(each, (4, 1)) for each in dense_data())
+        first = tfswap.keras.optimize(dense(), memory_limit="100%")
+        first.train_on_batch(x, y)
+        limit = tfswap.keras.report(first).floor_bytes + x.nbytes  # two models are in the arena
+        model = tfswap.keras.optimize(dense(), memory_limit=limit)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        model.train_on_batch(x, y)
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        try:
+            model.train_on_batch(tf.constant(x), tf.constant(y))
+        except tfswap.InfeasibleMemoryLimit as error:
+            return [peak, limit, error.floor_bytes, x.nbytes]
+
+    peak, limit, floor, batch_bytes = on_arena(program)
+    assert peak <= limit
+    assert floor > limit + batch_bytes / 2
+
+
 def test_batches_that_are_traced_apart_share_the_host_memory():
     def program():
         from keras_programs import dense, dense_data, settle

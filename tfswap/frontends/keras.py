@@ -86,8 +86,10 @@ class Training:
     def __init__(self, model: Any, **options: Any):
         self._model = model
         self._optimize = optimize(**options)
-        self._steps: dict[str, OptimizedFunction] = {}  # by the spec of a whole batch
-        self._traces: dict[str, dict[Signature, OptimizedFunction]] = {}  # by the parts of a batch, and their specs
+        # By the spec of a whole batch, and whether a pipeline makes others during the step; by the parts of a batch,
+        # and their specs with the same.
+        self._steps: dict[tuple[str, bool], OptimizedFunction] = {}
+        self._traces: dict[str, dict[tuple[Signature, bool], OptimizedFunction]] = {}
         self._latest: OptimizedFunction | None = None
         self._highest: Highest | None = None
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
@@ -150,31 +152,37 @@ class Training:
         import tensorflow as tf
 
         tensors = _present(batch)
-        key = repr(spec)
-        if (step := self._steps.get(key)) is not None:
+        text, piped = repr(spec), any(map(tf.is_tensor, tensors))  # a caller of train_on_batch may have arrays
+        if (step := self._steps.get((text, True)) or self._steps.get((text, piped))) is not None:
             self._latest = step
             return step(*tensors)
         spec = tf.nest.map_structure(lambda each, given: None if _is_absent(given) else each, spec, batch)
         traces = self._traces.setdefault(repr(tf.nest.map_structure(lambda each: each is None, spec)), {})
-        signature = traced_for(_present(spec), traces)
+        signature = traced_for(_present(spec), [signature for signature, _ in traces])
+        known = traces.get((signature, True)) or traces.get((signature, piped))
         try:
-            self._latest = step = traces.get(signature) or self._step(spec, signature)
+            self._latest = step = known or self._step(spec, signature, piped=piped)
             logs = step(*tensors)
         except UnsupportedGraph:
             # In the graph for any number of rows the sizes of some tensors may be open, in loops above all.
-            self._latest = step = self._step(spec, None)
+            self._latest = step = self._step(spec, None, piped=piped)
             logs = step(*tensors)
             log.info("tfswap: %s: traced and planned for each size of batch by itself", _named(self._model))
-        traces[signature] = self._steps[key] = step
+        traces[signature, piped] = self._steps[text, piped] = step
         return logs
 
-    def _step(self, spec: Any, signature: Any) -> OptimizedFunction:
-        """The step for batches of this spec, traced for the signature, or without one for each size of batch."""
+    def _step(self, spec: Any, signature: Any, *, piped: bool) -> OptimizedFunction:
+        """The step for batches of this spec.
+
+        Args:
+            signature: it is traced for; None to trace it for each size of batch.
+            piped: whether a pipeline makes other batches during the step.
+        """
         import tensorflow as tf
 
         another = self._latest.same_program if self._latest is not None and self._steps else self._optimize
         made = another(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_ahead = 0 if shared_device() is None else BATCHES_AHEAD
+        made.batches_ahead = BATCHES_AHEAD if piped and shared_device() is not None else 0
         return made
 
     def _one_step(self, spec: Any) -> Any:

@@ -1,7 +1,7 @@
 """Plans, rewritten graphs and reports of many steps, as text. A change of the code's structure leaves them as they are.
 
     python tests/support/plan_records.py record DIR            # all cases, about twenty minutes on two cores
-    python tests/support/plan_records.py record DIR lstm plain_file
+    python tests/support/plan_records.py record DIR lstm map_fn
     python tests/support/plan_records.py compare DIR OTHER     # exit status 1 where a file differs
 
 Each case is a process of its own, and is planned under three limits: 85% and 60% of its predicted unoptimised peak, and

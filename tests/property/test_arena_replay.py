@@ -16,10 +16,11 @@ from tfswap.ir.custom_ops import GATE
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.host_memory import HOST_INPUTS
 from tfswap.kernels.target import Target
 from tfswap.native.load import load
 from tfswap.passes.nodes import add_gate
-from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
+from tfswap.passes.tactics.limit_check import encode, write_limit
 from tfswap.runtime.requests_replay import RequestsReplay
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import Arena

@@ -9,7 +9,10 @@ import gc
 
 import numpy as np
 import tensorflow as tf
-from gpu_compare import compare, draws, reporting
+from gpu_compare import DEVICE, compare, draws, relu_loss, reporting, trained, weights
+
+import tfswap
+import tfswap.ops
 
 
 def compare_alone(gpus, *arguments, **options):
@@ -79,3 +82,141 @@ def test_kernels_of_constants_that_tensorflow_does_not_fold(on_gpus):
         return found
 
     check_exact(on_gpus(reporting(program)))
+
+
+def attention(dtype, variables, x):
+    x = tf.cast(x, dtype)
+    w = [tf.cast(variable, dtype) for variable in variables]
+    q, k, v = (tf.einsum("btd,dhe->bthe", x, tf.reshape(each, [64, 4, 16])) for each in w[:3])
+    scores = tf.nn.softmax(tf.einsum("bqhe,bkhe->bhqk", q, k) * tf.cast(0.25, dtype))
+    x += tf.einsum("bqhe,hed->bqd", tf.einsum("bhqk,bkhe->bqhe", scores, v), tf.reshape(w[3], [4, 16, 64]))
+    x += tf.einsum("bte,ed->btd", tf.nn.gelu(tf.einsum("btd,de->bte", x, w[4])), w[5])
+    return tf.reduce_mean(tf.cast(x, tf.float32) ** 2)
+
+
+def test_einsums_of_16_bits_take_what_they_are_planned_to_take(on_gpus):
+    shapes = [*[[64, 64]] * 4, [64, 128], [128, 64]]
+
+    def program(gpus):
+        found = {}
+        for dtype in (tf.float16, tf.bfloat16, tf.float32):
+
+            def loss_of(variables, x, dtype=dtype):
+                return attention(dtype, variables, x)
+
+            for share in ("70%", "92%"):
+                made = compare_alone(gpus, loss_of, shapes, draws(8, 32, 64), limit=share)
+                found[f"{dtype.name}, {share}"] = made
+        return found
+
+    check_exact(on_gpus(reporting(program)))
+
+
+def branching(variables, x):
+    """A condition of the host is a value of the loop."""
+
+    def body(i, goes, h):
+        act = tf.cond(tf.reduce_mean(h) > 0.0, lambda: tf.nn.relu(h @ variables[0]), lambda: tf.tanh(h @ variables[1]))
+        return i + 1, i < 15, tf.where(goes, act, h)
+
+    _, _, h = tf.while_loop(lambda i, *_: i < 20, body, [0, tf.constant(True), x], maximum_iterations=20)
+    return tf.reduce_mean(h * h)
+
+
+def mapped(variables, x):
+    y = tf.map_fn(lambda row: tf.tanh(row @ variables[0]) @ variables[1], x)
+    return tf.reduce_mean(tf.scan(lambda sum, row: tf.tanh(sum + row), y) ** 2)
+
+
+def shaping(variables, x, labels):
+    """Branches take and return integers, which they read on the host."""
+    shape = tf.shape(x)
+    turned = tf.stack([shape[1], shape[0]])
+    x = tf.cond(tf.reduce_sum(x) > 1e9, lambda: x * 2.0, lambda: tf.reshape(tf.reshape(x, turned), shape))
+    rows = tf.switch_case(labels[0], [lambda: labels + 1, lambda: labels * 2, lambda: shape[0] - labels])
+    for variable in variables:
+        x = tf.nn.relu(x @ variable)
+    return tf.reduce_mean(x * x) + tf.reduce_mean(tf.gather(x, rows))
+
+
+def decaying(variables, x):
+    """The loop saves the weights that it reads, which change before the backward loop, as by AdamW."""
+
+    def body(i, h):
+        return i + 1, tf.tanh(h @ variables[0].read_value() + x[i])
+
+    _, h = tf.while_loop(lambda i, _: i < 12, body, [0, tf.zeros([16, 64])], maximum_iterations=12)
+    variables[0].assign_sub(0.01 * variables[0])
+    return tf.reduce_mean(h * h)
+
+
+def test_loops_and_branches_with_values_of_the_host(on_gpus):
+    labels = np.arange(8, dtype="i")
+
+    def program(gpus):
+        return {
+            "branching": compare_alone(gpus, branching, [[64, 64]] * 2, draws(64, 64), limit="70%"),
+            "mapped": compare_alone(gpus, mapped, [[64, 64]] * 2, draws(12, 16, 64), limit="85%"),
+            "shaping": compare_alone(gpus, shaping, [[64, 64]] * 6, draws(256, 64), labels),
+            "decaying": compare_alone(gpus, decaying, [[64, 64]], draws(12, 16, 64), limit="80%"),
+        }
+
+    check_exact(on_gpus(reporting(program)))
+
+
+def asserting(variables, x, labels):
+    tf.debugging.assert_less(labels, 9, message="too large")
+    tf.debugging.Assert(tf.reduce_all(x < 50.0), [x, "too hot", tf.shape(x)])
+    with tf.control_dependencies([tf.debugging.assert_near(x, x)]):
+        return relu_loss(variables, x)
+
+
+def asserting_in_a_loop(variables, x):
+    def body(i, h):
+        tf.debugging.assert_less(tf.reduce_max(h), 1e6, message="diverged")
+        return i + 1, tf.tanh(h @ variables[0])
+
+    return relu_loss(variables, tf.while_loop(lambda i, _: i < 20, body, [0, x], maximum_iterations=20)[1])
+
+
+def cropping(variables, x):
+    x = tf.image.stateless_random_crop(x, [8, 12, 12, 3], seed=[1, 2])
+    for kernel in variables:
+        x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+    return tf.reduce_mean(x * x)
+
+
+def test_assertions(on_gpus):
+    x, labels, square = draws(256, 64), np.arange(8, dtype="i"), [[64, 64]] * 6
+
+    def program(gpus):
+        return {
+            "of values and labels": compare_alone(gpus, asserting, square, x, labels, limit="80%"),
+            "in a loop": compare_alone(gpus, asserting_in_a_loop, square, x, limit="80%"),
+            "of sizes, in a crop": compare_alone(
+                gpus, cropping, [[3, 3, 3, 8], [3, 3, 8, 8]], draws(8, 16, 16, 3), limit="80%"
+            ),
+        }
+
+    check_exact(on_gpus(reporting(program)))
+
+
+def test_an_assertion_that_fails_says_its_text_and_keeps_nothing(on_gpus):
+    def program(gpus):
+        step = tfswap.optimize(trained(asserting, weights(*[[64, 64]] * 6)), memory_limit="80%")
+        values, integers = draws(256, 64), np.arange(8, dtype="i")
+        x, hot, labels, large = map(tf.constant, (values, 100 * values, integers, integers + 5))
+        step(x, labels)
+        before = tf.config.experimental.get_memory_info(DEVICE)["current"]
+        failed = []
+        for given in ((x, large), (hot, labels)):
+            try:
+                step(*given)
+            except tf.errors.InvalidArgumentError as error:
+                failed.append([text for text in ("too large", "too hot") if text in str(error)])
+        step(x, labels)
+        kept = tf.config.experimental.get_memory_info(DEVICE)["current"] - before
+        return {"failed": failed, "kept": kept, "host": tfswap.ops.stats().pool_in_use_bytes}
+
+    found = on_gpus(reporting(program))
+    assert found == {"failed": [["too large"], ["too hot"]], "kept": 0, "host": 0, "report": []}

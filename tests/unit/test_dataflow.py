@@ -26,6 +26,32 @@ def test_a_reader_that_depends_on_the_write_does_not_make_a_cycle():
     assert len(ordering.traced_order(flow)) == len(flow.nodes)
 
 
+def test_a_list_that_a_loop_fills_with_what_it_reads_of_a_variable_is_such_a_reader():
+    """As a backward loop pops weights that the forward loop has read in each iteration."""
+    flow = facts(
+        "%v = Placeholder() -> resource[]\n%x = Placeholder() -> float32[64]\n%i = Const() -> int32[] = (0,)\n"
+        "%most = Const() -> int32[] = (9,)\n%shape = Const() -> int32[1] = (64,)\n"
+        "%empty = EmptyTensorList(%shape, %most) -> variant[]\n"
+        "%loop = While(%i, %empty, %v) -> int32[], variant[], resource[]\n"
+        "%write = AssignSubVariableOp(%v, %x) {dtype=float32} ^loop\n"
+        "%last = TensorListPopBack(%loop:1, %shape) -> variant[], float32[64]\n"
+        "feeds %v, %x\nfetches %last:1\ntargets %write\n"
+        "body %loop\n"
+        "  %i = Placeholder() -> int32[]\n  %seen = Placeholder() -> variant[]\n  %v = Placeholder() -> resource[]\n"
+        "  %n = Const() -> int32[] = (5,)\n  %less = Less(%i, %n) -> bool[]\n  feeds %i, %seen, %v\n  fetches %less\n"
+        "body %loop\n"
+        "  %i = Placeholder() -> int32[]\n  %seen = Placeholder() -> variant[]\n  %v = Placeholder() -> resource[]\n"
+        "  %one = Const() -> int32[] = (1,)\n  %next = AddV2(%i, %one) -> int32[]\n"
+        "  %read = ReadVariableOp(%v) {dtype=float32} -> float32[64]\n"
+        "  %pushed = TensorListPushBack(%seen, %read) -> variant[]\n"
+        "  feeds %i, %seen, %v\n  fetches %next, %pushed, %v\n"
+    )
+    (update,) = flow.updates[flow.place["write"]]
+    assert flow.kept[flow.nodes[flow.place["loop"]], 1] == (update.old,)
+    assert update.old in flow.reads[flow.place["last"]]
+    assert flow.place["last"] in flow.deps[flow.place["write"]]
+
+
 def test_views_and_constants_are_no_kernels_and_hold_no_bytes_of_their_own():
     flow = facts(
         "%x = Placeholder() {dtype=float32} -> float32[64]\n%c = Const() {dtype=int32} -> int32[1] = (64)\n".replace(

@@ -278,11 +278,18 @@ class Builder:
         for o, keeps in record.keeps.items():
             kept = [*(number[p] for p in keeps.outputs), *keeps.values]
             for source in keeps.inputs:
-                tensor = node.inputs[source]
-                value = flow.value_of.get((tensor.node, tensor.index))
-                kept += [*([] if value is None or tensor.type.dtype == "resource" else [value]), *self._kept(tensor)]
+                kept += [*self._kept_input(node, source, facts), *self._kept(node.inputs[source])]
             flow.kept[node, o] = tuple(dict.fromkeys(kept))
         self._records.note_contents(node, record, number)
+
+    def _kept_input(self, node: Node, source: int, facts: _Facts) -> Sequence[int]:
+        """The value of an input that is an element of a list of the node. Of a variable: what its bodies have read."""
+        value, variables = facts.inputs[source], self._variables
+        if value < 0 or node.inputs[source].type.dtype != "resource":
+            return [value] if value >= 0 else []
+        if node not in variables.used or source in facts.memory.updates or value in variables.copied_on_read:
+            return []  # the elements are copies, or versions that the bodies have replaced
+        return [variables.read_in_bodies(node, source, value)]
 
     def _drop_folded_inputs(self) -> None:
         """Set the bytes of constants that only folded nodes read to 0: they are freed before the step."""

@@ -46,6 +46,12 @@ class VariableVersions:
             self._begin(resource, output, output.type.nbytes or 0)
         return self._version[resource]
 
+    def read_in_bodies(self, node: Node, position: int, resource: int) -> int:
+        """The current version of a resource that the bodies of `node` read, as its input at this position."""
+        if resource not in self._version:
+            self._begin(resource, node.inputs[position], self.used[node].nbytes.get(position, 0))
+        return self._version[resource]
+
     def note_reads(self, kernel: int, values: Iterable[int]) -> None:
         """Record the values that a kernel reads, among which are versions."""
         for value in values:
@@ -65,9 +71,8 @@ class VariableVersions:
         for resource, adopted in writes:
             if resource < 0:
                 continue
-            if resource not in self._version and node in self.used:
-                position = inputs.index(resource)
-                self._begin(resource, node.inputs[position], self.used[node].nbytes.get(position, 0))
+            if node in self.used:
+                self.read_in_bodies(node, inputs.index(resource), resource)
             # A variable that is never read is as large as the largest input of its update.
             old = self.read(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             self._flow.written.setdefault(resource, old)

@@ -28,6 +28,7 @@ from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
+from tfswap.passes.prepare.text_on_host import keep_text_on_host
 from tfswap.passes.prepare.uniform_constants import fill_uniform_constants
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.passes.prepare.views_on_device import keep_views_on_device
@@ -70,6 +71,7 @@ REST = (
     Row(fill_uniform_constants, own_ops, "before other constants are deferred, which may be computed from these"),
     Row(defer_constants, own_ops, "no later pass adds constants"),
     Row(keep_views_on_device, own_ops, "before the copies that these views would need"),
+    Row(keep_text_on_host, own_ops, "no later pass adds constants of text"),
     Row(copy_to_host, own_ops, "what views still read on the host is known"),
     Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
     Row(use_result_slots, slots, "fetches are final"),

@@ -19,7 +19,9 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_const
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import FIRST, unit, units
+from tfswap.passes.prepare.text_on_host import is_text
 
 ONE_EACH = (
     "Give each GPU a process of its own, a worker of tf.distribute.MultiWorkerMirroredStrategy, which is planned for "
@@ -57,20 +59,25 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     _place(graph, given)
 
 
-def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], device: DeviceModel) -> None:
+def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], target: Target) -> None:
     """Raise UnsupportedGraph where TensorFlow runs a part of a GPU's step on the CPU: an order and an arena are of one
     device. A step that runs as it was traced may have such parts.
 
     Args:
         graph: of the step, whose last feeds are these captures.
     """
-    if device.is_gpu and (found := next(_on_cpu(graph, captures), None)) is not None:
+    found = next(_on_cpu(graph, captures, own_ops=target.own_ops), None) if target.device.is_gpu else None
+    if found is not None:
         why, remedy = found
         raise UnsupportedGraph(f"{name}: {why}, and a step on a GPU is planned for that alone. {remedy}.")
 
 
-def _on_cpu(graph: Graph, captures: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """The reasons why nodes are on the CPU, each with its remedy."""
+def _on_cpu(graph: Graph, captures: Sequence[Any], *, own_ops: bool) -> Iterator[tuple[str, str]]:
+    """The reasons why nodes are on the CPU, each with its remedy.
+
+    Args:
+        own_ops: whether constants of text become nodes of the GPU (passes/prepare/text_on_host.py).
+    """
     feeds = graph.feeds[len(graph.feeds) - len(captures) :]
     hosted = {f for f, t in zip(feeds, captures, strict=True) if type_of(getattr(t, "device", "") or "") == "CPU"}
     for part in (graph, *graph.all_bodies()):
@@ -83,7 +90,7 @@ def _on_cpu(graph: Graph, captures: Sequence[Any]) -> Iterator[tuple[str, str]]:
                 yield f"{what} has the device {node.device}", "Leave its device to TensorFlow"
             elif any(t.type.dtype == "resource" and t.node in hosted for t in node.inputs):
                 yield f"{what} uses a variable that is on the CPU", "Create the variable on the GPU"
-            elif not _has_gpu_kernel(node):
+            elif not (_has_gpu_kernel(node) or (own_ops and is_text(node))):
                 why = f"TensorFlow has no kernel for GPUs of {what}"
                 yield why, "Call it outside of the function that is optimized"
 

@@ -12,6 +12,8 @@ from tfswap.importers.references import functions_in
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import control_flow
+from tfswap.ir.types import TensorType
+from tfswap.kernels.host_memory import HOST_INPUTS, HOST_OUTPUTS
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
@@ -44,6 +46,8 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
+        for name, positions in ({} if kind.is_loop else _on_host(node)).items():
+            result[name] = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=positions))
         if self._own_kernels:
             result[KERNEL] = attr_value_pb2.AttrValue(s=OWN_KERNEL.encode())
         for attribute in kind.functions:
@@ -62,6 +66,19 @@ class BodyFunctions:
         made.signature.name = f"{name}_tfswap_{digest}"
         self.made[made.signature.name] = made
         return made.signature.name
+
+
+def _on_host(node: Node) -> dict[str, list[int]]:
+    """By attribute, the positions of a conditional's inputs and outputs that are in host memory on a GPU.
+
+    Functions take and return int32 there. Of loops TensorFlow knows that itself (memory_types.cc, IsFunctionCallOp).
+    """
+
+    def positions(kinds: Sequence[TensorType]) -> list[int]:
+        return [position for position, kind in enumerate(kinds) if kind.dtype == "int32"]
+
+    found = {HOST_INPUTS: positions([t.type for t in node.inputs]), HOST_OUTPUTS: positions(node.outputs)}
+    return {name: each for name, each in found.items() if each}
 
 
 def grappler_off_config() -> config_pb2.ConfigProto:

@@ -154,6 +154,9 @@ TO_DEVICE: Final = "Tfswap>ToDevice"
 # (tensor: T) -> (output: T); attr T. Copies a tensor of the GPU to the host.
 TO_HOST: Final = "Tfswap>ToHost"
 
+# () -> (output: dtype); attrs dtype (string) and value. A constant of text, which a GPU's step reads on the host.
+TEXT: Final = "Tfswap>Text"
+
 # (terms: N * T, decisions: Tdecisions...) -> (sum: T); attrs N, T, Tdecisions (bool: of an If, int32: of a Case), FIRST
 # and FIRST_SHAPE, which after the loops have an entry for each branch of each decision. AddN as tfswap's kernel adds.
 SUM: Final = "Tfswap>Sum"

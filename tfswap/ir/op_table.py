@@ -68,6 +68,7 @@ TRAITS: dict[str, Trait] = {
     "_Retval": _FETCH,  # a result of an instantiated function
     "_DeviceRetval": _FETCH,  # the same, in device memory
     "Tfswap>HandOver": _PURE | Trait.INLINE | Trait.NOT_FOLDED,  # a copy for the caller to keep
+    "Tfswap>Text": _PURE | Trait.NOT_FOLDED | Trait.INLINE,  # a constant of text
     "Tfswap>ToDevice": _PURE | Trait.NOT_FOLDED,  # a copy of what the host has
     "Tfswap>ToHost": _PURE | Trait.NOT_FOLDED,  # a copy of what the device has
     # Variables.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfswap.kernels.memory_rules import Entry, KernelMemory, events_rule, in_order, with_events
+from tfswap.kernels.memory_rules import Entry, KernelMemory, events_rule, fresh, in_order, with_events
 from tfswap.kernels.temporaries import OUT0, UNKNOWN, Events, Facts, after_output, element_bytes, known_shape
 
 
@@ -43,7 +43,9 @@ def unravel_index(facts: Facts) -> Events:
 
 
 def gather_nd(facts: Facts) -> KernelMemory:
-    """gather_nd_op_cpu_impl.h: the position of an invalid index, one number."""
+    """gather_nd_op_cpu_impl.h: the position of an invalid index, one number. A GPU's kernel has none."""
+    if facts.device.is_gpu:
+        return fresh(facts)
     return with_events((("out", 0), ("temp", 4)))
 
 

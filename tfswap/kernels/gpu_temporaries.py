@@ -164,3 +164,6 @@ RULES: dict[str, Entry] = {
     "_FusedConv3D": _GPU_CONVOLUTION,
 }
 """Kernels whose temporaries on a GPU differ from those on a CPU."""
+
+COMMON = frozenset({"Einsum", "MirrorPadGrad", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+"""Ops whose kernels for both devices request by the same code."""

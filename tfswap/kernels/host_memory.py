@@ -14,6 +14,11 @@ from tfswap.ir.custom_ops import NAMESPACE, TO_HOST
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
+HOST_INPUTS, HOST_OUTPUTS = "_input_hostmem", "_output_hostmem"
+"""Attributes with the positions of a node's inputs and outputs that are in host memory besides those by its kernel's
+registration (`MemoryTypesForNode`).
+"""
+
 OBJECTS = frozenset({"string", "variant"})
 """Types whose values are objects on the host's heap, such as lists."""
 

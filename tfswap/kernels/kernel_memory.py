@@ -136,7 +136,7 @@ def kernel_memory(
     if found is None:
         running = device.running((*inputs, *outputs))
         found = entry.rule(Facts(attrs, inputs, outputs, running, values, temporary_bytes))
-        if device.is_gpu and found.events:  # few GPU kernels have been measured
+        if device.is_gpu and found.events and op not in gpu_temporaries.COMMON:  # few GPU kernels have been measured
             found = found._replace(exact=False)
         _cache[key] = found
     return found

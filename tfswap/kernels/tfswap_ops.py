@@ -9,7 +9,7 @@ from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.elementwise import add_n
 from tfswap.kernels.events import free, out, temp
-from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
+from tfswap.kernels.memory_rules import FREE, FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
 from tfswap.kernels.temporaries import Facts
 from tfswap.kernels.variables import update
 
@@ -77,6 +77,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>MultiplyByMask": UNARY,
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
     "Tfswap>Sum": Entry(add_by_decisions, attrs=("N",)),
+    "Tfswap>Text": FREE,  # ops/csrc/core/arena_ops.cc
     "Tfswap>ToDevice": FRESH,  # ops/csrc/core/arena_ops.cc
     "Tfswap>ToHost": FRESH,
 }

@@ -66,7 +66,7 @@ class FunctionMaker:
         import tfswap.ops
 
         captures = with_placeholders(self._trace.concrete)
-        refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, self._trace.device.model)
+        refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, optimizer.target)
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
         reservation = self._request.options.reservation(self._owner, plan)

@@ -120,7 +120,7 @@ class Run {
         inner_(inner),
         images_(channels_first),
         ctx_(ctx),
-        device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables()) {}
+        device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables() || SharesTemporaries(outer->type_string())) {}
 
   void Compute(int ordinal) {
     if (HasReferences()) return ComputeOnReferences(ordinal);

@@ -50,6 +50,7 @@ const Images* ImagesOf(const std::string& op) {
       {"Conv3D", {{0}, {}, {0}}},
       {"Conv3DBackpropFilterV2", {{0, 2}, {}, {}}},
       {"Conv3DBackpropInputV2", {{2}, {0}, {0}}},
+      {"DepthToSpace", {{0}, {}, {0}}},
       {"DepthwiseConv2dNative", {{0}, {}, {0}}},
       {"DepthwiseConv2dNativeBackpropFilter", {{0, 2}, {}, {}}},
       {"DepthwiseConv2dNativeBackpropInput", {{2}, {0}, {0}}},

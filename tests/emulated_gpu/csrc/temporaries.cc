@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -141,6 +142,16 @@ absl::Status AllocateOne(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor
 }
 
 }  // namespace
+
+bool SharesTemporaries(const std::string& op) {
+  static const auto* const ops = new std::set<std::string>{
+      "Einsum",                               // einsum_op_impl.h
+      "MirrorPadGrad",                        // mirror_pad_op.cc
+      "SoftmaxCrossEntropyWithLogits",        // xent_op.cc
+      "SparseSoftmaxCrossEntropyWithLogits",  // sparse_xent_op.cc
+  };
+  return Settings::Get().temporaries && ops->count(op) != 0;
+}
 
 std::vector<Tensor> AllocateTemporaries(OpKernel* kernel, OpKernelContext* ctx) {
   std::vector<Tensor> tensors;

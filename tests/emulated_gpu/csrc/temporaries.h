@@ -6,11 +6,15 @@
 #ifndef TESTS_EMULATED_GPU_CSRC_TEMPORARIES_H_
 #define TESTS_EMULATED_GPU_CSRC_TEMPORARIES_H_
 
+#include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace emulated_gpu {
+
+// Whether the op's kernels of both devices have their requests in common: what the CPU's takes, the GPU's takes too.
+bool SharesTemporaries(const std::string& op);
 
 // Allocates them for a kernel whose results are there. Fails the kernel where there is no memory, but for cuDNN's workspace,
 // without which it chooses another algorithm.

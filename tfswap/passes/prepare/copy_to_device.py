@@ -53,8 +53,11 @@ def _copy(graph: Graph, device: DeviceModel) -> int:
             continue
         for position, tensor in enumerate(node.inputs):
             dtype = tensor.type.dtype
-            passed = flow is not None and position >= flow.first_argument
-            if _passes_on_device(dtype) if passed else reads_on_device(node, position, dtype):
+            if flow is None:
+                is_read_there = reads_on_device(node, position, dtype)
+            else:  # which reads its condition on the host
+                is_read_there = position >= flow.first_argument and _passes_on_device(dtype)
+            if is_read_there:
                 graph.replace_input(node, position, copied(tensor, node.device))
     graph.fetches = [copied(f, f.node.device) if _passes_on_device(f.type.dtype) else f for f in graph.fetches]
     move_behind_sources(graph, made.values())

@@ -15,6 +15,7 @@ from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.op_traits import is_feed
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.kernels.host_memory import HOST_INPUTS
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE
@@ -30,10 +31,6 @@ _FREE_REST, _END_OF_SPLIT, _REPEAT, _SPLIT_ALL = range(4)
 
 HOST_DTYPES = frozenset(("int32", "string"))
 """Arguments of a step on a GPU that are in host memory."""
-HOST_INPUTS = "_input_hostmem"
-"""The attribute with the positions of a node's inputs that are in host memory (`MemoryTypesForNode`): a gate reads
-shapes only, and takes each argument in its own memory.
-"""
 HANDLE_DTYPES = frozenset(("resource", "variant"))
 
 

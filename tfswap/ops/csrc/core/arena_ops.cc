@@ -5,6 +5,7 @@
 //   Defer          keeps TensorFlow from folding a large constant when it makes the step: each step computes it
 //   ToDevice       copies a tensor from host memory to the device on the stream of the kernels
 //   ToHost         copies a tensor of the device to host memory, and frees it before the next kernel runs
+//   Text           is a constant of text for kernels of a GPU's step that read it on the host
 //
 // At the end of this file is the function that Python calls before and after each step.
 
@@ -128,6 +129,22 @@ REGISTER_OP("Tfswap>ToHost")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
 Copies a tensor in the device's memory to host memory. It ends when the copy has ended.
+)doc");
+
+REGISTER_OP("Tfswap>Text")
+    .Output("output: dtype")
+    .Attr("value: tensor")
+    .Attr("dtype: {string}")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      const tensorflow::TensorProto* value = nullptr;
+      TF_RETURN_IF_ERROR(c->GetAttr("value", &value));
+      tensorflow::shape_inference::ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeProto(value->tensor_shape(), &shape));
+      c->set_output(0, shape);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns a constant of text, in host memory.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -336,6 +353,23 @@ class ToHostOp : public AsyncOpKernel {
   }
 };
 
+class TextOp : public OpKernel {
+ public:
+  explicit TextOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    const tensorflow::TensorProto* value = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("value", &value));
+    OP_REQUIRES(ctx, text_.FromProto(*value),
+                absl::InvalidArgumentError(absl::StrCat(name(), " has no tensor as its value.")));
+  }
+
+  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, text_); }
+  bool IsExpensive() override { return false; }
+
+ private:
+  Tensor text_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Text").Device(tensorflow::DEVICE_GPU).HostMemory("output"), TextOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ToHost").Device(tensorflow::DEVICE_GPU).HostMemory("output"), ToHostOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ToDevice").Device(tensorflow::DEVICE_GPU).HostMemory("tensor"), ToDeviceOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);

@@ -326,6 +326,32 @@ def test_swaps_have_no_races(on_gpus):
     assert not found["report"] and found["right"]
 
 
+@pytest.mark.emulated_gpu(ends_late=True)
+def test_views_of_what_a_copy_reads_write_nothing(on_gpus):
+    def program(gpus):
+        import tensorflow as tf
+
+        from tfswap.ops import copies
+
+        @tf.function
+        def step(x):
+            y = x * 2.0
+            handle = copies.swap_out(y)
+            with tf.control_dependencies([handle]):
+                views = [tf.bitcast(y, tf.int32), y[:256], *tf.unstack(y[:2]), *tf.split(y, 2)]
+                total = tf.add_n([tf.reduce_sum(tf.cast(view, tf.float32)) for view in views])
+            with tf.control_dependencies([total]):
+                released = copies.release(handle)
+            with tf.control_dependencies([released]):
+                tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
+            return total + tf.reduce_sum(copies.await_copy(tensor, ticket))
+
+        step(tf.ones([512, 512]))
+        return gpus.report()
+
+    assert on_gpus(program) == ""
+
+
 def unawaited(gpus):
     import tensorflow as tf
 

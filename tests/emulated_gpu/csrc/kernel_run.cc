@@ -113,6 +113,15 @@ class Touched {
 
 bool OnlyReadsVariables(const std::string& op) { return op == "ResourceGather" || op == "ResourceGatherNd"; }
 
+// Kernels that share their input's buffer where shapes and alignment allow it. None writes its result over an input.
+bool MayShare(const std::string& op) {
+  static const auto* const ops = new std::set<std::string>{
+      "Bitcast", "BroadcastTo", "Cast",         "ConjugateTranspose", "Pack", "Pad",       "PadV2",
+      "Slice",   "Split",       "SplitV",       "StridedSlice",       "Tile", "Transpose", "Unpack",
+  };
+  return ops->count(op) != 0;
+}
+
 class Run {
  public:
   Run(OpKernel* outer, OpKernel* inner, const Images* channels_first, OpKernelContext* ctx)
@@ -259,7 +268,17 @@ class Run {
       ctx_->set_output(i, *result);
     }
     const bool is_list = result->dtype() == tensorflow::DT_VARIANT;
-    if (!is_list && ctx_->output_memory_type(i) != tensorflow::HOST_MEMORY) writes->Add(*ctx_->mutable_output(i));
+    if (is_list || ctx_->output_memory_type(i) == tensorflow::HOST_MEMORY || IsView(*ctx_->mutable_output(i))) return;
+    writes->Add(*ctx_->mutable_output(i));
+  }
+
+  // Whether the kernel has passed on a buffer, which it does not touch then, where others write a new one.
+  bool IsView(const Tensor& output) const {
+    if (!MayShare(outer_->type_string())) return false;
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (ctx_->has_input(i) && ctx_->input(i).SharesBufferWith(output)) return true;
+    }
+    return false;
   }
 
   // Whether it was moved.

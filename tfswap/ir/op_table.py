@@ -14,7 +14,6 @@ _METADATA = Trait.PURE | Trait.METADATA
 _CONST = Trait.PURE | Trait.CONST | Trait.INLINE
 _FEED = Trait.FEED | Trait.INLINE
 _FETCH = Trait.FETCH
-_HANDLE = Trait.HANDLE
 _READS = Trait.READS_VARIABLE
 _WRITES = Trait.WRITES_VARIABLE
 _SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
@@ -72,7 +71,7 @@ TRAITS: dict[str, Trait] = {
     "Tfswap>ToDevice": _PURE | Trait.NOT_FOLDED,  # a copy of what the host has
     "Tfswap>ToHost": _PURE | Trait.NOT_FOLDED,  # a copy of what the device has
     # Variables.
-    "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
+    "VarHandleOp": Trait.HANDLE,  # makes a handle; the variable outlives the step
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
     "_ReadVariablesOp": _READS | Trait.INLINE,  # several variables in one op

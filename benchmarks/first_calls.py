@@ -4,9 +4,9 @@
     python benchmarks/first_calls.py --between 0 --only nms-1 soft-dtw    # at the floor
 
 Of each program: seconds of TensorFlow's first call, of tfswap's at a limit between its floor and its predicted
-unoptimised peak, with no plan cache, and of `print(report())`, as wall clock and, in brackets, as CPU time.
-TensorFlow's own optimizers have nothing on disk from runs before. The target: a first call takes at most twice
-TensorFlow's and 10 s, a report about one.
+unoptimised peak, with no plan cache, of `report()` with the floor, and of `print(report())` with the predicted
+unoptimised peak as well, as wall clock and, in brackets, as CPU time. TensorFlow's own optimizers have nothing on disk
+from runs before. The targets: a first call takes at most twice TensorFlow's and 10 s, a report with its floor 1 s.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 TIMES_MORE, SECONDS_MORE = 2, 10
+FLOOR_SECONDS = 1
 ARENA_MIB = 2000
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -290,10 +291,10 @@ def measure(name: str, way: str, limit: int) -> dict[str, Any]:
         report = optimized.report()
         return {"floor": report.floor_bytes, "peak": report.baseline_peak_bytes}
     optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
-    return {
-        "first": timed(lambda: optimized(*arguments)),
-        "print": timed(lambda: str(optimized.report())),
-    }
+    first = timed(lambda: optimized(*arguments))
+    floor = timed(lambda: optimized.report().floor_bytes)
+    left = timed(lambda: str(optimized.report()))
+    return {"first": first, "floor": floor, "print": (floor[0] + left[0], floor[1] + left[1])}
 
 
 def in_its_own_process(name: str, way: str, limit: int = 0) -> dict[str, Any]:
@@ -324,7 +325,7 @@ def main() -> None:
         print(json.dumps(measure(*args.measure, args.limit)))
         return
     rows: dict[str, Any] = {}
-    print(f"{'program':<14}{'TensorFlow':>18}{'tfswap':>18}{'print(report())':>18}  within")
+    print(f"{'program':<14}{'TensorFlow':>18}{'tfswap':>18}{'the floor':>18}{'print(report())':>18}  within")
     for name in args.only:
         plain = in_its_own_process(name, "TensorFlow")
         known = in_its_own_process(name, "limits")
@@ -333,6 +334,7 @@ def main() -> None:
         rows[name] = {"TensorFlow": plain, "tfswap": ours}
         cells = "".join(f"{f'{wall:.1f} ({cpu:.1f})':>18}" for wall, cpu in (plain["first"], *ours.values()))
         within = ours["first"][0] <= TIMES_MORE * plain["first"][0] + SECONDS_MORE
+        within &= ours["floor"][0] <= FLOOR_SECONDS
         print(f"{name:<14}{cells}  {'yes' if within else 'NO'}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from nets import WIDTH, Net, batch, grappler_off, pool_in_use, trained
+from nets import WIDTH, Net, batch, grappler_off, pool_in_use_in_the_end, trained
 from processes import on_arena, on_workers
 from tensorflow.python.distribute.cross_device_utils import CollectiveKeys, CollectiveReplicaLauncher
 
@@ -309,7 +309,7 @@ def test_a_step_in_which_one_replica_fails_ends_and_the_next_one_works():
                 optimized(devices.batch(spoilt))
             except tf.errors.InvalidArgumentError as error:
                 reported = str(error)
-            left = pool_in_use()
+            left = pool_in_use_in_the_end()
             values, peak = trained(weights, start, optimized, *devices.calls)
             moved = len(optimized.plan().evictions)
             return [reported, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import node_def_pb2, tensor_pb2
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfswap.native.load import load, load_codecs
@@ -176,8 +176,9 @@ def _calls_of_kernels(x: tf.Tensor) -> list[Call]:
         (core.tfswap_carry, {"tensor": x}),
         (core.tfswap_deliver, {"carrier": core.tfswap_carry(tensor=x), "T": dtype}),
         (core.tfswap_defer, {"tensor": x}),
-        (core.tfswap_to_device, {"tensor": x}),  # which a CPU has no kernel for, as for the next
+        (core.tfswap_to_device, {"tensor": x}),  # which a CPU has no kernel for, as for the next two
         (core.tfswap_to_host, {"tensor": x}),
+        (core.tfswap_text, {"value": tf.make_tensor_proto(["of", "two words"]), "dtype": tf.string}),
         (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
         (core.tfswap_arena_map, {}),
         (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused
@@ -210,6 +211,8 @@ def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
         return [draw.choice((*value, draw.choice(NUMBERS))) for _ in range(draw.choice((0, 3, 4, 4, 4, 5, 8)))]
     if isinstance(value, ConcreteFunction):
         return called(draw.choice(FLOATS))
+    if isinstance(value, tensor_pb2.TensorProto):
+        return draw.choice((tensor_pb2.TensorProto(), tf.make_tensor_proto(draw.choice(NUMBERS))))
     if value.dtype in (tf.variant, tf.resource):
         alike = [other for other in others if other.dtype == value.dtype]
         return draw.choice(

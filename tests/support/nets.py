@@ -5,6 +5,8 @@ Without Grappler's memory optimizer, whose sums differ from run to run; without 
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import tensorflow as tf
 
@@ -84,6 +86,14 @@ def pool_in_use() -> int:
     import tfswap.ops
 
     return tfswap.ops.stats().pool_in_use_bytes
+
+
+def pool_in_use_in_the_end() -> int:
+    """`pool_in_use`, once TensorFlow has ended all parts of a step that failed: it reports the error before."""
+    end = time.monotonic() + 10
+    while pool_in_use() and time.monotonic() < end:
+        time.sleep(0.001)
+    return pool_in_use()
 
 
 def called(net, **traced):

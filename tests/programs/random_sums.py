@@ -1,6 +1,6 @@
 """Random steps full of sums, run under several limits: bits. Run by test_random_sums.py on a capped arena.
 
-    python random_sums.py FIRST_SEED COUNT [loops | decided]
+    python random_sums.py FIRST_SEED COUNT [loops | open | decided]
 
 Terms are shared, repeated, views, arguments and variables, and other kernels read them too; sums have 2 to 12 of them.
 TensorFlow's threads race there for which buffer is forwarded to a sum. With one thread for kernels (the process must
@@ -10,6 +10,9 @@ its bits are the same in every run, and they are what is expected.
 With `loops` most sums are in loops, loops inside of loops, branches and functions: iterations overlap, and one may add
 in another order than the next. TensorFlow's order of many readers of one node is by chance there, but the same in each
 run of one trace; several traces say what is expected, and more of them where these do not.
+
+With `open` values decide how many iterations these loops have. The last iteration of some adds in another order than
+TensorFlow (docs/limits.md), so no test runs this kind.
 
 With `decided` sums read what conditionals give, or what they read too, and values decide which branch is taken: each
 program runs with several arguments.
@@ -173,6 +176,15 @@ class LoopProgram(Program):
         return super().step(x) if self.trains else self.forward(x)
 
 
+class OpenLoopProgram(LoopProgram):
+    def loop(self, body, state, trips: int):
+        most = trips + 3 if self.trains else None
+        count = tf.cast(tf.reduce_any(tf.math.is_finite(state[0])), tf.int32) * trips
+        return tf.while_loop(
+            lambda i, *_: i < count, body, [0, *state], parallel_iterations=self.parallel, maximum_iterations=most
+        )[1:]
+
+
 class DecidedProgram(LoopProgram):
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -261,7 +273,8 @@ def grappler_off():
 
 
 def check(seed: int, kind: str) -> dict:
-    program = {"loops": LoopProgram, "decided": DecidedProgram}[kind](seed) if kind else uncrowded(seed)
+    kinds = {"loops": LoopProgram, "open": OpenLoopProgram, "decided": DecidedProgram}
+    program = kinds[kind](seed) if kind else uncrowded(seed)
     arguments = [normal([program.rows, program.width], i, program.dtype) for i in (5, 6, 7, 8)]
     if kind != "decided":
         del arguments[1:]

@@ -36,7 +36,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::StatusCallback;
 using tensorflow::Tensor;
 
-thread_local const OpKernel* current_op = nullptr;
+// A copy: an asynchronous kernel may call back, and be destroyed with its step, before its function returns.
+struct RunningOp {
+  std::string type, name;
+};
+
+thread_local const RunningOp* current_op = nullptr;
 thread_local OpKernelContext* current_context = nullptr;
 thread_local bool copies_constant = false;
 
@@ -59,20 +64,36 @@ CreateDevices create_devices = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
 std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
 
+class Running {
+ public:
+  Running(const OpKernel& kernel, OpKernelContext* ctx)
+      : op_{kernel.type_string(), kernel.name()},
+        outer_(std::exchange(current_op, &op_)),
+        outer_context_(std::exchange(current_context, ctx)) {}
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  ~Running() {
+    current_op = outer_;
+    current_context = outer_context_;
+  }
+
+ private:
+  const RunningOp op_;
+  const RunningOp* const outer_;
+  OpKernelContext* const outer_context_;
+};
+
 void WatchedCompute(Device* device, OpKernel* kernel, OpKernelContext* ctx) {
-  const OpKernel* const outer = std::exchange(current_op, kernel);
-  OpKernelContext* const outer_context = std::exchange(current_context, ctx);
+  const Running running(*kernel, ctx);
   compute(device, kernel, ctx);
-  current_op = outer;
-  current_context = outer_context;
 }
 
 void WatchedComputeAsync(Device* device, AsyncOpKernel* kernel, OpKernelContext* ctx, AsyncOpKernel::DoneCallback done) {
-  const OpKernel* const outer = std::exchange(current_op, kernel);
-  OpKernelContext* const outer_context = std::exchange(current_context, ctx);
-  compute_async(device, kernel, ctx, std::move(done));
-  current_op = outer;
-  current_context = outer_context;
+  const Running running(*kernel, ctx);
+  compute_async(device, kernel, ctx, [ctx, done = std::move(done)] {
+    if (current_context == ctx) current_context = nullptr;
+    done();
+  });
 }
 
 absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::TensorProto& proto,
@@ -88,7 +109,7 @@ absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::Tensor
 void KeepCopy(const StatusCallback& done) {
   constexpr size_t kKept = 1000;
   const std::string& ops = Settings::Get().copied_callbacks;
-  if (ops.empty() || current_op == nullptr || !absl::StartsWith(current_op->type_string(), ops)) return;
+  if (ops.empty() || current_op == nullptr || !absl::StartsWith(current_op->type, ops)) return;
   static std::mutex mu;
   static auto* const kept = new std::deque<StatusCallback>;
   std::lock_guard<std::mutex> lock(mu);
@@ -163,11 +184,11 @@ absl::Status WatchedCreateDevices(DeviceFactory* factory, const tensorflow::Sess
 }  // namespace
 
 std::string CurrentOp() {
-  return current_op == nullptr ? "" : absl::StrCat(current_op->type_string(), " '", current_op->name(), "'");
+  return current_op == nullptr ? "" : absl::StrCat(current_op->type, " '", current_op->name, "'");
 }
 
 std::string TracedOp() {
-  return current_op == nullptr ? "" : absl::StrCat(current_op->name(), ":", current_op->type_string());
+  return current_op == nullptr ? "" : absl::StrCat(current_op->name, ":", current_op->type);
 }
 
 OpKernelContext* CurrentContext() { return current_context; }

@@ -166,22 +166,20 @@ def test_integers_of_a_gpu():
     assert keep_views_on_device(golden.graph, gpu) == copy_to_device(golden.graph, gpu) == 0
 
 
-def test_what_functions_of_a_gpu_return_and_take():
-    golden = Golden("copy_to_device")
-    assert copy_to_device(golden.graph, Target(DeviceModel())) == 0
+@pytest.mark.parametrize(
+    ("name", "copy", "copies"),
+    [
+        ("copy_to_device", copy_to_device, 2),  # what functions of a GPU return and take
+        ("copy_to_host", copy_to_host, 5),  # what the host reads of a GPU's results
+    ],
+)
+def test_copies_between_host_and_gpu(name, copy, copies):
+    golden = Golden(name)
+    assert copy(golden.graph, Target(DeviceModel())) == 0
     gpu = Target(DeviceModel("gpu"))
-    assert copy_to_device(golden.graph, gpu) == 2
+    assert copy(golden.graph, gpu) == copies
     golden.check()
-    assert copy_to_device(golden.graph, gpu) == 0
-
-
-def test_what_the_host_reads_of_a_gpus_results():
-    golden = Golden("copy_to_host")
-    assert copy_to_host(golden.graph, Target(DeviceModel())) == 0
-    gpu = Target(DeviceModel("gpu"))
-    assert copy_to_host(golden.graph, gpu) == 5
-    golden.check()
-    assert copy_to_host(golden.graph, gpu) == 0
+    assert copy(golden.graph, gpu) == 0
 
 
 def test_split_sums():

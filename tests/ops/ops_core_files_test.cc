@@ -52,9 +52,7 @@ std::string ThereAndBack(SpillSlot* slot, size_t bytes, int seed) {
 }
 
 void FileGivesBackEveryByte() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   const std::string folder = NewFolder();
   std::string why;
   SpillFile* const file = SpillFile::Of(folder, &why);
@@ -62,8 +60,8 @@ void FileGivesBackEveryByte() {
   CHECK(SpillFile::Of(folder + "/.", &why) == file);
   HostPool::Failure failure;
   CHECK(file->Allocate(1, &failure) == nullptr);  // no owner is registered
-  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
-  CHECK(budget.usage().in_use_bytes >= Staging::kBytes);
+  CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
+  CHECK(host.budget.usage().in_use_bytes >= Staging::kBytes);
   CHECK(file->Reserve(size_t{8} << 20) == HostPool::Failure::kNone);
   const size_t chunk = Staging::kChunkBytes;
   std::vector<std::pair<std::unique_ptr<SpillSlot>, size_t>> slots;
@@ -82,22 +80,20 @@ void FileGivesBackEveryByte() {
   slots.clear();
   file->Unregister(1);
   CHECK(SpillFile::usage().reserved_bytes == 0);
-  CHECK(budget.usage().in_use_bytes == 0);
+  CHECK(host.budget.usage().in_use_bytes == 0);
 }
 
 void FileKeepsItsLimit() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   const std::string folder = NewFolder();
   std::string why;
   CHECK(SpillFile::Of(folder + "/none", &why) == nullptr);
   CHECK(why.find(folder + "/none: No such file or directory") != std::string::npos);
   SpillFile* const file = SpillFile::Of(folder, &why);
-  budget.SetLimit(4096);
-  CHECK(file->Register(1, 100000, &pool).find("Raise host_memory_limit=") != std::string::npos);
-  budget.SetLimit(HostBudget::kUnlimited);
-  CHECK(file->Register(1, 100000, &pool).empty());
+  host.budget.SetLimit(4096);
+  CHECK(file->Register(1, 100000, &host.pool).find("Raise host_memory_limit=") != std::string::npos);
+  host.budget.SetLimit(HostBudget::kUnlimited);
+  CHECK(file->Register(1, 100000, &host.pool).empty());
   HostPool::Failure failure;
   CHECK(file->Reserve(200000) == HostPool::Failure::kLimit);
   auto first = file->Allocate(90000, &failure);
@@ -159,14 +155,12 @@ ssize_t LyingRead(int file, void* to, size_t bytes, off_t offset) {
 }
 
 void FileSurvivesAWorseSystem() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   const std::string folder = NewFolder();
   std::string why;
   static const FileCalls worse{WorseWrite, WorseRead, WorseReserve};
   SpillFile* const file = SpillFile::Of(folder, &why, worse);
-  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
   HostPool::Failure failure;
   const size_t bytes = 3 * Staging::kChunkBytes + 12345;
   auto slot = file->Allocate(bytes, &failure);
@@ -191,13 +185,11 @@ void FileSurvivesAWorseSystem() {
 
 // Where there is a zstd: tests/ops/test_ops_build.py links TensorFlow's.
 void FileCompressesWhatGains() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   const std::string folder = NewFolder();
   std::string why;
   SpillFile* const file = SpillFile::Of(folder, &why);
-  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
   HostPool::Failure failure;
   std::vector<char> random(2 * Staging::kChunkBytes + 4104);
   std::mt19937 generator(1);
@@ -243,14 +235,12 @@ void PlanesNoticeWhatTheyDidNotMake() {
 }
 
 void FileNoticesAFlippedBit() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   const std::string folder = NewFolder();
   std::string why;
   static const FileCalls lying{pwrite, LyingRead, FileCalls::System().reserve};
   SpillFile* const file = SpillFile::Of(folder, &why, lying);
-  CHECK(file->Register(1, HostBudget::kUnlimited, &pool).empty());
+  CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
   HostPool::Failure failure;
   auto slot = file->Allocate(5000, &failure);
   CHECK(ThereAndBack(slot.get(), 5000, 1).find("is not what was written there") != std::string::npos);

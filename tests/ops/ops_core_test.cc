@@ -6,16 +6,14 @@
 namespace {
 
 void PoolReusesSplitsAndMerges() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   HostPool::Failure failure;
   std::mt19937 random(7);
   std::vector<std::pair<unsigned char*, size_t>> live;
   for (int round = 0; round < 3000; ++round) {
     if (live.size() < 40 && random() % 2 == 0) {
       const size_t bytes = 1 + random() % (size_t{1} << 20);
-      auto* piece = static_cast<unsigned char*>(pool.Allocate(bytes, &failure));
+      auto* piece = static_cast<unsigned char*>(host.pool.Allocate(bytes, &failure));
       CHECK(failure == HostPool::Failure::kNone);
       CHECK(reinterpret_cast<uintptr_t>(piece) % HostPool::kAlignment == 0);
       std::memset(piece, static_cast<int>(bytes % 251), bytes);
@@ -25,34 +23,32 @@ void PoolReusesSplitsAndMerges() {
       const auto [piece, bytes] = live.back();
       // No other block has these bytes.
       for (size_t i = 0; i < bytes; i += 97) CHECK(piece[i] == bytes % 251);
-      pool.Free(piece);
+      host.pool.Free(piece);
       live.pop_back();
     }
-    if (round % 100 == 0) CHECK(pool.CheckInvariant().empty());
+    if (round % 100 == 0) CHECK(host.pool.CheckInvariant().empty());
   }
   // The peak of live bytes was 40 MiB: one block must have done.
-  CHECK(pool.reserved_bytes() == HostPool::kDefaultBlockBytes);
-  for (const auto& piece : live) pool.Free(piece.first);
-  CHECK(pool.CheckInvariant().empty());
-  CHECK(budget.usage().in_use_bytes == 0);
-  pool.ReleaseUnusedBlocks();
-  CHECK(budget.usage().reserved_bytes == 0);
+  CHECK(host.pool.reserved_bytes() == HostPool::kDefaultBlockBytes);
+  for (const auto& piece : live) host.pool.Free(piece.first);
+  CHECK(host.pool.CheckInvariant().empty());
+  CHECK(host.budget.usage().in_use_bytes == 0);
+  host.pool.ReleaseUnusedBlocks();
+  CHECK(host.budget.usage().reserved_bytes == 0);
 }
 
 void PoolTakesTheBestFit() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   HostPool::Failure failure;
-  void* large = pool.Allocate(8192, &failure);
-  void* wall = pool.Allocate(256, &failure);
-  void* small = pool.Allocate(1024, &failure);
-  void* wall2 = pool.Allocate(256, &failure);
-  pool.Free(large);
-  pool.Free(small);
-  void* fitting = pool.Allocate(1000, &failure);
+  void* large = host.pool.Allocate(8192, &failure);
+  void* wall = host.pool.Allocate(256, &failure);
+  void* small = host.pool.Allocate(1024, &failure);
+  void* wall2 = host.pool.Allocate(256, &failure);
+  host.pool.Free(large);
+  host.pool.Free(small);
+  void* fitting = host.pool.Allocate(1000, &failure);
   CHECK(fitting == small);
-  for (void* piece : {wall, wall2, fitting}) pool.Free(piece);
+  for (void* piece : {wall, wall2, fitting}) host.pool.Free(piece);
 }
 
 // A device's pinned pool and the CPU's share one limit: what one holds unused is the other's.
@@ -74,106 +70,98 @@ void PoolsLeaveEachOtherWhatTheyDoNotUse() {
 }
 
 void PoolKeepsTheLimit() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   HostPool::Failure failure;
   const size_t two_mib = HostPool::kBlockMultiple;
-  budget.SetLimit(3 * two_mib);
-  void* first = pool.Allocate(two_mib, &failure);  // less than a default block
+  host.budget.SetLimit(3 * two_mib);
+  void* first = host.pool.Allocate(two_mib, &failure);  // less than a default block
   CHECK(first != nullptr);
-  CHECK(pool.Allocate(3 * two_mib, &failure) == nullptr);
+  CHECK(host.pool.Allocate(3 * two_mib, &failure) == nullptr);
   CHECK(failure == HostPool::Failure::kLimit);
-  CHECK(budget.usage().reserved_bytes == two_mib);
-  CHECK(pool.Reserve(4 * two_mib) == HostPool::Failure::kLimit);
-  pool.Free(first);
+  CHECK(host.budget.usage().reserved_bytes == two_mib);
+  CHECK(host.pool.Reserve(4 * two_mib) == HostPool::Failure::kLimit);
+  host.pool.Free(first);
   // Only after the small block is returned is there room for one of this size.
-  void* whole = pool.Allocate(3 * two_mib, &failure);
+  void* whole = host.pool.Allocate(3 * two_mib, &failure);
   CHECK(whole != nullptr);
-  CHECK(budget.usage().reserved_bytes == 3 * two_mib);
-  pool.Free(whole);
-  budget.SetLimit(HostBudget::kUnlimited);
-  CHECK(pool.Allocate(SIZE_MAX - 4096, &failure) == nullptr);
+  CHECK(host.budget.usage().reserved_bytes == 3 * two_mib);
+  host.pool.Free(whole);
+  host.budget.SetLimit(HostBudget::kUnlimited);
+  CHECK(host.pool.Allocate(SIZE_MAX - 4096, &failure) == nullptr);
   CHECK(failure == HostPool::Failure::kSystem);
-  CHECK(pool.Reserve(10 * two_mib) == HostPool::Failure::kNone);
-  CHECK(pool.reserved_bytes() == 10 * two_mib);
+  CHECK(host.pool.Reserve(10 * two_mib) == HostPool::Failure::kNone);
+  CHECK(host.pool.reserved_bytes() == 10 * two_mib);
 }
 
 void RegisteredLimitsAddUp() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   HostPool::Failure failure;
-  budget.Register(1, 1000);
-  budget.Register(1, 1000);  // the same one, twice: counts once
-  budget.Register(2, 256);
-  CHECK(budget.usage().limit_bytes == 1256);
+  host.budget.Register(1, 1000);
+  host.budget.Register(1, 1000);  // the same one, twice: counts once
+  host.budget.Register(2, 256);
+  CHECK(host.budget.usage().limit_bytes == 1256);
   // A limit that is no multiple of anything can be used up.
-  CHECK(pool.Reserve(1000) == HostPool::Failure::kNone);
-  CHECK(budget.usage().reserved_bytes == 1024);
-  budget.Register(2, 300);
-  void* rest = pool.Allocate(1024, &failure);
+  CHECK(host.pool.Reserve(1000) == HostPool::Failure::kNone);
+  CHECK(host.budget.usage().reserved_bytes == 1024);
+  host.budget.Register(2, 300);
+  void* rest = host.pool.Allocate(1024, &failure);
   CHECK(rest != nullptr);
-  CHECK(pool.Allocate(512, &failure) == nullptr);
+  CHECK(host.pool.Allocate(512, &failure) == nullptr);
   CHECK(failure == HostPool::Failure::kLimit);
-  pool.Free(rest);
-  budget.Register(3, HostBudget::kUnlimited);
-  CHECK(budget.usage().limit_bytes == HostBudget::kUnlimited);
-  budget.SetLimit(2000);  // what the process has been given holds for all together
-  CHECK(budget.usage().limit_bytes == 2000);
-  budget.Unregister(3);
-  CHECK(budget.usage().limit_bytes == 1300);
-  budget.Unregister(1);
-  CHECK(budget.usage().limit_bytes == 1300);
-  budget.Unregister(1);
-  CHECK(budget.usage().limit_bytes == 300);
-  CHECK(budget.usage().reserved_bytes == 0);  // unused blocks were returned
-  budget.Unregister(2);
-  budget.Unregister(2);
-  CHECK(budget.usage().limit_bytes == 2000);
+  host.pool.Free(rest);
+  host.budget.Register(3, HostBudget::kUnlimited);
+  CHECK(host.budget.usage().limit_bytes == HostBudget::kUnlimited);
+  host.budget.SetLimit(2000);  // what the process has been given holds for all together
+  CHECK(host.budget.usage().limit_bytes == 2000);
+  host.budget.Unregister(3);
+  CHECK(host.budget.usage().limit_bytes == 1300);
+  host.budget.Unregister(1);
+  CHECK(host.budget.usage().limit_bytes == 1300);
+  host.budget.Unregister(1);
+  CHECK(host.budget.usage().limit_bytes == 300);
+  CHECK(host.budget.usage().reserved_bytes == 0);  // unused blocks were returned
+  host.budget.Unregister(2);
+  host.budget.Unregister(2);
+  CHECK(host.budget.usage().limit_bytes == 2000);
 }
 
 // Two pieces that fit into what there is in all, but into none of the blocks.
 void AStepsMemoryIsOneBlock() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   HostPool::Failure failure;
   const size_t two_mib = HostPool::kBlockMultiple;
-  CHECK(pool.Reserve(2 * two_mib) == HostPool::Failure::kNone);
-  void* held = pool.Allocate(two_mib, &failure);
-  CHECK(pool.Reserve(4 * two_mib) == HostPool::Failure::kNone);
-  CHECK(pool.reserved_bytes() == 6 * two_mib);
-  pool.Free(held);
-  budget.SetLimit(5 * two_mib);
-  CHECK(pool.Reserve(5 * two_mib) == HostPool::Failure::kNone);
-  CHECK(pool.reserved_bytes() == 5 * two_mib);
-  void* whole = pool.Allocate(5 * two_mib, &failure);
+  CHECK(host.pool.Reserve(2 * two_mib) == HostPool::Failure::kNone);
+  void* held = host.pool.Allocate(two_mib, &failure);
+  CHECK(host.pool.Reserve(4 * two_mib) == HostPool::Failure::kNone);
+  CHECK(host.pool.reserved_bytes() == 6 * two_mib);
+  host.pool.Free(held);
+  host.budget.SetLimit(5 * two_mib);
+  CHECK(host.pool.Reserve(5 * two_mib) == HostPool::Failure::kNone);
+  CHECK(host.pool.reserved_bytes() == 5 * two_mib);
+  void* whole = host.pool.Allocate(5 * two_mib, &failure);
   CHECK(whole != nullptr);
-  pool.Free(whole);
+  host.pool.Free(whole);
 }
 
 void PoolFromManyThreads() {
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
+  PooledHost host;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&pool, t] {
+    threads.emplace_back([&host, t] {
       std::mt19937 random(t);
       HostPool::Failure failure;
       for (int i = 0; i < 500; ++i) {
         const size_t bytes = 1 + random() % 100000;
-        auto* piece = static_cast<unsigned char*>(pool.Allocate(bytes, &failure));
+        auto* piece = static_cast<unsigned char*>(host.pool.Allocate(bytes, &failure));
         std::memset(piece, t, bytes);
         CHECK(piece[bytes - 1] == t);
-        pool.Free(piece);
+        host.pool.Free(piece);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  CHECK(pool.CheckInvariant().empty());
-  CHECK(budget.usage().in_use_bytes == 0);
+  CHECK(host.pool.CheckInvariant().empty());
+  CHECK(host.budget.usage().in_use_bytes == 0);
 }
 
 // Every size around the boundaries of lines, streaming and chunks, misaligned too.
@@ -391,11 +379,9 @@ void MemoryIsTheMachinesAndTheContainers() {
                   {"/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "30\n"},
                   {"/sys/fs/cgroup/memory/a/memory.stat", "inactive_file 9\ntotal_inactive_file 10\n"}}) == 70);
   // More than any machine has is not asked for: the system would grant it, and end who uses it.
-  HostBudget budget;
-  MmapBlockSource source;
-  HostPool pool(&source, &budget);
-  CHECK(pool.Reserve(size_t{1} << 46) == HostPool::Failure::kSystem);
-  CHECK(budget.usage().reserved_bytes == 0);
+  PooledHost host;
+  CHECK(host.pool.Reserve(size_t{1} << 46) == HostPool::Failure::kSystem);
+  CHECK(host.budget.usage().reserved_bytes == 0);
 }
 
 // Each is tried, the faster one is taken, and a change is noticed within a hundred turns.

@@ -57,9 +57,16 @@ using tfswap::Tier;
     }                                                                               \
   } while (false)
 
+// A pool of memory of the system, with a budget of its own.
+struct PooledHost {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool{&source, &budget};
+};
+
 inline std::string NewFolder() {
-  char folder[] = "/tmp/tfswap_core_test_XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
+  std::string folder = std::filesystem::temp_directory_path() / "tfswap_core_test_XXXXXX";
+  CHECK(mkdtemp(folder.data()) != nullptr);
   return folder;
 }
 

@@ -15,10 +15,32 @@ def settle():
     del slab
 
 
+class _Net:
+    """A net of one argument.
+
+    Attributes:
+        weights: its variables; the first `learns` of them are trained.
+        start: their values before the first step.
+    """
+
+    learns = None
+
+    def train(self, x):
+        learning = self.weights[: self.learns]
+        with tf.GradientTape() as tape:
+            loss = self.forward(x)
+        for w, g in zip(learning, tape.gradient(loss, learning), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    def run(self, function, *batches):
+        return trained(self.weights, self.start, function, *((x,) for x in batches))
+
+
 PACKED = [tf.TensorSpec([None, 24, 24, 8])]
 
 
-class PackedNet:
+class PackedNet(_Net):
     """A net with positions of maxima, predicates and the best of each."""
 
     def __init__(self):
@@ -37,16 +59,6 @@ class PackedNet:
         for _ in range(8):  # for so long everything waits
             h = h @ self.mixed
         return tf.reduce_mean(h**2)
-
-    def train(self, x):
-        with tf.GradientTape() as tape:
-            loss = self.forward(x)
-        for w, g in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
-            w.assign_sub(0.1 * g)
-        return loss
-
-    def run(self, function, *batches):
-        return trained(self.weights, self.start, function, *((x,) for x in batches))
 
     def traced(self):
         return tf.function(self.train, input_signature=PACKED)
@@ -121,8 +133,10 @@ def worst(changes, expected):
 ENCODED = [tf.TensorSpec([None, 48, 48, 8])]
 
 
-class EncodedNet:
+class EncodedNet(_Net):
     """A net with all activations whose gradients read encodings."""
+
+    learns = 4
 
     def __init__(self):
         settle()
@@ -142,16 +156,6 @@ class EncodedNet:
         for _ in range(8):  # for so long everything waits
             h = h @ self.mixed
         return tf.reduce_mean(h**2)
-
-    def train(self, x):
-        with tf.GradientTape() as tape:
-            loss = self.forward(x)
-        for w, g in zip(self.weights, tape.gradient(loss, self.weights[:4]), strict=False):
-            w.assign_sub(0.1 * g)
-        return loss
-
-    def run(self, function, *batches):
-        return trained(self.weights, self.start, function, *((x,) for x in batches))
 
     def traced(self):
         return tf.function(self.train, input_signature=ENCODED)

@@ -16,7 +16,7 @@ import resource
 import time
 
 import tensorflow as tf
-from nets import Net, as_traced, batch, bits, unoptimised
+from nets import Net, as_traced, batch, bits, recurrent, recurrent_cell, unoptimised
 from processes import Forked, on_arena, run_forked
 from swap_copies import eventually
 
@@ -280,22 +280,7 @@ def test_a_file_that_was_rewritten_spills_where_it_is_loaded(tmp_path):
 
 def test_what_loops_save_spills_too(tmp_path):
     def program():
-        def recurrent(cell):
-            def step(x):
-                with tf.GradientTape() as tape:
-                    _, h = tf.while_loop(
-                        lambda i, _: i < 12,
-                        lambda i, h: (i + 1, tf.nn.relu(tf.sin(h @ cell))),
-                        [0, x],
-                        maximum_iterations=12,
-                    )
-                    loss = tf.reduce_sum(h)
-                cell.assign_sub(1e-6 * tape.gradient(loss, cell))
-                return loss
-
-            return step
-
-        one, other = (tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1) for _ in range(2))
+        one, other = recurrent_cell(), recurrent_cell()
         step = tfswap.optimize(
             tf.function(recurrent(one)),
             memory_limit="60%",
@@ -315,23 +300,7 @@ def test_what_loops_save_spills_too(tmp_path):
 
 def test_of_what_loops_save_the_first_goes_to_disk_since_it_is_needed_last(tmp_path):
     def program():
-
-        def recurrent(cell):
-            def step(x):
-                with tf.GradientTape() as tape:
-                    _, h = tf.while_loop(
-                        lambda i, _: i < 12,
-                        lambda i, h: (i + 1, tf.nn.relu(tf.sin(h @ cell))),
-                        [0, x],
-                        maximum_iterations=12,
-                    )
-                    loss = tf.reduce_sum(h)
-                cell.assign_sub(1e-6 * tape.gradient(loss, cell))
-                return loss
-
-            return step
-
-        one, other = (tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1) for _ in range(2))
+        one, other = recurrent_cell(), recurrent_cell()
         step = tfswap.optimize(
             tf.function(recurrent(one)),
             memory_limit="60%",

@@ -11,7 +11,7 @@ import threading
 import time
 
 import tensorflow as tf
-from nets import LIMIT, Net, batch
+from nets import LIMIT, Net, batch, recurrent, recurrent_cell
 from processes import on_arena
 from swap_copies import STUCK_BYTES_PER_S, eventually
 
@@ -170,21 +170,7 @@ def test_steps_inside_another_function_and_in_loops_are_counted():
         outer(batch())
         assert figures(step) == planned(step) != (0, 0)
 
-        cell = tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1)
-
-        def unrolled(x):
-            with tf.GradientTape() as tape:
-                _, h = tf.while_loop(
-                    lambda i, _: i < 12,
-                    lambda i, h: (i + 1, tf.nn.relu(tf.sin(h @ cell))),
-                    [0, x],
-                    maximum_iterations=12,
-                )
-                loss = tf.reduce_sum(h)
-            cell.assign_sub(0.1 * tape.gradient(loss, cell))
-            return loss
-
-        loop = optimized(unrolled, "60%")
+        loop = optimized(recurrent(recurrent_cell(), 0.1), "60%")
         ops.reset_stats()
         loop(batch())
         assert loop.plan().accumulators

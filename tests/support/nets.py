@@ -5,8 +5,6 @@ Without Grappler's memory optimizer, whose sums differ from run to run; without 
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import tensorflow as tf
 
@@ -42,6 +40,43 @@ class Net:
 
 def batch(rows: int = 1024, seed: int = 7):
     return tf.random.stateless_normal([rows, WIDTH], seed=(seed, seed))
+
+
+def recurrent(cell, rate: float = 1e-6):
+    """A step of twelve products in a loop, which trains `cell`."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(
+                lambda i, _: i < 12,
+                lambda i, h: (i + 1, tf.nn.relu(tf.sin(h @ cell))),
+                [0, x],
+                maximum_iterations=12,
+            )
+            loss = tf.reduce_sum(h)
+        cell.assign_sub(rate * tape.gradient(loss, cell))
+        return loss
+
+    return step
+
+
+def recurrent_cell():
+    return tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(1, 2)) * 0.1)
+
+
+def averaged(strategy, net):
+    """A step of a replica, and of all replicas of a strategy, whose gradients are summed over them."""
+
+    def replica(x):
+        with tf.GradientTape() as tape:
+            loss = net.loss(x)
+        gradients = tape.gradient(loss, net.weights)
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
+        for weight, gradient in zip(net.weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return replica, lambda x: strategy.reduce("MEAN", strategy.run(replica, (x,)), None)
 
 
 def bits(structure) -> list[bytes]:
@@ -86,14 +121,6 @@ def pool_in_use() -> int:
     import tfswap.ops
 
     return tfswap.ops.stats().pool_in_use_bytes
-
-
-def pool_in_use_in_the_end() -> int:
-    """`pool_in_use`, once TensorFlow has ended all parts of a step that failed: it reports the error before."""
-    end = time.monotonic() + 10
-    while pool_in_use() and time.monotonic() < end:
-        time.sleep(0.001)
-    return pool_in_use()
 
 
 def called(net, **traced):

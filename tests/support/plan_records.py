@@ -139,7 +139,7 @@ def _mirrored() -> Asked:
 
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        from nets import Net, batch
+        from nets import Net, averaged, batch
 
         import tfswap
 
@@ -149,18 +149,8 @@ def _mirrored() -> Asked:
         with strategy.scope():
             net = Net()
 
-        def replica(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = net.loss(x)
-            gradients = tape.gradient(loss, net.weights)
-            gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
-            for weight, gradient in zip(net.weights, gradients, strict=True):
-                weight.assign_sub(0.1 * gradient)
-            return loss
-
-        optimized = tfswap.optimize(
-            tf.function(lambda x: strategy.reduce("MEAN", strategy.run(replica, (x,)), None)), memory_limit=limit
-        )
+        _, step = averaged(strategy, net)
+        optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
         optimized(batch())
         return optimized.plan(), optimized.report()
 

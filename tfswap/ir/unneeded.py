@@ -18,8 +18,8 @@ def prune_traced(graph: Graph) -> None:
     It keeps the names of the inputs of pruned nodes, which TensorFlow's graph passes still see, and the graph that
     TensorFlow's executor gets.
     """
-    live = graph.live_nodes()
-    if any(node not in live and _runs_unneeded(node) for node in graph):
+    kept = {node for node in graph if _runs_unneeded(node)}  # few graphs have any
+    if kept and not kept <= graph.live_nodes():
         graph.unpruned = graph.copy()
         prune_as_lowered(graph.unpruned)
     graph.read_in_vain = frozenset(tensor.name for node in graph.prune() for tensor in node.inputs)
@@ -41,9 +41,17 @@ def restore_lowered(graph: Graph) -> None:
         rank = ranks[node] = place.get(node.name, rank)
     for node in graph.unpruned.topological():
         if node.name not in graph:
-            added = graph.add(node.op, node.name, attrs=node.attrs, outputs=node.outputs, device=node.device)
-            added.inputs = tuple(Output(graph[source.name], index) for source, index in node.inputs)
-            added.controls = tuple(graph[source.name] for source in node.controls)
+            inputs = (Output(graph[source.name], index) for source, index in node.inputs)
+            controls = (graph[source.name] for source in node.controls)
+            added = graph.add(
+                node.op,
+                node.name,
+                inputs,
+                controls=controls,
+                attrs=node.attrs,
+                outputs=node.outputs,
+                device=node.device,
+            )
             ranks[added] = place[node.name]
     graph.arrange(ranks)
 

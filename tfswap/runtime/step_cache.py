@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -100,7 +101,7 @@ class StepCache:
         self._steps: dict[Any, list[Step]] = {}
         self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace, where shapes alone do not give all sizes
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
-        self._computing: list[Any] = []  # functions that compute sizes, under the limit
+        self._computing: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that compute sizes, under the limit
         self.batches_ahead = 0
         self.joint_of: dict[Any, Joint | str] = {}
 
@@ -230,7 +231,7 @@ class StepCache:
             return function
         tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
         made = self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
-        self._computing.append(made)
+        self._computing.add(made)
         return made
 
     def _limit_of_sizes(self) -> int | str | None:

@@ -42,6 +42,51 @@ def body(x):
     return tf.reduce_sum(tf.map_fn(tf.nn.relu, x @ x))
 
 
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable(tf.ones([32, 32]))
+
+    @tf.function(input_signature=[tf.TensorSpec([4096, 32])])
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in range(4):
+                h = tf.nn.relu(h @ self.w)
+            loss = tf.reduce_mean(h)
+        self.w.assign_sub(tape.gradient(loss, self.w))
+        return loss
+
+
+def fitted(trained):
+    """`fit` of a model, which has trained before or not."""
+    model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tfswap.keras.optimize(model, memory_limit="1GiB")
+    data = np.ones([16, 4], "float32"), np.ones([16, 1], "float32")
+    if trained:
+        model.fit(*data, verbose=0)
+    return lambda: model.fit(*data, verbose=0)
+
+
+def of_a_file():
+    """Calls of a rewritten file, each of which has run."""
+    with tempfile.TemporaryDirectory() as made:
+        tf.saved_model.save(Model(), f"{made}/plain")
+        tfswap.optimize_graph(f"{made}/plain", f"{made}/rewritten", memory_limit="70%")
+        loaded, by_tensorflow = tfswap.load(f"{made}/rewritten"), tf.saved_model.load(f"{made}/rewritten")
+    rows = tf.ones([4096, 32])
+    signature = by_tensorflow.signatures["serving_default"]
+    calls_file = tf.function(lambda x: by_tensorflow.train_step(x) + 1.0)
+    loaded.train_step(rows), calls_file(rows)
+    return [
+        lambda: loaded.train_step(rows),
+        lambda: by_tensorflow.train_step(rows),
+        lambda: signature(x=rows),
+        lambda: calls_file(rows),
+    ]
+
+
 def late():
     x = tf.ones([300, 300])
     planned = tfswap.optimize(tf.function(body), memory_limit="1GiB")
@@ -59,44 +104,8 @@ def late():
         tape.watch(x)
         loss = outside(x)
 
-    def fitted(trained):
-        model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        tfswap.keras.optimize(model, memory_limit="1GiB")
-        data = np.ones([16, 4], "float32"), np.ones([16, 1], "float32")
-        if trained:
-            model.fit(*data, verbose=0)
-        return lambda: model.fit(*data, verbose=0)
-
-    class Model(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = tf.Variable(tf.ones([32, 32]))
-
-        @tf.function(input_signature=[tf.TensorSpec([4096, 32])])
-        def train_step(self, x):
-            with tf.GradientTape() as tape:
-                h = x
-                for _ in range(4):
-                    h = tf.nn.relu(h @ self.w)
-                loss = tf.reduce_mean(h)
-            self.w.assign_sub(tape.gradient(loss, self.w))
-            return loss
-
-    with tempfile.TemporaryDirectory() as made:
-        tf.saved_model.save(Model(), f"{made}/plain")
-        tfswap.optimize_graph(f"{made}/plain", f"{made}/rewritten", memory_limit="70%")
-        loaded, by_tensorflow = tfswap.load(f"{made}/rewritten"), tf.saved_model.load(f"{made}/rewritten")
-    rows = tf.ones([4096, 32])
-    signature = by_tensorflow.signatures["serving_default"]
-    calls_file = tf.function(lambda x: by_tensorflow.train_step(x) + 1.0)
-    loaded.train_step(rows), calls_file(rows)
-
     reported = in_child(
-        lambda: loaded.train_step(rows),
-        lambda: by_tensorflow.train_step(rows),
-        lambda: signature(x=rows),
-        lambda: calls_file(rows),
+        *of_a_file(),
         lambda: planned(x),
         lambda: ordered(x),
         lambda: never(x),

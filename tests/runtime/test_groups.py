@@ -196,46 +196,54 @@ def test_a_step_with_groups_peaks_as_planned_and_has_its_values(net: Callable[[]
     assert set(found["measured"]) == {found["planned"]}
 
 
+def kernel(name, op, *inputs, **types):
+    from tensorflow.core.framework import node_def_pb2
+
+    node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+    for key, kind in types.items():
+        node.attr[key].type = kind.as_datatype_enum
+    return node.SerializeToString()
+
+
+def run_group(kernels, sources, overwrites, chunks, requests, kept, *given, waits=()):
+    """The values of a group's node with these attributes, or the message with which it fails."""
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
+
+    graph = graph_pb2.GraphDef()
+    for i, value in enumerate(given):
+        node = graph.node.add(name=f"x{i}", op="Placeholder")
+        node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+    node = graph.node.add(name="group", op="Tfswap>Group", input=[f"x{i}" for i in range(len(given))])
+    node.attr["Tin"].list.type.extend(tf.as_dtype(v.dtype).as_datatype_enum for v in given)
+    node.attr["Tout"].list.type.extend([tf.float32.as_datatype_enum] * len(kept))
+    node.attr["kernels"].list.s.extend(kernels)
+    lists = {
+        "sources": sources,
+        "overwrites": overwrites,
+        "chunks": chunks,
+        "requests": requests,
+        "kept": kept,
+        "ranks": range(len(kernels)),
+        "waits": waits,
+    }
+    for key, values in lists.items():
+        node.attr[key].list.i.extend(values)
+    with tf.Graph().as_default():
+        tf.import_graph_def(graph, name="")
+        with tf.compat.v1.Session() as session:
+            feeds = {f"x{i}:0": value for i, value in enumerate(given)}
+            try:
+                return [v.tolist() for v in session.run([f"group:{i}" for i in range(len(kept))], feeds)]
+            except (tf.errors.OpError, ValueError) as error:
+                return error.message
+
+
 def direct():
     import numpy as np
     import tensorflow as tf
-    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-    def kernel(name, op, *inputs, **types):
-        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-        for key, kind in types.items():
-            node.attr[key].type = kind.as_datatype_enum
-        return node.SerializeToString()
-
-    def run(kernels, sources, overwrites, chunks, requests, kept, *given, waits=()):
-        graph = graph_pb2.GraphDef()
-        for i, value in enumerate(given):
-            node = graph.node.add(name=f"x{i}", op="Placeholder")
-            node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
-        node = graph.node.add(name="group", op="Tfswap>Group", input=[f"x{i}" for i in range(len(given))])
-        node.attr["Tin"].list.type.extend(tf.as_dtype(v.dtype).as_datatype_enum for v in given)
-        node.attr["Tout"].list.type.extend([tf.float32.as_datatype_enum] * len(kept))
-        node.attr["kernels"].list.s.extend(kernels)
-        lists = {
-            "sources": sources,
-            "overwrites": overwrites,
-            "chunks": chunks,
-            "requests": requests,
-            "kept": kept,
-            "ranks": range(len(kernels)),
-            "waits": waits,
-        }
-        for key, values in lists.items():
-            node.attr[key].list.i.extend(values)
-        with tf.Graph().as_default():
-            tf.import_graph_def(graph, name="")
-            with tf.compat.v1.Session() as session:
-                feeds = {f"x{i}:0": value for i, value in enumerate(given)}
-                try:
-                    return [v.tolist() for v in session.run([f"group:{i}" for i in range(len(kept))], feeds)]
-                except (tf.errors.OpError, ValueError) as error:
-                    return error.message
-
+    run = run_group
     x = np.arange(4, dtype=np.float32)
     neg, square = (kernel(name, op, "x", T=tf.float32) for name, op in (("n", "Neg"), ("s", "Square")))
     shape = kernel("r", "Reshape", "x", "y", T=tf.float32, Tshape=tf.int32)

@@ -8,48 +8,55 @@ import pytest
 from processes import on_arena
 from slow import slow
 
+WORDS, WIDTH = 4000, 64
+
+
+def arguments_of_call(kind, seed, rows):
+    """A batch's ids, of up to 11 words in each row, and what `kind` has with them: weights or rows."""
+    import numpy as np
+    import tensorflow as tf
+
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(0 if kind == "safe" else 1, 12, rows)
+    lengths[-1] = 3
+    row = np.repeat(np.arange(rows), lengths)
+    indices = np.stack([row, np.concatenate([np.arange(n) for n in lengths])], 1).astype(np.int64)
+    ids = draw.integers(0, WORDS, len(row))
+    if kind == "segments":
+        return tf.constant(ids), tf.constant(row)
+
+    def sparse(values):
+        return tf.sparse.SparseTensor(indices, values, [rows, 12])
+
+    return sparse(ids), sparse(draw.random(len(row), np.float32))
+
+
+def looked_up(kind, table, ids, others):
+    import tensorflow as tf
+
+    if kind == "segments":
+        return tf.sparse.segment_sum(table, ids, others) + tf.math.segment_mean(tf.gather(table, ids), others)
+    if kind == "shards":
+        table = [table[:2000], table[2000:]]
+    if kind == "safe":
+        return tf.nn.safe_embedding_lookup_sparse(table, ids, others)
+    return tf.nn.embedding_lookup_sparse(table, ids, others if kind == "weighted" else None, combiner="sqrtn")
+
 
 def program(kind):
-    import numpy as np
     import tensorflow as tf
 
     import tfswap
     from tfswap.exporters.function import grappler_off, memory_optimizer_off
 
-    count, width, words = 1024, 64, 4000
-
-    def given(seed, rows):
-        draw = np.random.default_rng(seed)
-        lengths = draw.integers(0 if kind == "safe" else 1, 12, rows)
-        lengths[-1] = 3
-        row = np.repeat(np.arange(rows), lengths)
-        indices = np.stack([row, np.concatenate([np.arange(n) for n in lengths])], 1).astype(np.int64)
-        ids = draw.integers(0, words, len(row))
-        if kind == "segments":
-            return tf.constant(ids), tf.constant(row)
-
-        def sparse(values):
-            return tf.sparse.SparseTensor(indices, values, [rows, 12])
-
-        return sparse(ids), sparse(draw.random(len(row), np.float32))
-
-    def looked_up(table, ids, others):
-        if kind == "segments":
-            return tf.sparse.segment_sum(table, ids, others) + tf.math.segment_mean(tf.gather(table, ids), others)
-        if kind == "shards":
-            table = [table[:2000], table[2000:]]
-        if kind == "safe":
-            return tf.nn.safe_embedding_lookup_sparse(table, ids, others)
-        return tf.nn.embedding_lookup_sparse(table, ids, others if kind == "weighted" else None, combiner="sqrtn")
-
     def run(**limit):
-        table = tf.Variable(tf.random.stateless_normal([words, width], (1, 1)))
-        sizes = ((width, 512), *[(512, 512)] * 3, (512, 1))
+        table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], (1, 1)))
+        sizes = ((WIDTH, 512), *[(512, 512)] * 3, (512, 1))
         weights = [tf.Variable(tf.random.stateless_normal(size, (2, 2)) * size[0] ** -0.5) for size in sizes]
 
         def step(ids, others):
             with tf.GradientTape() as tape:
-                h = looked_up(table, ids, others)
+                h = looked_up(kind, table, ids, others)
                 for weight in weights[:-1]:
                     h = tf.nn.relu(h @ weight)
                 loss = tf.reduce_mean(tf.square(h @ weights[-1]))
@@ -64,15 +71,14 @@ def program(kind):
         if limit:
             step = tfswap.optimize(step, **limit)
         losses, peaks = [], []
-        for seed, rows in enumerate(calls):
-            arguments = given(seed, rows)
+        for seed, rows in enumerate((800, 1024)):
+            arguments = arguments_of_call(kind, seed, rows)
             tf.config.experimental.reset_memory_stats("CPU:0")
             losses.append(step(*arguments).numpy().tobytes().hex())
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
             del arguments
         return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
 
-    calls = (800, count)
     # The second is what a step with conditionals has: the weights' checks are some.
     references = []
     for reference in (memory_optimizer_off, grappler_off):
@@ -154,31 +160,32 @@ def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) 
     assert "tf.ensure_shape" not in str(refused.value)
 
 
-def in_file(kind, folder):
-    import numpy as np
+FILE_ROWS, FILE_MOST, FILE_WORDS = 2048, 3, 1000
+
+
+def model_of_lookups(kind):
     import tensorflow as tf
 
-    import tfswap
-    from tfswap.exporters.function import grappler_off
-
-    rows, most, width, words = 2048, 3, 128, 1000
+    width = 128
     model = tf.Module()
-    model.table = tf.Variable(tf.random.stateless_normal([words, width], (1, 1)))
+    model.table = tf.Variable(tf.random.stateless_normal([FILE_WORDS, width], (1, 1)))
     model.weights = [tf.Variable(tf.random.stateless_normal([width, width], (2, i)) * 0.09) for i in range(8)]
 
-    def looked_up(ids, others):
+    def of_kind(ids, others):
         if kind == "safe":
             return tf.nn.safe_embedding_lookup_sparse(model.table, ids, others)
         if kind == "unweighted":
             return tf.nn.safe_embedding_lookup_sparse(model.table, ids, None, combiner="sum")
-        return tf.sparse.sparse_dense_matmul(others, model.table[:most]) + tf.gather(
+        return tf.sparse.sparse_dense_matmul(others, model.table[:FILE_MOST]) + tf.gather(
             model.table, tf.sparse.to_dense(ids)[:, 0]
         )
 
-    @tf.function(input_signature=[tf.SparseTensorSpec([rows, most], kind) for kind in (tf.int64, tf.float32)])
+    specs = [tf.SparseTensorSpec([FILE_ROWS, FILE_MOST], dtype) for dtype in (tf.int64, tf.float32)]
+
+    @tf.function(input_signature=specs)
     def train_step(ids, others):
         with tf.GradientTape() as tape:
-            h = looked_up(ids, others)
+            h = of_kind(ids, others)
             for weight in model.weights:
                 h = tf.tanh(h @ weight)
             loss = tf.reduce_mean(h**2)
@@ -188,33 +195,46 @@ def in_file(kind, folder):
         return loss
 
     model.train_step = train_step
-    tf.saved_model.save(model, f"{folder}/model")
-    count = rows * most
+    return model
+
+
+def in_file(kind, folder):
+    import contextlib
+
+    import numpy as np
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    tf.saved_model.save(model_of_lookups(kind), f"{folder}/model")
+    count = FILE_ROWS * FILE_MOST
     shapes = {f"{a}{b}": s for a in ("ids", "others") for b, s in (("", (count, 2)), ("_1", (count,)), ("_2", (2,)))}
-    limit = tfswap.optimize_graph(
-        f"{folder}/model", f"{folder}/made", memory_limit="85%", input_shapes=shapes
-    ).memory_limit_bytes
-    found, peaks = [], []
-    for load in (tf.saved_model.load, tfswap.load):
-        loaded = load(f"{folder}/{'model' if load is tf.saved_model.load else 'made'}")
-        losses = []
+    report = tfswap.optimize_graph(f"{folder}/model", f"{folder}/made", memory_limit="85%", input_shapes=shapes)
+
+    def run(loaded):
+        losses, peaks = [], []
         for seed, share in enumerate((1.0, 0.5, 0.8)):
             draw = np.random.default_rng(seed)
-            there = np.argwhere(draw.random((rows, most)) <= share).astype(np.int64)
+            there = np.argwhere(draw.random((FILE_ROWS, FILE_MOST)) <= share).astype(np.int64)
             given = [
-                tf.SparseTensor(there, draw.integers(0, words, len(there)), [rows, most]),
-                tf.SparseTensor(there, draw.random(len(there), np.float32), [rows, most]),
+                tf.SparseTensor(there, draw.integers(0, FILE_WORDS, len(there)), [FILE_ROWS, FILE_MOST]),
+                tf.SparseTensor(there, draw.random(len(there), np.float32), [FILE_ROWS, FILE_MOST]),
             ]
             tf.config.experimental.reset_memory_stats("CPU:0")
-            if load is tf.saved_model.load:
-                with grappler_off():
-                    losses.append(float(loaded.train_step(*given)))
-            else:
-                losses.append(float(loaded.train_step(*given)))
-                peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-        found.append((losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]))
-        del loaded
-    return [found[0] == found[1], max(peaks) <= limit]
+            losses.append(float(loaded.train_step(*given)))
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        return [losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]], max(peaks)
+
+    found = []
+    for load, made, context in (
+        (tf.saved_model.load, "model", grappler_off()),
+        (tfswap.load, "made", contextlib.nullcontext()),
+    ):
+        with context:
+            found.append(run(load(f"{folder}/{made}")))
+    (expected, _), (values, peak) = found
+    return [values == expected, peak <= report.memory_limit_bytes]
 
 
 @pytest.mark.parametrize("kind", ["safe", "unweighted", "dense"])

@@ -10,13 +10,14 @@ from processes import on_arena
 pytest.importorskip("tensorflow")
 
 
-def steps():
+def normal(seed, *shape):
     import tensorflow as tf
 
-    import tfswap
+    return tf.random.stateless_normal(shape, (seed, 7))
 
-    def normal(seed, *shape):
-        return tf.random.stateless_normal(shape, (seed, 7))
+
+def sums_after_branches():
+    import tensorflow as tf
 
     w = normal(3, 64, 64) * 0.1
 
@@ -53,6 +54,14 @@ def steps():
 
         return tf.while_loop(lambda i, *_: i < 20, body, [0, x, x])[1:]
 
+    return [outside, in_a_branch, of_a_branch, of_two, of_cases, in_a_loop]
+
+
+def steps():
+    import tensorflow as tf
+
+    import tfswap
+
     x = normal(1, 64, 300)
     arguments = [tf.concat([x[:, :2] * [a, b], x[:, 2:]], 1) for a in (1.0, -1.0) for b in (1.0, -1.0)]
 
@@ -60,7 +69,7 @@ def steps():
         return {i: [t.numpy().tobytes() for t in f(x)] for i, x in enumerate(arguments)}
 
     entries = {}
-    for step in outside, in_a_branch, of_a_branch, of_two, of_cases, in_a_loop:
+    for step in sums_after_branches():
         planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
         found = bits(planned)
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

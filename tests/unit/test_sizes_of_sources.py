@@ -119,10 +119,26 @@ ELSEWHERE = {
 }
 
 
-def test_files_elsewhere_are_as_small() -> None:
-    paths = [path for part in ("tests", "benchmarks", "examples") for path in (ROOT.parent / part).rglob("*.py")]
+def _elsewhere() -> list[Path]:
+    return [path for part in ("tests", "benchmarks", "examples") for path in (ROOT.parent / part).rglob("*.py")]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("class", MOST_CLASS_LINES), ("function", MOST_FUNCTION_LINES)])
+def test_classes_and_functions_elsewhere_are_as_small(kind: str, most: int) -> None:
     large = {
-        str(path.relative_to(ROOT.parent)) for path in paths if len(path.read_text().splitlines()) > MOST_FILE_LINES
+        f"{path.relative_to(ROOT.parent)}: {name}": lines
+        for path in _elsewhere()
+        for part, name, lines in _parts(path)
+        if part == kind and lines > most
+    }
+    assert large == {}, "take it apart by ideas"
+
+
+def test_files_elsewhere_are_as_small() -> None:
+    large = {
+        str(path.relative_to(ROOT.parent))
+        for path in _elsewhere()
+        if len(path.read_text().splitlines()) > MOST_FILE_LINES
     }
     assert large - ELSEWHERE == set()
     for name in ELSEWHERE:

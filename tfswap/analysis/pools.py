@@ -132,12 +132,13 @@ def _is_outside(buffer: Buffer) -> bool:
 
 def reached(result: Buffer) -> Iterator[Buffer]:
     """The buffers in the arena that a list holds, directly or not; each once."""
+    return (b for b in reach([result], holds) if b is not result and not _is_outside(b) and b.nbytes)
 
-    def keeps(buffer: Buffer) -> list[Buffer]:
-        ahead = [] if buffer.ahead is None else [buffer.ahead]
-        return [*(part.buffer for part in buffer.parts if part is not None), *ahead]
 
-    return (b for b in reach([result], keeps) if b is not result and not _is_outside(b) and b.nbytes)
+def holds(buffer: Buffer) -> list[Buffer]:
+    """The buffers that a list holds, and the one that comes next in an endless list's loop."""
+    ahead = [] if buffer.ahead is None else [buffer.ahead]
+    return [*(part.buffer for part in buffer.parts if part is not None), *ahead]
 
 
 def _element_values(buffer: Buffer) -> Values | None:

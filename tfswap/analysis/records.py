@@ -9,13 +9,14 @@ from typing import NamedTuple
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.heap import Heap
 from tfswap.analysis.integer_values import Values
-from tfswap.analysis.pools import reached
+from tfswap.analysis.pools import holds, reached
 from tfswap.analysis.request_log import events_of
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.events import Event
 from tfswap.kernels.memory_rules import VARIANT_BYTES
+from tfswap.support.reach import reach
 
 
 class Keeps(NamedTuple):
@@ -176,13 +177,10 @@ def _kept_by_lists(
         if o in alias:
             continue
         kept, values, inputs = dict[int, None](), dict[int, None](), dict[int, None]()
-        pending = [p.buffer for p in buffer.parts if p is not None] if buffer.number is not None else []
         if buffer.endless and buffer.source is not None:
             inputs[buffer.source] = None
-        while pending:
-            part = pending.pop()
-            pending += [p.buffer for p in part.parts if p is not None]
-            pending += [] if part.ahead is None else [part.ahead]
+        elements = [p.buffer for p in buffer.parts if p is not None] if buffer.number is not None else []
+        for part in reach(elements, holds):
             if part.number is None:
                 if part.value is not None:
                     values[part.value] = None

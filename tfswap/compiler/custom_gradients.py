@@ -10,6 +10,7 @@ from typing import Any
 
 from tfswap.compiler.model_file import ModelFile
 from tfswap.errors import InvalidModel
+from tfswap.support.reach import reach
 
 
 def drop_gradients_of(file: ModelFile, functions: Collection[str]) -> None:
@@ -19,14 +20,17 @@ def drop_gradients_of(file: ModelFile, functions: Collection[str]) -> None:
     number, so a captured tensor stays in the list, as an object without content.
     """
     objects, library = file.meta_graph.object_graph_def, file.meta_graph.graph_def.library
-    gone: set[str] = set()
-    lost: set[int] = set()
-    found = set(functions)
-    while found:
-        gone |= found
-        lost = {i for i, captured in _captured(file) if captured.concrete_function in gone}
-        found = {g.gradient_func for g in library.registered_gradients} & set(objects.concrete_functions) - gone
-        found = {f for f in found if lost.intersection(objects.concrete_functions[f].bound_inputs)}
+    captured: dict[str, set[int]] = {}
+    for i, tensor in _captured(file):
+        captured.setdefault(tensor.concrete_function, set()).add(i)
+    gradients = {g.gradient_func for g in library.registered_gradients} & set(objects.concrete_functions)
+
+    def inside(function: str) -> Iterator[str]:
+        tensors = captured.get(function, set())
+        return (g for g in gradients if tensors.intersection(objects.concrete_functions[g].bound_inputs))
+
+    gone = set(reach(functions, inside))
+    lost = {i for function in gone for i in captured.get(function, ())}
     gone -= set(functions)
     for name in gone:
         del objects.concrete_functions[name]

@@ -8,6 +8,7 @@ the reads that may come first, and of two writes the second waits for the first.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from tfswap.analysis.variables import resources_used
 from tfswap.ir.graph import Graph, Node
@@ -56,8 +57,7 @@ def order_writes(graph: Graph) -> int:
     for variable in nodes:
         if variable.op not in REFERENCE_VARIABLES and not makes_handle(variable.op):
             continue
-        readers, writers = _uses(graph, variable, users)
-        writers.sort(key=place.__getitem__)
+        readers, writers = _uses(graph, variable, users, place.__getitem__)
         for i, writer in enumerate(writers):
             after = _descendants(writer, users)
             for first in (*readers, *writers[:i][-1:]):
@@ -67,24 +67,20 @@ def order_writes(graph: Graph) -> int:
     return added
 
 
-def _uses(graph: Graph, variable: Node, users: Users) -> tuple[list[Node], list[Node]]:
+def _uses(graph: Graph, variable: Node, users: Users, place: Callable[[Node], int]) -> tuple[list[Node], list[Node]]:
     """The nodes that read the variable, directly or through views and what writes hand on, and those that write."""
-    readers, writers = [], []
-    pending, seen = [variable], {variable}
-    while pending:
-        source = pending.pop()
-        for user in users.get(source, ()):
-            if user in seen or not any(t.node is source for t in user.inputs):
-                continue
-            seen.add(user)
-            if _writes(graph, user, source):
-                writers.append(user)
-                pending.append(user)
-            elif is_view(user.op):
-                pending.append(user)
-            else:
-                readers.append(user)
-    return readers, writers
+    writers: dict[Node, None] = {}
+
+    def read_by(source: Node) -> list[Node]:
+        if source is not variable and source not in writers and not is_view(source.op):
+            return []
+        found = [user for user in users.get(source, ()) if any(t.node is source for t in user.inputs)]
+        writers.update((user, None) for user in found if _writes(graph, user, source))
+        return found
+
+    seen = list(reach([variable], read_by))[1:]
+    readers = [node for node in seen if node not in writers and not is_view(node.op)]
+    return sorted(readers, key=place), sorted(writers, key=place)
 
 
 def _writes(graph: Graph, node: Node, source: Node) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tfswap.errors import TfswapError
 from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.support.reach import reach
 
 REFUSAL = (
     "{what} can't run in this process: it was forked from one in which TensorFlow had started, whose threads do not "
@@ -76,14 +77,7 @@ def _step_in(function: Any, outer: Any = None) -> str | None:
 
 def _with_children(function: Any) -> Iterator[Any]:
     """An AtomicFunction, and those that it calls."""
-    seen: set[int] = set()
-    pending = [function]
-    while pending:
-        each = pending.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            pending += getattr(each, "children", ())  # functions of loops may be of another class
+    return reach([function], lambda each: getattr(each, "children", ()))  # functions of loops may be of another class
 
 
 def _has_own_ops(function: Any) -> bool:

@@ -24,6 +24,7 @@ from tfswap.plan.schedule import LEAD, Interval, build_schedule
 from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.problem import Choice
 from tfswap.simulator.memory import Memory, simulate_memory
+from tfswap.support.reach import reach
 
 LEAST_GAIN_S = 150e-6
 """The least seconds that a pair must save: three more nodes and a change of threads take a third of it."""
@@ -327,16 +328,16 @@ class _Pairing:
 
     def _ahead(self, second: int) -> list[int] | None:
         """The kernels that have to run before `second`: a few small ones, or None."""
-        found: dict[int, None] = {}
-        pending = [k for k in self.flow.kernels_before(second) if k not in self.ran]
-        while pending:
-            k = pending.pop()
+
+        def missing(k: int) -> list[int]:
+            return [d for d in self.flow.kernels_before(k) if d not in self.ran]
+
+        found: list[int] = []
+        for k in reach(missing(second), missing):
             fixed = k in self.waiting or k in self.later or k in self.paired
             if fixed or self.cost_s[k] > self.least_s or len(found) == MOST_AHEAD:
                 return None
-            if k not in found:
-                found[k] = None
-                pending += [d for d in self.flow.kernels_before(k) if d not in self.ran]
+            found.append(k)
         return sorted(found, key=self.place.__getitem__)
 
 

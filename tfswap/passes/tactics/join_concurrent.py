@@ -18,6 +18,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_copy
 from tfswap.passes.tactics.pair_kernels import alone
+from tfswap.support.reach import reach
 
 
 @graph_pass(
@@ -92,14 +93,10 @@ def _awaited(members: Sequence[Node]) -> list[Node]:
     """The nodes that the group waits for by control edges, with nodes that only wait replaced by those that they
     await.
     """
-    found = dict.fromkeys(members)
-    pending = [c for node in reversed(members) for c in reversed(node.controls)]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found[node] = None
-            pending += reversed(node.controls) if only_waits(node.op) else ()
-    return [node for node in list(found)[len(members) :] if not only_waits(node.op)]
+    of_group = {*members}
+    first = [c for node in reversed(members) for c in reversed(node.controls)]
+    awaited = reach(first, lambda node: reversed(node.controls) if only_waits(node.op) and node not in of_group else ())
+    return [node for node in awaited if not only_waits(node.op) and node not in of_group]
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

@@ -5,7 +5,7 @@
 Every case runs one op alone, on the capped BFC arena, in a `tf.function` with Grappler off. The truth is
 the allocator's own log (`TF_CPP_VMODULE=bfc_allocator=3`): every request and every release, in order and
 to the byte, so nothing is inferred from peaks. Forwarding is seen by giving the op one fresh input at a
-time (made by a copying op, so that it has no other holder): an op that takes that buffer over asks for one
+time (made by a copying op, so that it has no other holder): an op that takes that buffer over requests one
 output less.
 
 Prints one row per case: the op, its inputs, measured and predicted workspace, and whether the whole

@@ -7,7 +7,7 @@
 Each graph is traced once, then imported, given to Grappler, analysed, planned for a limit between its floor and its
 peak, rewritten and exported as `tfswap.optimize` does it; nothing runs. Two stand next to the total: Grappler, which
 TensorFlow otherwise runs at a function's first call and then no longer does, and what the unoptimised peak takes, which
-a report asks for and a limit in bytes does not. The slope is that of log(time) over log(nodes) between the smallest and
+a report needs and a limit in bytes does not. The slope is that of log(time) over log(nodes) between the smallest and
 the largest ResNet: 1.0 is linear. Times are wall clock, the best of `--repeats`.
 """
 

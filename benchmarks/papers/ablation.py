@@ -76,7 +76,7 @@ def _one_ahead(one: Eviction) -> Eviction:
     return dataclasses.replace(one, back=max(one.back, one.use - 1))
 
 
-def _at_once(one: Eviction) -> Eviction:
+def _immediately(one: Eviction) -> Eviction:
     return one if one.out is None else dataclasses.replace(one, release=min(one.release, one.out + 1))
 
 
@@ -102,7 +102,7 @@ def give_back_pool() -> None:
 EDITS: dict[str, Callable[[Plan], Plan]] = {
     NO_PREFETCH: _edited(_no_prefetch),
     "one kernel ahead": _edited(_one_ahead),
-    "no trigger": _edited(_at_once),
+    "no trigger": _edited(_immediately),
     "no copy threads": _threads(0),
     "four copy threads": _threads(4),
     NO_POOL: lambda plan: plan,

@@ -209,7 +209,7 @@ def test_pytorchs_forms_below_tfswaps_floor_are_named(headlines):
     assert pytorch.across(figures) == []
 
 
-def test_a_tactic_that_raises_the_lowest_limit_is_said_and_what_a_plan_of_its_own_gains(headlines):
+def test_a_tactic_that_raises_the_lowest_limit_is_named_and_what_a_plan_of_its_own_gains(headlines):
     from papers import ablation
 
     def raised(*limits):

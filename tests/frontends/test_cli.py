@@ -235,7 +235,7 @@ def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.Capt
     assert "nowhere" in err
 
 
-def test_explain_shows_the_first_rows_unless_all_are_asked_for(
+def test_explain_shows_the_first_rows_unless_all_are_requested(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "ROWS_EXPLAINED", 3)
@@ -346,7 +346,7 @@ def test_verify_distinguishes_a_rewritten_model_from_a_damaged_one(
     assert "variables" in err
 
 
-def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "doctor")
     assert status == 0
     for word in ("Python", "TensorFlow", "compiler", "op library", "codecs", "CPU:0"):

@@ -172,7 +172,7 @@ def test_collectives_among_the_devices_of_one_worker_do_not_span_workers():
     assert not spans_workers(graph)
 
 
-def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_at_once():
+def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_concurrently():
     graph = parse_graph(COLLECTIVES)
     graph["first"].device, graph["later"].device = "/device:CPU:0", "/device:CPU:1"
     assert join_collectives(graph, Target(DeviceModel())) == 1

@@ -116,7 +116,7 @@ def test_the_largest_size_that_runs_is_found_below_one_that_does_not(runs: int, 
     assert found > 0.95 * runs or runs < 700
 
 
-def test_what_a_run_was_over_by_is_taken_off_at_once():
+def test_what_a_run_was_over_by_is_taken_off_immediately():
     assert largest_that_runs(1000, 1, lambda size: size / 300) > 290
     assert largest_that_runs(1000, 1, lambda size: math.inf if size > 500 else 0.5) > 250
     assert largest_that_runs(1000, 1, lambda size: 1.5) == 0
@@ -144,7 +144,7 @@ def test_a_size_that_does_not_matter_is_reported():
         ({"device": "abacus"}, "no device is called 'abacus'"),
     ],
 )
-def test_what_a_search_is_given_is_looked_at_first(given: dict[str, Any], match: str):
+def test_arguments_of_a_search_are_checked_first(given: dict[str, Any], match: str):
     pytest.importorskip("tensorflow")
     with pytest.raises(TfswapError, match=match):
         max_batch(lambda x: x, memory_limit="1MiB", **given)

@@ -245,7 +245,7 @@ def test_a_step_that_is_optimized_already_is_refused():
         fit_dense(model)
 
 
-def test_malformed_options_are_refused_at_once():
+def test_malformed_options_are_refused_immediately():
     with pytest.raises(tfswap.TfswapError, match="memory_limit"):
         tfswap.keras.optimize(dense(), memory_limit="lots")
     with pytest.raises(TypeError, match="unknown"):

@@ -346,7 +346,7 @@ def test_a_concrete_function_of_open_dimensions_inside_another_function():
         tf.function(concrete, input_signature=OPEN).get_concrete_function()
 
 
-def test_a_concrete_function_covers_the_sizes_that_it_is_asked_for():
+def test_a_concrete_function_covers_the_sizes_of_its_signature():
     step = called(Net(), input_signature=OPEN)
     small = step.get_concrete_function(tf.TensorSpec([512, WIDTH]))
     peak = step.plan().planned_peak_bytes
@@ -415,7 +415,7 @@ def test_a_plan_can_be_saved_and_given_back(tmp_path):
         other(batch())
 
 
-def test_a_given_plan_is_held_against_the_limit_that_is_asked_for(caplog):
+def test_a_given_plan_is_held_against_the_requested_limit(caplog):
     made = called(Net())
     made(batch())
     plan = made.plan()

@@ -132,7 +132,7 @@ def row_by_row(net, x):
 
 @pytest.mark.parametrize("hidden", [reduced, elsewhere, row_by_row])
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_runs_out_of_sight_is_refused(hidden, nested):
+def test_what_runs_outside_of_the_graph_is_refused(hidden, nested):
     net = Net()
     function = tf.function(lambda x: hidden(net, x))
     if nested:

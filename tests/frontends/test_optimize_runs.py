@@ -124,7 +124,7 @@ def test_a_wrong_argument_is_tensorflow_s_own_error():
         step(batch(), no_such_argument=1)
 
 
-def test_threads_at_once():
+def test_concurrent_threads():
     """Each thread's result is that of its own argument; the function is planned once."""
     net = Net()
     forward = tfswap.optimize(tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0)), memory_limit="100%")

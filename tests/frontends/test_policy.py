@@ -174,7 +174,7 @@ def scan() -> Any:
         ("encode", "100%", "keep: saved for the backward pass; policy allows only 'encode'"),
     ],
 )
-def test_a_loop_goes_by_what_is_said_of_the_tensors_in_its_body(allowed: str, limit: str, reported: str) -> None:
+def test_a_loop_follows_the_policy_of_the_tensors_in_its_body(allowed: str, limit: str, reported: str) -> None:
     policy = {"Tanh": (allowed,)}
     rows, asked = on_arena(REAL.format(program="scan", rows=2048, limit=limit, policy=policy))
     assert any(name.startswith("while[1]/") and name.endswith("Tanh:0") for name in asked)
@@ -284,7 +284,7 @@ def test_a_plan_that_does_what_is_forbidden_is_refused(tactic: str) -> None:
             optimizer(tactics=(tactic,), policy=without(name, *TACTICS)).adopt(plan, None)
 
 
-def test_what_is_made_on_the_way_is_made_again_too() -> None:
+def test_intermediate_results_are_recomputed_too() -> None:
     """A tensor that may not be recomputed is not made for another one either."""
     free = optimizer(tactics=("recompute",))
     plan = free.plan(free.floor_bytes())
@@ -361,7 +361,7 @@ def test_a_tensor_that_stands_for_two_may_do_what_both_may() -> None:
     assert merge_equal_nodes(graph.copy(), Target(DeviceModel())) == 1
 
 
-def test_what_is_said_is_part_of_a_plan_s_name_and_not_who_says_it(tmp_path: Path) -> None:
+def test_a_policy_is_part_of_a_plan_s_name_and_not_its_source(tmp_path: Path) -> None:
     def name(policy: Any) -> str:
         made = Optimizer(training_step(LAYERS, 512, 128), CPU, Options(policy=policy), plan_cache=PlanCache(tmp_path))
         assert made._known._stored is not None

@@ -28,11 +28,11 @@ def plan() -> None:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_delay")
 def test_what_takes_long_is_shown_with_its_parts_and_goes() -> None:
     with on_terminal() as screen, progress.task("planning a step"):
         plan()
@@ -50,7 +50,7 @@ def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None
     assert screen.text == ""
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_delay")
 def test_what_fails_is_taken_away_too() -> None:
     for _ in range(2):  # and leaves the display to the next
         with on_terminal() as screen, contextlib.suppress(RuntimeError), progress.task("failing"):
@@ -60,7 +60,7 @@ def test_what_fails_is_taken_away_too() -> None:
         assert ERASED in screen.text[screen.text.rindex("failing") :]
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_delay")
 def test_of_two_threads_one_has_the_display() -> None:
     def other() -> None:
         with progress.task("the other"):
@@ -74,7 +74,7 @@ def test_of_two_threads_one_has_the_display() -> None:
     assert "the other" not in screen.text
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_delay")
 def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_terminal() as screen:
         monkeypatch.setenv("TERM", "dumb")
@@ -147,7 +147,7 @@ def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_delay")
 def test_building_is_shown(quick_compiler: None) -> None:
     build = pytest.importorskip("tfswap.native.build")
     facts = build.TensorFlowFacts("1", "1", (), ())

@@ -233,7 +233,7 @@ def test_the_page_has_every_tensor_with_what_explain_says_of_it(report: Report, 
     assert not {row.name for row in report.rows} & {row.name for row in report.others}
 
 
-def test_where_no_plan_keeps_the_limit_no_tensor_is_said_to_need_nothing() -> None:
+def test_where_no_plan_keeps_the_limit_no_tensor_is_reported_to_need_nothing() -> None:
     optimizer = Optimizer(training_step(NET, 512, 128), CPU, Options(("swap",)))
     made = optimizer.report(optimizer.analysis("1KiB"))
     assert not made.keeps_limit

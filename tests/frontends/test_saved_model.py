@@ -504,7 +504,7 @@ def test_an_analysis_of_a_limit_that_can_t_be_met_names_the_smallest(models: dic
     assert optimize(models["plain"], tmp_path / "out", memory_limit=report.floor_bytes).keeps_limit
 
 
-def test_a_given_plan_is_held_against_the_limit_that_is_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_given_plan_is_held_against_the_requested_limit(models: dict[str, Path], tmp_path: Path) -> None:
     optimize(models["plain"], tmp_path / "a")
     path = tmp_path / "a" / "tfswap_plan.json"
     plan = tfswap.Plan.load(path)

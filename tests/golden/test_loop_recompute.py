@@ -42,7 +42,7 @@ def found(text: str = TEXT) -> dict[str, list[str]]:
 # --- which lists ------------------------------------------------------------------------------------------
 
 
-def test_what_is_made_of_what_is_there_going_back():
+def test_the_backward_loop_recomputes_from_saved_tensors():
     assert found() == {"sums": ["shifted", "sum"], "tanhs": ["shifted", "sum", "tanh"]}
 
 
@@ -69,7 +69,7 @@ def test_kernels_stop_at_what_is_saved():
         ("fetches %next, %state, %keys, %bias, ", "fetches %next, %state, %tanh, %bias, "),  # it varies
     ],
 )
-def test_what_can_not_be_made_again_stays_saved(old, new):
+def test_what_can_not_be_recomputed_stays_saved(old, new):
     assert old in TEXT
     assert "sums" not in found(TEXT.replace(old, new))
 
@@ -105,7 +105,7 @@ def test_a_list_that_must_be_saved_is_named():
             recompute_in_loops(parse_graph(TEXT), Target(DeviceModel()), ["tanhs", name])
 
 
-def test_less_is_there_at_once():
+def test_fewer_bytes_are_live_at_the_peak():
     peaks = []
     for names in ((), ("sums", "tanhs")):
         graph = parse_graph(TEXT)
@@ -174,7 +174,7 @@ def test_a_plan_is_saved_with_it_and_read_back():
 # --- run --------------------------------------------------------------------------------------------------
 
 
-def test_attention_in_a_loop_is_made_again():
+def test_attention_in_a_loop_is_recomputed():
     """The intermediate of additive attention, which is most of what the step saves, is in no list."""
     pytest.importorskip("tensorflow")
     code = "import json, control_flow; print(json.dumps(control_flow.main({!r}, {!r}, {!r})))"

@@ -247,7 +247,7 @@ def test_the_forward_loop_keeps_nothing_of_what_is_swapped():
     assert (made.out_bytes, made.in_bytes) == (5 * 4 * KIB, 0)
 
 
-def going_back(graph: Graph, contents: Contents | None) -> tuple[int, int, Record]:
+def backward_loop(graph: Graph, contents: Contents | None) -> tuple[int, int, Record]:
     """The backward loop's peak of live bytes, its live bytes at its end, given facts of its list, and its record."""
     node = graph["back"]
     made = record(node, graph.bodies[node], CPU, [None, None, contents], [(0,), None, None])
@@ -264,8 +264,8 @@ def going_back(graph: Graph, contents: Contents | None) -> tuple[int, int, Recor
 
 
 def test_the_backward_loop_holds_one_element():
-    most, left, made = going_back(swapped(), (Element(0, None),) * 5)
-    # What came back, twice the gradient, and the state of the iteration before; no five elements.
+    most, left, made = backward_loop(swapped(), (Element(0, None),) * 5)
+    # The reloaded tensor, twice the gradient, and the state of the iteration before; no five elements.
     assert 2 * 4 * KIB <= most < 5 * 4 * KIB
     assert left == 0
     assert (made.out_bytes, made.in_bytes) == (0, 5 * 4 * KIB)
@@ -274,14 +274,17 @@ def test_the_backward_loop_holds_one_element():
 def test_the_backward_loop_holds_one_element_more_where_the_next_is_on_its_way():
     """As many come back in all: the last iteration finds its list empty."""
     elements = (Element(0, None),) * 5
-    (behind, _, _), (most, left, made) = going_back(swapped(), elements), going_back(swapped(ahead=True), elements)
+    (behind, _, _), (most, left, made) = (
+        backward_loop(swapped(), elements),
+        backward_loop(swapped(ahead=True), elements),
+    )
     assert (most, left) == (behind + 4 * KIB, 0)
     assert (made.out_bytes, made.in_bytes, made.part_bytes) == (0, 5 * 4 * KIB, ())
 
 
 def test_of_a_list_of_which_nothing_is_known_one_more_may_be_on_its_way():
-    most, _, made = going_back(swapped(ahead=True), None)
-    assert most == going_back(swapped(ahead=True), (Element(0, None),) * 5)[0]
+    most, _, made = backward_loop(swapped(ahead=True), None)
+    assert most == backward_loop(swapped(ahead=True), (Element(0, None),) * 5)[0]
     assert made.part_bytes == (4 * KIB,)  # what the list keeps that the loop has left
 
 
@@ -313,7 +316,7 @@ def test_a_loop_waits_less_for_a_copy_that_the_iteration_before_has_started():
     assert costs.body_seconds(other) < costs.body_seconds(one)
 
 
-def test_what_a_loop_takes_at_once_is_not_what_all_its_iterations_take():
+def test_a_loop_s_peak_is_not_the_sum_of_its_iterations():
     flow = analyse_dataflow(swapped(), CPU)
     i = flow.place["back"]
     temporaries = [request.nbytes for request in flow.requests[i] if request.kind == "temp"]
@@ -469,9 +472,9 @@ def test_a_loop_of_no_iterations_brings_nothing_back():
     assert max(found["peaks"]) == found["peaks"][-1] == found["planned"]
 
 
-def test_a_step_that_fails_going_back_lets_go_of_what_was_on_its_way():
+def test_a_step_that_fails_in_the_backward_loop_frees_its_copies():
     pytest.importorskip("tensorflow")
-    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_going_back()))")
+    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_in_backward_loop()))")
     assert result.pop("prefetched") > 0
     assert result == {"failed": 3, "host_in_use": 0, "grown": 0}
 

@@ -62,7 +62,7 @@ def parts() -> tuple[Graph, Graph]:
     return cut(graph, 1, kernels(graph), gate=7)
 
 
-def test_each_kernel_is_in_one_half():
+def test_each_kernel_is_in_one_function():
     forward, backward = parts()
     assert [n.name for n in forward if n.name in kernels(step())] == ["product", "y", "counted"]
     assert [n.name for n in backward if n.name in kernels(step())] == [

@@ -211,7 +211,7 @@ def test_positions_that_wait_long_wait_as_bytes():
 
 
 @pytest.mark.parametrize("ready", ["", "^loss "])
-def test_who_asks_for_the_shape_alone_reads_nothing_that_is_decoded(ready):
+def test_a_reader_of_the_shape_alone_reads_nothing_that_is_decoded(ready):
     """Where that comes late, the whole tensor waits for it, and no form helps."""
     late = f"""
 %size = Shape(%at) {{T=int64, out_type=int32}} {ready}-> int32[2]

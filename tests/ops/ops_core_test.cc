@@ -335,9 +335,9 @@ void LaneWithoutThreads() {
     auto* lane = new CopyLane;
     const rlimit none{size_t{1} << 20, size_t{1} << 20};
     setrlimit(RLIMIT_AS, &none);
-    bool at_once = false;
-    lane->Submit(to.data(), from.data(), from.size(), [&](const CopyLane::Ended& how) { at_once = how.at_once; });
-    _exit(at_once && to == from && !lane->started() ? 0 : 1);
+    bool is_inline = false;
+    lane->Submit(to.data(), from.data(), from.size(), [&](const CopyLane::Ended& how) { is_inline = how.is_inline; });
+    _exit(is_inline && to == from && !lane->started() ? 0 : 1);
   }
   int status;
   CHECK(waitpid(child, &status, 0) == child);

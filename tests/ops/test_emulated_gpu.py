@@ -116,7 +116,7 @@ def test_kernels_take_what_those_of_gpus_take(on_gpus, allowed_mib):
 
 
 @pytest.mark.emulated_gpu(temporaries=False, workspace=3 * MIB)
-def test_kernels_take_nothing_where_that_is_asked_for(on_gpus):
+def test_kernels_take_nothing_where_that_is_requested(on_gpus):
     assert not any(each for each in on_gpus(TAKEN).values())
 
 

@@ -54,7 +54,7 @@ def fail_inside() -> dict[str, int]:
     return {"accumulators": len(optimized.plan().accumulators), **left}
 
 
-def fail_going_back() -> dict[str, int]:
+def fail_in_backward_loop() -> dict[str, int]:
     """As `fail_inside`, in the backward loop, with an element on its way that no kernel waits for any more."""
     import tfswap
 

@@ -239,6 +239,6 @@ print(json.dumps(found))
 """
 
 
-def test_chunks_are_exact_as_long_as_a_step_asks_for_it():
+def test_chunks_are_exact_as_long_as_a_step_requests_it():
     pytest.importorskip("tensorflow")
     assert on_arena(HELPERS + EXACT, mib=64) == [3 * MIB, 2 * MIB, 2 * MIB, 3 * MIB]

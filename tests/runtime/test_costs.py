@@ -84,7 +84,7 @@ def test_a_gradient_of_a_convolution_costs_the_same_in_either_layout(op: str):
 @pytest.mark.parametrize(
     "op", ["Conv2D(%x, %w)", "Conv2DBackpropFilter(%x, %s, %g)", "Conv2DBackpropInput(%s, %w, %g)"]
 )
-def test_what_cudnn_wants_with_channels_first_is_copied_for_it(op: str):
+def test_what_cudnn_reads_with_channels_first_is_copied_for_it(op: str):
     """As a SavedModel's convolutions are, which come as they were saved; what Grappler has turned round is not."""
 
     def seconds(layout: str, image: str, result: str, rates: Rates, dtype: str = "float32") -> float:

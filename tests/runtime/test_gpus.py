@@ -133,7 +133,7 @@ def test_random_delays_change_nothing(on_gpus):
     check(on_gpus(reporting(program)))
 
 
-def test_looking_for_races_takes_a_step_no_three_times_as_long(on_gpus):
+def test_race_detection_takes_a_step_no_three_times_as_long(on_gpus):
     """In one process, in turns, by the time of the process' threads."""
 
     def program(gpus):

@@ -196,6 +196,6 @@ def test_a_limit_with_room_for_some_batches_of_the_pipeline_has_a_plan_that_leav
     assert not messages
 
 
-def test_where_batches_have_no_room_that_is_said_before_the_first_step() -> None:
+def test_batches_without_room_are_reported_before_the_first_step() -> None:
     messages = on_arena(lambda: pipeline("35%"))[2]
     assert "step(next(iterator))" in messages[0]

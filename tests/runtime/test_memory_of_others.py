@@ -88,7 +88,7 @@ def test_a_tensor_that_came_while_the_step_ran_and_stayed_is_counted_once():
     assert swaps[1] > swaps[0]
 
 
-def test_what_came_and_went_is_left_room_for():
+def test_bytes_of_others_during_a_step_are_left_room_for():
     def program():
         function, x = surprised_step()
         limit = floor_of(function, x) + (7 << 20)
@@ -124,7 +124,7 @@ def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_
     assert f"is modelled, such as cuDNN's workspace for {tightest}, to which the plan leaves" in logged[0]
 
 
-def test_near_the_floor_what_came_and_went_does_not_cost_the_limit():
+def test_near_the_floor_bytes_of_others_during_a_step_do_not_cost_the_limit():
     def program():
         function, x = surprised_step()
         limit = floor_of(function, x) + (256 << 10)

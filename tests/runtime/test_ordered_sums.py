@@ -55,7 +55,7 @@ def test_a_reader_that_has_ended_when_the_sum_is_ready_holds_nothing() -> None:
     assert first(quick + late.replace("%s", "%x"), " ^b") == "s:0"
 
 
-def test_what_is_there_all_along_is_never_taken_over() -> None:
+def test_persistent_buffers_are_never_forwarded() -> None:
     unread = "%r = Exp(%x) {T=float32} -> float32[600,600]\n"
     assert first("%s = Const() {dtype=float32, value=tensor<00>} -> float32[600,600]\n" + unread) == "m:0"
     assert first("%s = Identity(%x) {T=float32} -> float32[600,600]\n" + unread) == "m:0"

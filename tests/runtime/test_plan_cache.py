@@ -139,7 +139,7 @@ def test_a_plan_that_does_not_fit_here_is_made_anew(cache: PlanCache) -> None:
     assert last.planned == 0
 
 
-def test_a_plan_that_lacks_room_that_is_asked_for_is_made_anew(cache: PlanCache) -> None:
+def test_a_plan_that_lacks_requested_room_is_made_anew(cache: PlanCache) -> None:
     plan = optimizer(cache).plan("60%")
     roomy = optimizer(cache)
     roomy.extra_margin_bytes = (plan.limit_bytes or 0) - plan.planned_peak_bytes + 1
@@ -148,7 +148,7 @@ def test_a_plan_that_lacks_room_that_is_asked_for_is_made_anew(cache: PlanCache)
     assert roomy.planned == 1
 
 
-def test_a_share_is_of_what_is_there(cache: PlanCache) -> None:
+def test_a_share_is_of_the_arena_s_free_bytes(cache: PlanCache) -> None:
     limit = optimizer(cache).plan("60%").limit_bytes or 0
     fuller = optimizer(cache, snapshot=ArenaSnapshot(1 << 30))
     assert (fuller.analysis("60%").limit_bytes or 0) > limit + (1 << 28)
@@ -349,7 +349,7 @@ def test_what_was_kept_is_found_by_other_processes_whatever_was_traced_there_bef
     assert set(found) <= set(names)
 
 
-def test_functions_out_of_sight_are_distinguished_by_their_content() -> None:
+def test_functions_outside_of_the_graph_are_distinguished_by_their_content() -> None:
     import tensorflow as tf
 
     from tfswap.compiler.process_names import contents

@@ -87,7 +87,7 @@ def test_a_swapped_tensor_is_not_in_the_arena_while_it_is_away() -> None:
         assert flow.values[value].nbytes <= stays[0].nbytes
 
 
-def test_a_kernel_lets_go_of_what_it_reads_last_when_it_ends() -> None:
+def test_a_kernel_frees_what_it_reads_last_when_it_ends() -> None:
     _, found = optimized(training_step(NET, 512, 128))
     record = found.planned
     assert record is not None

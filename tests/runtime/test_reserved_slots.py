@@ -53,7 +53,7 @@ def arena(slots: list[int]) -> ArenaSnapshot:
     return ArenaSnapshot(used, tuple(chunks), instantiated=True, limit_bytes=limit)
 
 
-def test_there_are_as_many_as_there_are_small_tensors_at_once():
+def test_there_are_as_many_as_there_are_small_live_tensors():
     flow, steps = schedule()
     # first and second, then d and end while they are there; c; and one constant.
     assert choose_slots(flow, steps, ArenaSnapshot()) == [256] * 5 + [4096]

@@ -95,7 +95,7 @@ def test_calls_with_other_ids_keep_the_limit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_in_a_file_what_is_said_of_the_result_counts(weighted: bool, tmp_path: Path) -> None:
+def test_in_a_file_the_declared_shape_of_the_result_counts(weighted: bool, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     import tfswap
 

@@ -104,7 +104,7 @@ def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) 
     assert not messages
 
 
-def test_where_copies_have_no_room_that_is_said_before_the_step() -> None:
+def test_copies_without_room_are_reported_before_the_step() -> None:
     messages = on_arena(lambda: steps("held", "90%"))[-1]
     assert messages
     for message in messages:

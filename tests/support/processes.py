@@ -54,7 +54,7 @@ HANGS_S = 300
 def on_arena(code: Program, mib: int = 512, **env: str) -> Any:
     """The result of `code`, which has an arena of `mib` MiB, of the kind that GPUs have.
 
-    It runs without oneDNN, unless `env` asks for it: its graph pass merges ops unless a control edge stands between,
+    It runs without oneDNN, unless `env` requests it: its graph pass merges ops unless a control edge stands between,
     which changes bits.
     """
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}

@@ -197,7 +197,7 @@ def test_a_loop_that_keeps_nothing_needs_none():
     assert many.integers[0] == (1000,)
 
 
-def test_what_is_popped_goes_when_nobody_else_keeps_it():
+def test_what_is_popped_is_freed_unless_another_holder_keeps_it():
     popping = LOOP.replace(
         "%pushed = TensorListPushBack(%seen, %state) -> variant[]",
         "%pushed = TensorListPopBack(%seen, %one) -> variant[], float32[1024]",
@@ -379,7 +379,7 @@ def test_a_list_of_constants_is_folded_with_what_it_keeps(reads):
 
 
 @pytest.mark.parametrize(("lowered", "elements"), ((False, 9), (True, 6)))
-def test_a_lowered_loop_lets_go_of_what_it_has_read(lowered, elements):
+def test_a_lowered_loop_frees_what_it_has_read(lowered, elements):
     # A list of four 4 KiB rows is read from its end, and as large a row made of each. Not lowered, the loop's caller
     # holds all of them until it has ended. Lowered, one of each pair is gone before the next one comes: but for the
     # state, which is the row made last, and is not written over.
@@ -478,7 +478,7 @@ def test_a_list_of_zeros_or_of_sums_is_a_new_one():
     assert forwards == {"TensorListFromTensor": False, "ZerosLike": False, "TensorListPushBack": True, "AddN": False}
 
 
-def test_a_sum_of_lists_asks_for_its_elements_first():
+def test_a_sum_of_lists_requests_its_elements_first():
     flow = analyse_dataflow(parse_graph(LISTS.replace("AddN(%b)", "AddN(%a, %zeros)")), CPU)
     (requests,) = [r for node, r in zip(flow.nodes, flow.requests, strict=True) if node.op == "AddN"]
     assert [request.nbytes for request in requests] == [KIB] * 4 + [VARIANT_BYTES]

@@ -144,7 +144,7 @@ def test_passes_carry_out_a_plan_that_is_given(
     assert [tensor.node.op for tensor in graph["sum"].inputs] == ["Tfswap>Await", "Exp"]
 
 
-def test_times_are_said_for_each_pass(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_are_printed_for_each_pass(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["opt", graph_file, "--passes=merge-equal-nodes,prune", "--times"]
     assert cli.main(asked) == cli.OK
     reported = capsys.readouterr().out

@@ -62,7 +62,7 @@ fetches %g
     assert [flow.nodes[i].name for i in order if flow.is_kernel[i]] == ["a", "b", "more", "c", "same", "g"]
 
 
-def test_what_needs_most_itself_waits_for_what_lets_go_of_others(monkeypatch):
+def test_what_needs_most_itself_waits_for_what_frees_others(monkeypatch):
     """The gradient of a large weight and its update go last, and the larger of two after the smaller; no later than
     that: what holds a map again comes behind them.
     """

@@ -181,7 +181,7 @@ def test_what_follows_from_constants_is_followed_once(monkeypatch):
     assert (rules["Mul"].total(), rules["Less"].total()) == (1, 4)
 
 
-def test_the_collector_is_off_while_the_floor_is_looked_for(monkeypatch):
+def test_the_collector_is_off_during_the_search_for_the_floor(monkeypatch):
     on: list[bool] = []
     whole = search.Search.lowest
     monkeypatch.setattr(search.Search, "lowest", lambda self: on.append(gc.isenabled()) or whole(self))

@@ -74,7 +74,7 @@ fetches %d
 """
 
 
-def test_a_kernel_takes_over_an_input_that_nobody_else_holds():
+def test_a_kernel_forwards_an_input_that_has_no_other_holder():
     flow = facts(RELU)
     memory = simulate_memory(flow, build_schedule(named(flow, "a r s d"), ()), detail=True)
     # r takes a's buffer over; s can't take r's, which d reads.
@@ -82,7 +82,7 @@ def test_a_kernel_takes_over_an_input_that_nobody_else_holds():
     assert memory.forwarded == [(value(flow, "r"), value(flow, "a"))]
 
 
-def test_a_copy_under_way_keeps_a_buffer_from_being_taken_over():
+def test_a_copy_under_way_keeps_a_buffer_from_being_forwarded():
     flow = facts(CHAIN.replace("%b = MatMul(%a, %a)", "%b = Relu(%a)"))
     a = value(flow, "a")
     order = named(flow, "a b c d")
@@ -163,7 +163,7 @@ def test_a_split_parts_a_chunk_for_the_next_step():
     assert list(split.during_bytes[:2]) == [2 * UNIT + rest, 3 * UNIT + between], "less than with the whole, throughout"
 
 
-def test_splits_are_for_what_is_there_near_the_peak():
+def test_splits_are_for_tensors_that_are_live_near_the_peak():
     flow = facts(CHAIN)
     steps = build_schedule(named(flow, "a b c d"), ())
     live_bytes, splits = choose_splits(flow, steps, ArenaSnapshot())

@@ -79,7 +79,7 @@ def test_nothing_is_promised_below_the_working_set(name, graph):
     assert SOLVERS[name](problem, LiveTarget(working_set - 1)) is None
 
 
-def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
+def test_what_there_is_no_room_to_recompute_is_copied_instead(monkeypatch):
     """A chain of products, cheaper to run again than to copy, which are needed one right after the other."""
     layers = [Layer("relu"), Layer("dense"), Layer("dense"), Layer("dense"), Layer("add", 1)]
     flow = analyse_dataflow(training_step(layers, 2048, 512), CPU)
@@ -157,7 +157,7 @@ def test_what_is_read_again_leaves_for_the_kernel_that_takes_its_buffer_over(nam
     assert memory.forwarded == [(value(flow, "b"), value(flow, "a"))]
 
 
-def test_a_plan_that_has_a_buffer_taken_over_fits_its_graph():
+def test_a_plan_that_forwards_a_buffer_fits_its_graph():
     for tactic in ("swap", "recompute"):
         optimizer = optimizer_of(parse_graph(IN_PLACE), tactics=(tactic,))
         assert optimizer.floor_bytes() < 3 * UNIT
@@ -177,7 +177,7 @@ fetches %d
 """
 
 
-def test_what_runs_again_takes_over_what_was_made_for_it_only():
+def test_a_recomputed_kernel_forwards_what_was_made_for_it_only():
     flow = facts(AGAIN_IN_PLACE)
     problem = problem_of(flow)
     target = 2 * UNIT + 2 * 256

@@ -52,7 +52,7 @@ class LiveDevice:
         """Whether a call with these inputs runs immediately, in an arena that can be read."""
         import tensorflow as tf
 
-        return self.has_arena and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
+        return self.has_arena and runs_eagerly() and not any(tf.is_symbolic_tensor(t) for t in inputs)
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def device_of(concrete: Any, captures: Sequence[Any]) -> LiveDevice:
     return _live(used <= {"CPU"})
 
 
-def runs_at_once() -> bool:
+def runs_eagerly() -> bool:
     """Whether a call runs now, and is not traced into another function."""
     import tensorflow as tf
 

@@ -99,8 +99,8 @@ class _Watch(Replay, Generic[Seen]):
     def combined(self, kernel: int, before: Seen | None) -> Seen:
         """The arena's present state for a kernel, combined with its earlier state `before`."""
 
-    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
-        temps = super().begin(i, buffers, takes_over=takes_over)
+    def begin(self, i: int, buffers: dict[int, Buffer], *, may_forward: bool = True) -> list[int]:
+        temps = super().begin(i, buffers, may_forward=may_forward)
         if is_convolution(self.flow.nodes[i]):
             self._running[i] = None
         for kernel, before in self._running.items():

@@ -373,12 +373,12 @@ def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval 
     both run once, neither needs the other, and no eviction lies between the two alone.
     """
     runs = Counter(order)
-    back_at_once = {a.release for a in evictions if a.release in (a.back, a.use)}
+    reloaded_immediately = {a.release for a in evictions if a.release in (a.back, a.use)}
 
     def can_overlap(position: int) -> bool:
         first, second = order[position - 1], order[position]
         once = runs[first] == runs[second] == 1
-        return once and position not in back_at_once and can_pair(flow, first, second)
+        return once and position not in reloaded_immediately and can_pair(flow, first, second)
 
     return can_overlap
 

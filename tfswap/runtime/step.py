@@ -15,7 +15,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
 from tfswap.device import arena
 from tfswap.device.cudnn import limit_workspaces, without_redzones
-from tfswap.device.live import free_functions, runs_at_once
+from tfswap.device.live import free_functions, runs_eagerly
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.native.forks import calls_steps
 from tfswap.plan.plan import Plan
@@ -163,7 +163,7 @@ class Step:
             plain: the call runs eagerly, with neither a tape nor a cancellation manager.
         """
         captures = captured(self._trace.concrete)
-        if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):
+        if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_eagerly()):
             result = self._call(inputs, plain, captures)
             if self._maker.has_made:
                 self._maker.audit_new(self._trace.device.read_arena(before=False))
@@ -217,7 +217,7 @@ class Step:
 
     def _call(self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None) -> Any:
         takes_turns = self._trace.device.has_arena and not self._request.changes_nothing
-        inside = self._inside if takes_turns and not (plain or runs_at_once()) else None
+        inside = self._inside if takes_turns and not (plain or runs_eagerly()) else None
         rewritten = self._gate is not None
         return self._trace.call(self.function, inputs, captures, rewritten=rewritten, plain=plain, inside=inside)
 

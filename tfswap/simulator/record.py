@@ -207,10 +207,10 @@ class Watched(Replay):
         self.notes.give(buffer.address, value)
         return buffer
 
-    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+    def begin(self, i: int, buffers: dict[int, Buffer], *, may_forward: bool = True) -> list[int]:
         self._ending = False
         self.notes.kernel = i
-        temporaries = super().begin(i, buffers, takes_over=takes_over)
+        temporaries = super().begin(i, buffers, may_forward=may_forward)
         copied = (update.new for update in self.flow.updates[i] if update.adopted is None and update.new in buffers)
         for v in (*(v for _, v in self.flow.makes[i]), *copied):
             self.notes.give(buffers[v].address, v)

@@ -144,7 +144,7 @@ class Replay:
                 if kind == RERUN:
                     self._make_anew(subject, buffers)
                 alone = kind != LEAD and not running
-                running.append((subject, self.begin(subject, buffers, takes_over=alone)))
+                running.append((subject, self.begin(subject, buffers, may_forward=alone)))
                 if kind != LEAD:
                     for i, temps in running:
                         self.finish(i, buffers, temps)
@@ -239,11 +239,11 @@ class Replay:
         """The buffer that a copy back of `value` gets."""
         return Buffer(self.arena.allocate(self.flow.values[value].nbytes), self._next_reads(value))
 
-    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+    def begin(self, i: int, buffers: dict[int, Buffer], *, may_forward: bool = True) -> list[int]:
         """Start a kernel: make its requests. Returns its temporaries.
 
         Args:
-            takes_over: whether buffers that it reads last can be forwarded to its outputs.
+            may_forward: whether buffers that it reads last can be forwarded to its outputs.
         """
         flow, refs, late = self.flow, self.refs, self.late
         allocate, free = self.arena.allocate, self.arena.free
@@ -259,7 +259,7 @@ class Replay:
                 self.changed = True
         for kind, subject, nbytes, candidates in flow.requests[i]:
             if kind == "out" or kind == "temp":
-                for c in candidates if takes_over else ():
+                for c in candidates if may_forward else ():
                     source = buffers[c]
                     if source.refs == 1 and not source.pins and source.address >= 0:  # no other kernel holds it
                         address, source.address = source.address, -1

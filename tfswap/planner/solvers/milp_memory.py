@@ -51,7 +51,7 @@ class MemoryRows:
                 else:
                     terms += self._kept_from(stage, taken)
                     limit = spare - uses.live[position]
-                self._fits(terms + made_later + self._taken_over(stage, kernel, taken), limit)
+                self._fits(terms + made_later + self._forwarded_bytes(stage, kernel, taken), limit)
         end = self.stages.positions[-1] + 1 if self.stages.positions else 0
         self._fits([(self.stages.one, 0.0)], self.target - max(uses.live[end:], default=0))
 
@@ -100,7 +100,7 @@ class MemoryRows:
             terms.append((held, float(self.stages.uses.nbytes[v])))
         return terms
 
-    def _taken_over(self, stage: int, kernel: int, taken: set[tuple[int, int]]) -> list[Term]:
+    def _forwarded_bytes(self, stage: int, kernel: int, taken: set[tuple[int, int]]) -> list[Term]:
         """Buffers that a kernel may reuse, and did not in the given order, save an allocation."""
         node = self.stages.kernels[kernel]
         terms: list[Term] = []

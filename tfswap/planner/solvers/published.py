@@ -63,9 +63,9 @@ def superneurons(problem: Problem, target: LiveTarget) -> Choice | None:
 
     def choices() -> Iterator[Choice]:
         for threshold in (math.inf, most, -1):
-            at_once = [gaps for gaps in segments.values() if _segment_bytes(problem, gaps) <= threshold]
+            together = [gaps for gaps in segments.values() if _segment_bytes(problem, gaps) <= threshold]
             singly = [[gap] for gaps in segments.values() if _segment_bytes(problem, gaps) > threshold for gap in gaps]
-            yield _recomputed(problem, at_once, singly, kept=kept)
+            yield _recomputed(problem, together, singly, kept=kept)
 
     return _first_that_fits(problem, target, choices())
 
@@ -158,7 +158,7 @@ def _crossing(problem: Problem, bounds: list[int]) -> set[int]:
 
 
 def _recomputed(
-    problem: Problem, at_once: Collection[list[Gap]], singly: Collection[list[Gap]] = (), *, kept: Collection[int]
+    problem: Problem, together: Collection[list[Gap]], singly: Collection[list[Gap]] = (), *, kept: Collection[int]
 ) -> Choice:
     """The order in which what these groups of gaps drop is recomputed: a group when the first of it is needed.
 
@@ -167,9 +167,9 @@ def _recomputed(
         kept: what stays as long as a rerun may read it, also when nothing else does any more.
     """
     uses, flow = problem.uses, problem.flow
-    group_of = {gap.value: group for group in (*at_once, *singly) for gap in group}
+    group_of = {gap.value: group for group in (*together, *singly) for gap in group}
     drops: dict[int, list[int]] = {}
-    for group in (*at_once, *singly):
+    for group in (*together, *singly):
         for gap in group:
             drops.setdefault(gap.start, []).append(gap.value)
     again = {gap.value for group in singly for gap in group}

@@ -35,7 +35,7 @@ struct TfswapStats {
   Figures::Copies disk_in;
   double release_stall_s;
   double await_stall_s;
-  double at_once_s;
+  double inline_copy_s;
   uint64_t pool_in_use_bytes;
   uint64_t pool_reserved_bytes;
   uint64_t pool_peak_bytes;
@@ -61,7 +61,7 @@ TfswapStats Filled(const Figures& figures) {
   stats.disk_in = figures.of(Direction::kIn, Tier::kDisk);
   stats.release_stall_s = figures.of(Stall::kRelease);
   stats.await_stall_s = figures.of(Stall::kAwait);
-  stats.at_once_s = figures.of(Stall::kAtOnce);
+  stats.inline_copy_s = figures.of(Stall::kInlineCopy);
   stats.pool_in_use_bytes = figures.of(Tier::kHost).bytes;
   stats.pool_peak_bytes = figures.of(Tier::kHost).peak_bytes;
   stats.disk_in_use_bytes = figures.of(Tier::kDisk).bytes;

@@ -23,7 +23,7 @@ constexpr size_t kStreamFromBytes = size_t{1} << 20;
 
 // Smaller copies are made by the caller if the lane is idle: at 10 GB/s they take less than the 25 to 50 us in which
 // two threads wake one another.
-constexpr size_t kAtOnceBytes = size_t{256} << 10;
+constexpr size_t kInlineBytes = size_t{256} << 10;
 
 // The lane whose `done` this thread runs; null outside of `done`.
 thread_local const CopyLane* moving_for = nullptr;
@@ -64,7 +64,7 @@ void StreamCopy(void* to, const void* from, size_t bytes) {
 }
 
 void CopyLane::Submit(void* to, const void* from, size_t bytes, Done done) {
-  if (!MayCopyAtOnce(bytes)) {
+  if (!MayCopyInline(bytes)) {
     auto* const out = static_cast<char*>(to);
     const auto* const in = static_cast<const char*>(from);
     Submit(
@@ -78,7 +78,7 @@ void CopyLane::Submit(void* to, const void* from, size_t bytes, Done done) {
   }
   const auto start = Clock::now();
   StreamCopy(to, from, bytes);
-  done(Ended{std::chrono::duration<double>(Clock::now() - start).count(), /*at_once=*/true, bytes, ""});
+  done(Ended{std::chrono::duration<double>(Clock::now() - start).count(), /*is_inline=*/true, bytes, ""});
 }
 
 void CopyLane::Submit(size_t bytes, Move move, Done done) {
@@ -108,8 +108,8 @@ void CopyLane::Submit(size_t bytes, Move move, Done done) {
   work_or_settings_.notify_all();
 }
 
-bool CopyLane::MayCopyAtOnce(size_t bytes) const {
-  if (bytes >= kAtOnceBytes) return false;
+bool CopyLane::MayCopyInline(size_t bytes) const {
+  if (bytes >= kInlineBytes) return false;
   std::lock_guard<std::mutex> lock(mu_);
   return under_way_ == 0 && throttle_.bandwidth_bytes_per_s <= 0 && throttle_.latency_us <= 0;
 }
@@ -224,7 +224,7 @@ void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   copy->ended_bytes += bytes;
   if (copy->ended_bytes < copy->bytes) return;
   const Ended ended{std::chrono::duration<double>(Clock::now() - copy->start).count(),
-                    /*at_once=*/caller_moves_, copy->carried_bytes, std::move(copy->error)};
+                    /*is_inline=*/caller_moves_, copy->carried_bytes, std::move(copy->error)};
   Done done = std::move(copy->done);
   copy.reset();  // frees what `move` owns
   lock.unlock();

@@ -49,7 +49,7 @@ class CopyLane {
   // The result of a copy.
   struct Ended {
     double busy_s = 0;     // from its start to its end
-    bool at_once = false;  // made by the submitting thread
+    bool is_inline = false;  // made by the submitting thread
     size_t carried_bytes = 0;
     std::string error;     // "" for none
   };
@@ -102,7 +102,7 @@ class CopyLane {
     std::string error;
   };
 
-  bool MayCopyAtOnce(size_t bytes) const;
+  bool MayCopyInline(size_t bytes) const;
   void StartThreadsLocked();
   void Work(int index);
   void MovePiece(std::unique_lock<std::mutex>& lock, int thread);

@@ -15,7 +15,7 @@ enum class Direction { kOut, kIn };
 enum class Tier { kHost, kDisk };
 
 // Time that a step lost: a wait in Release or Await, or a small copy made by the step's own thread.
-enum class Stall { kRelease, kAwait, kAtOnce };
+enum class Stall { kRelease, kAwait, kInlineCopy };
 
 struct Figures {
   struct Copies {

@@ -209,7 +209,7 @@ class GpuCopier : public DeviceCopier {
 
 Copied AsCopied(const CopyLane::Ended& ended) {
   return {ended.error.empty() ? absl::OkStatus() : absl::InternalError(ended.error), ended.busy_s,
-          ended.at_once, ended.carried_bytes};
+          ended.is_inline, ended.carried_bytes};
 }
 
 std::shared_ptr<DeviceCopier> CpuCopierFactory::Make(OpKernelContext* ctx) {

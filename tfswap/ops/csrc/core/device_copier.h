@@ -20,7 +20,7 @@ namespace tfswap {
 struct Copied {
   absl::Status status;
   double busy_s = 0;     // from its start to its end
-  bool at_once = false;  // made by the caller's own thread
+  bool is_inline = false;  // made by the caller's own thread
   size_t carried_bytes = 0;  // on the link; fewer than the tensor's if compressed
 };
 

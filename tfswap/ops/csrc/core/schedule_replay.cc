@@ -235,7 +235,7 @@ bool ScheduleReplay<Arena>::Take(const Schedule& steps, int64_t number) {
 }
 
 template <typename Arena>
-void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
+void ScheduleReplay<Arena>::Begin(int32_t node, bool may_forward) {
   for (int32_t u = flow_.update_begins[node]; u < flow_.update_begins[node + 1]; ++u) {
     Buffer& old = At(flow_.update_old[u]);
     const bool held = flow_.update_copies[u] != 0 || old.pins > 1 || old.refs > flow_.update_reads[u];
@@ -253,12 +253,12 @@ void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
     const int32_t subject = flow_.request_subjects[r];
     switch (static_cast<RequestKind>(flow_.request_kinds[r])) {
       case kOut: {
-        const uint64_t address = Serve(r, takes_over);
+        const uint64_t address = Serve(r, may_forward);
         now_[subject] = Add(address, NextReads(subject), 0);
         break;
       }
       case kTemp:
-        temporaries.push_back(Serve(r, takes_over));
+        temporaries.push_back(Serve(r, may_forward));
         break;
       case kFree:
         arena_.Free(std::exchange(temporaries[subject], 0));
@@ -284,9 +284,9 @@ void ScheduleReplay<Arena>::Begin(int32_t node, bool takes_over) {
 
 // The address that a request gets: with buffer forwarding, that of an input without other holders, if there is one.
 template <typename Arena>
-uint64_t ScheduleReplay<Arena>::Serve(int32_t request, bool takes_over) {
+uint64_t ScheduleReplay<Arena>::Serve(int32_t request, bool may_forward) {
   const int32_t end = flow_.candidates.begins[request + 1];
-  for (int32_t e = flow_.candidates.begins[request]; takes_over && e < end; ++e) {
+  for (int32_t e = flow_.candidates.begins[request]; may_forward && e < end; ++e) {
     Buffer& source = At(flow_.candidates.elements[e]);
     if (source.refs == 1 && source.pins == 0 && source.address != 0) return std::exchange(source.address, 0);
   }

@@ -46,7 +46,7 @@ struct FlatDataflow {
 
 enum RequestKind : int32_t { kOut, kTemp, kFree, kReleaseValue, kSplitFor, kPart, kRest };
 
-// plan/schedule.py. BEGIN and FINISH are the halves of RUN, for kernels that run concurrently.
+// plan/schedule.py. BEGIN and FINISH are the two parts of RUN, for kernels that run concurrently.
 enum StepKind : int32_t { kRun, kLead, kRerun, kCopyOut, kRelease, kCopyIn, kAwait, kSplitChunk, kExact, kBegin, kFinish };
 
 struct Schedule {
@@ -136,10 +136,10 @@ class ScheduleReplay {
   void Unread(Buffer* buffer);
   void FreeIfUnused(Buffer* buffer);
   bool Take(const Schedule& steps, int64_t number);
-  void Begin(int32_t node, bool takes_over);
+  void Begin(int32_t node, bool may_forward);
   void Finish(int32_t node);
   void Commit(int32_t update);
-  uint64_t Serve(int32_t request, bool takes_over);
+  uint64_t Serve(int32_t request, bool may_forward);
   void End();
 
   const FlatDataflow& flow_;

@@ -50,7 +50,7 @@ class Account {
     if (!copied.status.ok()) return;
     ForBoth([&](CopyStats& copy_stats, uint64_t step) {
       copy_stats.Copied(step, direction, tier, bytes, copied.carried_bytes, copied.busy_s);
-      if (copied.at_once) copy_stats.Stalled(step, Stall::kAtOnce, copied.busy_s);
+      if (copied.is_inline) copy_stats.Stalled(step, Stall::kInlineCopy, copied.busy_s);
     });
   }
 

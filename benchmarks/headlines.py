@@ -169,7 +169,7 @@ def main() -> int:
         (args.results / f"{row}.json").write_text(json.dumps(figures, indent=1) + "\n")
         section = page.module_of(row).present({part: found})
         print(f"{section.title}\n  published: {section.published}\n  here: {section.ours}", flush=True)
-        for table in section.tables:
+        for table in (*section.tables, *section.details):
             print(page.as_text(table), flush=True)
     return 0
 

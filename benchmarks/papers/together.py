@@ -109,8 +109,7 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         "a CPU with oneDNN's kernels: on a GPU, XLA and swapping are other than here",
         [
             Table("The fastest form within a share of the unoptimised step's peak:", NEED_COLUMNS, _by_need(needs)),
-            Table("The same by tool:", TOOL_COLUMNS, _by_tool(reached)),
-            *(Table(f"{need.called}, {len(need.rows[0]['took_s'])} rounds:", COLUMNS, _lines(need)) for need in needs),
+            Table(BY_TOOL, (*TOOL_COLUMNS, *(need.called for need in reached)), _by_tool(reached)),
         ],
         [_plot(name, [need for need in needs if need.name == name]) for name in dict.fromkeys(n.name for n in needs)],
         [
@@ -124,7 +123,27 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         ],
         comparisons=[one for need in needs if (one := need.comparison)],
         brief=brief,
+        answer=_answer(reached),
+        details=[
+            Table(f"{need.called}, {len(need.rows[0]['took_s'])} rounds:", COLUMNS, _lines(need)) for need in needs
+        ],
     )
+
+
+def _answer(needs: Sequence[Need]) -> str:
+    """The fastest form, by the models and shares in which it is so."""
+    names = dict.fromkeys(need.fitting[0]["label"] for need in needs)
+    parts = [
+        f"{name.replace(', ', ' with ')} in {_listed([n for n in needs if n.fitting[0]['label'] == name])}"
+        for name in names
+    ]
+    return f"The fastest form within a share of a model's memory: {'; '.join(parts)}."
+
+
+def _listed(needs: Sequence[Need]) -> str:
+    models = dict.fromkeys(need.name for need in needs)
+    shares = {name: " and ".join(f"{n.share}%" for n in needs if n.name == name) for name in models}
+    return ", ".join(f"{share} of the {name}'s" for name, share in shares.items())
 
 
 NEED_COLUMNS = "model", "memory", "fastest", "as fast", "without tfswap", "tfswap alone", "with TensorFlow's bits"
@@ -143,17 +162,23 @@ def _by_need(needs: Sequence[Need]) -> list[list[str]]:
     return lines
 
 
-TOOL_COLUMNS = "tool", "what it requires or changes", "the fastest, or level with it", "slower", "takes more memory"
+TOOL_COLUMNS = "tool", "what it requires or changes"
+BY_TOOL = (
+    "The same by tool: times within the share, bold where it is the fastest or level with it; empty where it takes "
+    "more memory."
+)
 
 
 def _by_tool(needs: Sequence[Need]) -> list[list[str]]:
-    lines = []
-    for tool, what in TOOLS.items():
-        level = [need for need in needs if tool in [row["label"] for row in need.level]]
-        within = [need for need in needs if tool in [row["label"] for row in need.fitting]]
-        groups = level, [n for n in within if n not in level], [n for n in needs if n not in within]
-        lines.append([tool, what, *("; ".join(need.called for need in group) for group in groups)])
-    return lines
+    return [[tool, what, *(_time(tool, need) for need in needs)] for tool, what in TOOLS.items()]
+
+
+def _time(tool: str, need: Need) -> str:
+    for row in need.fitting:
+        if row["label"] == tool:
+            time = f"{need.over(row, need.rows[0]).ratio:.2f}"
+            return f"**{time}**" if row in need.level else time
+    return ""
 
 
 def _losses(needs: Sequence[Need]) -> list[str]:

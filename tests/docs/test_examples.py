@@ -42,15 +42,17 @@ def limit(printed: str) -> float:
 def test_a_decoder_with_attention_keeps_a_limit():
     """Each training in a fresh process, and what starts them in a forked one."""
     command = ["seq2seq.py", "--length", "12", "--limit", "60%", "--steps", "2"]
-    done = run_forked(
-        f"""
-        import os, runpy, sys
-        os.chdir({str(EXAMPLES)!r})
+
+    def run():
+        import os
+        import runpy
+
+        os.chdir(EXAMPLES)
         sys.path.insert(0, os.getcwd())
-        sys.argv = {command}
+        sys.argv = command
         runpy.run_path(sys.argv[0], run_name="__main__")
-        """
-    )
+
+    done = run_forked(run)
     assert "held, losses identical" in done.stdout
 
 

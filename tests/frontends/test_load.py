@@ -31,23 +31,27 @@ BATCH = 2048
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Original models, and what they were rewritten to, with other kernels than oneDNN's."""
     folder = tmp_path_factory.mktemp("models")
-    run_forked(
-        f"""
-import saved_models, tfswap
-for name, limit in (("plain", "75%"), ("keras", "70%")):
-    saved_models.save(name, {str(folder)!r} + "/" + name)
-    given = dict(memory_limit=limit, batch_size={BATCH})
-    tfswap.optimize_graph(f"{folder}/{{name}}", f"{folder}/{{name}}_smaller", **given)
-""",
-        TF_ENABLE_ONEDNN_OPTS="0",
-    )
+
+    def make() -> None:
+        import saved_models
+
+        for name, limit in (("plain", "75%"), ("keras", "70%")):
+            saved_models.save(name, f"{folder}/{name}")
+            tfswap.optimize_graph(folder / name, folder / f"{name}_smaller", memory_limit=limit, batch_size=BATCH)
+
+    run_forked(make, TF_ENABLE_ONEDNN_OPTS="0")
     return {name: folder / name for name in ("plain", "plain_smaller", "keras", "keras_smaller")}
 
 
 def called(function: str, *arguments: Any) -> Any:
     """What a function of saved_models returns, in a process with an arena."""
-    given = ", ".join(map(repr, arguments))
-    return on_arena(f"import json, saved_models; print(json.dumps(saved_models.{function}({given})))", ARENA_MIB)
+
+    def call() -> Any:
+        import saved_models
+
+        return getattr(saved_models, function)(*arguments)
+
+    return on_arena(call, ARENA_MIB)
 
 
 @pytest.mark.parametrize(
@@ -196,20 +200,18 @@ def test_a_folder_without_planned_steps_is_distinguished(tmp_path: Path) -> None
 
 
 def test_in_an_arena_that_grows_the_gate_makes_one_region(tmp_path: Path) -> None:
-    run_forked(
-        f"""
-import load_programs, tensorflow as tf, tfswap
-model = load_programs.nested()
-tf.saved_model.save(model, "{tmp_path}/model", signatures=model.inner.served)
-given = dict(function="inner.step", batch_size=load_programs.ROWS, memory_limit="60%")
-tfswap.optimize_graph("{tmp_path}/model", "{tmp_path}/made", **given)
-""",
-        TF_ENABLE_ONEDNN_OPTS="0",
-    )
+
+    def make() -> None:
+        import tensorflow as tf
+
+        model = load_programs.nested()
+        tf.saved_model.save(model, str(tmp_path / "model"), signatures=model.inner.served)
+        given = {"function": "inner.step", "batch_size": load_programs.ROWS, "memory_limit": "60%"}
+        tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", **given)
+
+    run_forked(make, TF_ENABLE_ONEDNN_OPTS="0")
     limit = tfswap.Plan.load(tmp_path / "made" / "tfswap_plan.json").limit_bytes
-    found = on_arena(
-        f"import json, load_programs; print(json.dumps(load_programs.in_small_regions('{tmp_path}/made')))"
-    )
+    found = on_arena(lambda: load_programs.in_small_regions(str(tmp_path / "made")))
     assert limit is not None
     assert found["peak"] <= limit
     assert "for smaller arguments: of [2048,128], and is given [2049,128]" in found["larger"]

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from portable_models import RUNNER, SIZE, net, with_grappler
+from portable_models import SIZE, net, with_grappler
 from processes import last_json, run_python
 
 import tfswap
@@ -46,8 +46,14 @@ def portable(model: Path, output: Path | None, limit: Any, function: str, batch:
     return tfswap.optimize_graph(model, output, **{**given, **asked})
 
 
-def run(program: str) -> Any:
-    return last_json(run_python(RUNNER + program, **ARENA))
+WITHOUT_TFSWAP = "import sys, json; sys.modules['tfswap'] = None; import portable_runner"
+
+
+def run(function: str, *paths: Path) -> Any:
+    """The result of a function of portable_runner, where tfswap can't be imported."""
+    given = [str(path) for path in paths]
+    program = f"{WITHOUT_TFSWAP}; print(json.dumps(portable_runner.{function}(*{given})))"
+    return last_json(run_python(program, **ARENA))
 
 
 def nodes(model: Path) -> list[Any]:
@@ -76,14 +82,7 @@ def test_a_served_net_keeps_less_however_tensorflow_optimizes_it(model: Path, tm
     require_stock(tmp_path / "smaller")
     assert "import" not in (tmp_path / "smaller" / "README.txt").read_text()
     assert report.recomputed
-    paths = [str(model), *(str(tmp_path / name) for name in ("smaller", "optimized"))]
-    found = run(f"""
-plain, smaller, optimized = {paths}
-print(json.dumps([
-    without_grappler(served, plain, images),
-    *(how(path, images) for how in (served, in_session) for path in (plain, smaller, optimized)),
-]))
-""")
+    found = run("serve", model, tmp_path / "smaller", tmp_path / "optimized")
     (_, _, bits), *runs = found
     most = report.planned_peak_bytes - report.persistent_bytes
     image = 8 * SIZE * SIZE * 3 * 4
@@ -98,13 +97,7 @@ print(json.dumps([
 def test_a_step_trains_with_less_and_the_same_bits(model: Path, tmp_path: Path) -> None:
     report = portable(model, tmp_path / "smaller", "75%", "train_step", 4096)
     require_stock(tmp_path / "smaller")
-    found = run(f"""
-print(json.dumps([
-    without_grappler(trained, {str(model)!r}, rows),
-    trained({str(tmp_path / "smaller")!r}, rows),
-    trained({str(model)!r}, rows),
-]))
-""")
+    found = run("train", model, tmp_path / "smaller")
     (_, losses), (peak, got), (plain_peak, _) = found
     assert got == losses
     assert peak <= 1.05 * report.memory_limit_bytes

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -83,20 +84,17 @@ def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert screen.text == ""
 
 
-IN_A_PIPE = """
-import sys, time
-from tfswap.support import progress
-progress.LINE_S = {interval}
-with progress.task("planning a step"):
-    for part in progress.over("solving", [1, 2, 3]):
-        while {waits} and part == 2 and "(1 of 3)" not in open("/proc/self/fd/2").read():
-            time.sleep(0.01)
-assert "rich.progress" not in sys.modules
-"""
+def in_a_pipe(interval_s: float, waits: bool) -> None:
+    progress.LINE_S = interval_s
+    with progress.task("planning a step"):
+        for part in progress.over("solving", [1, 2, 3]):
+            while waits and part == 2 and "(1 of 3)" not in Path("/proc/self/fd/2").read_text():
+                time.sleep(0.01)
+    assert "rich.progress" not in sys.modules
 
 
 def test_a_pipe_gets_a_line_at_times() -> None:
-    done = run_forked(IN_A_PIPE.format(interval=0.05, waits=True))
+    done = run_forked(lambda: in_a_pipe(0.05, waits=True))
     lines = done.stderr.splitlines()
     assert lines
     # On a busy machine a line can be due before the second part, or after it.
@@ -104,7 +102,7 @@ def test_a_pipe_gets_a_line_at_times() -> None:
 
 
 def test_what_is_soon_done_writes_nothing_into_a_pipe() -> None:
-    assert run_forked(IN_A_PIPE.format(interval=100, waits=False)).stderr == ""
+    assert run_forked(lambda: in_a_pipe(100, waits=False)).stderr == ""
 
 
 class Notebook(io.StringIO):

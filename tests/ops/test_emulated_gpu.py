@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import pytest
 from emulated_gpu import Link
 
@@ -15,10 +18,8 @@ MIB = 1 << 20
 
 @pytest.mark.emulated_gpu(count=2, memory=8 * MIB)
 def test_devices_have_their_number_their_memory_and_the_cpus_values(on_gpus):
-    found = on_gpus(
-        """
-        import json
-        import tensorflow as tf
+
+    def program(gpus):
         from tensorflow.python.client import device_lib
 
         def product(device):
@@ -29,19 +30,19 @@ def test_devices_have_their_number_their_memory_and_the_cpus_values(on_gpus):
         products = [product(device) for device in ("GPU:0", "GPU:1", "CPU:0")]
         with tf.device("GPU:0"):
             try:
-                kept = [tf.zeros([MIB // 4 * 3]) for _ in range(4)]
+                _ = [tf.zeros([MIB // 4 * 3]) for _ in range(4)]  # 12 MiB
             except tf.errors.ResourceExhaustedError as error:
                 exhausted = "GPU:0" in error.message or "OOM" in error.message
-        print(json.dumps({
+        return {
             "devices": [each.device for each in products],
             "same": all((each.numpy() == products[2].numpy()).all() for each in products),
             "limits": [each.memory_limit for each in device_lib.list_local_devices() if each.device_type == "GPU"],
             "exhausted": exhausted,
-            "between": GPUS.counts().copies_between,
-            "report": GPUS.report(),
-        }))
-        """.replace("MIB", str(MIB))
-    )
+            "between": gpus.counts().copies_between,
+            "report": gpus.report(),
+        }
+
+    found = on_gpus(program)
     assert [each.rsplit("device:", 1)[1] for each in found["devices"]] == ["GPU:0", "GPU:1", "CPU:0"]
     assert found["same"] and found["exhausted"] and found["between"] and not found["report"]
     assert found["limits"] == [8 * MIB] * 2
@@ -66,41 +67,48 @@ def test_channels_first_give_the_cpus_values(on_gpus):
     assert found == ["GPU:0", True]
 
 
-TAKEN = """
-import json
-import numpy as np
-import tensorflow as tf
+def taken_by_kernels(gpus):
+    import numpy as np
 
-def taken(run, *inputs):
-    # Bytes of the arena besides results, while that runs.
-    inputs = [tf.identity(tf.constant(each)) for each in inputs]
-    run(*inputs)
-    before = tf.config.experimental.get_memory_info("GPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("GPU:0")
-    result = run(*inputs)
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"] - before - result.shape.num_elements() * 4
+    def taken(run, *inputs):
+        # Bytes of the arena besides results, while that runs.
+        inputs = [tf.identity(tf.constant(each)) for each in inputs]
+        run(*inputs)
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        result = run(*inputs)
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"] - before - result.shape.num_elements() * 4
 
-x, k = np.zeros([4, 16, 16, 8], "f"), np.zeros([3, 3, 8, 16], "f")
-y = np.zeros([4, 16, 16, 16], "f")
-print(json.dumps({
-    "convolution": taken(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), x, k),
-    "padded": taken(lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), x, k),
-    "image": taken(lambda k, y: tf.raw_ops.Conv2DBackpropInput(
-        input_sizes=x.shape, filter=k, out_backprop=y, strides=[1] * 4, padding="SAME"), k, y),
-    "filter": taken(lambda x, y: tf.raw_ops.Conv2DBackpropFilter(
-        input=x, filter_sizes=k.shape, out_backprop=y, strides=[1] * 4, padding="SAME"), x, y),
-    "softmax": taken(tf.nn.softmax, np.zeros([64, 64], "f")),
-    "relu": taken(tf.nn.relu, x),
-    "report": GPUS.report(),
-}))
-"""
+    x, k = np.zeros([4, 16, 16, 8], "f"), np.zeros([3, 3, 8, 16], "f")
+    y = np.zeros([4, 16, 16, 16], "f")
+    return {
+        "convolution": taken(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), x, k),
+        "padded": taken(lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), x, k),
+        "image": taken(
+            lambda k, y: tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=x.shape, filter=k, out_backprop=y, strides=[1] * 4, padding="SAME"
+            ),
+            k,
+            y,
+        ),
+        "filter": taken(
+            lambda x, y: tf.raw_ops.Conv2DBackpropFilter(
+                input=x, filter_sizes=k.shape, out_backprop=y, strides=[1] * 4, padding="SAME"
+            ),
+            x,
+            y,
+        ),
+        "softmax": taken(tf.nn.softmax, np.zeros([64, 64], "f")),
+        "relu": taken(tf.nn.relu, x),
+        "report": gpus.report(),
+    }
 
 
 @pytest.mark.emulated_gpu(workspace=3 * MIB)
 @pytest.mark.parametrize("allowed_mib", [4096, 1, 0])
 def test_kernels_take_what_those_of_gpus_take(on_gpus, allowed_mib):
     """A convolution copies its filter and, with channels last, its image and result; and has a workspace."""
-    found = on_gpus(TAKEN, TF_CUDNN_WORKSPACE_LIMIT_IN_MB=str(allowed_mib))
+    found = on_gpus(taken_by_kernels, TF_CUDNN_WORKSPACE_LIMIT_IN_MB=str(allowed_mib))
     image, filter, result = (4 * n for n in (4 * 16 * 16 * 8, 3 * 3 * 8 * 16, 4 * 16 * 16 * 16))
     padded = -(-image * 17 * 17 // (16 * 16 * 256)) * 256  # one more row and column, as the allocator rounds it
     workspace = min(3, allowed_mib) * MIB
@@ -117,7 +125,7 @@ def test_kernels_take_what_those_of_gpus_take(on_gpus, allowed_mib):
 
 @pytest.mark.emulated_gpu(temporaries=False, workspace=3 * MIB)
 def test_kernels_take_nothing_where_that_is_requested(on_gpus):
-    assert not any(each for each in on_gpus(TAKEN).values())
+    assert not any(each for each in on_gpus(taken_by_kernels).values())
 
 
 def two_copies():
@@ -177,47 +185,46 @@ def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-TOUCH = """
-import ctypes, json, os
-import tensorflow as tf
-from tfswap.device import arena
 
-BYTES = 8 << 20  # nothing else on the device is as large, so that its size shows where the tensor is
-x = tf.fill([BYTES // 4], 7.0)
-x.numpy()
-[begin] = [begin for begin, size, in_use in arena.snapshot("GPU:0").chunks if in_use and size >= BYTES]
-"""
+def tensor_and_its_address():
+    from tfswap.device import arena
+
+    nbytes = 8 << 20  # nothing else on the device is as large, so that its size shows where the tensor is
+    x = tf.fill([nbytes // 4], 7.0)
+    x.numpy()
+    [begin] = [begin for begin, size, in_use in arena.snapshot("GPU:0").chunks if in_use and size >= nbytes]
+    return x, begin
 
 
 def test_host_code_that_touches_device_memory_is_killed(on_gpus):
-    killed = on_gpus(
-        TOUCH
-        + """
-def status_of(touch):
-    child = os.fork()
-    if child == 0:
-        touch()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    def program():
+        _, begin = kept = tensor_and_its_address()
 
-reads = status_of(lambda: ctypes.string_at(begin, 4))
-writes = status_of(lambda: ctypes.memset(begin, 0, 4))
-print(json.dumps([reads, writes, status_of(lambda: None)]))
-"""
-    )
+        def status_of(touch):
+            child = os.fork()
+            if child == 0:
+                touch()
+                os._exit(0)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        reads = status_of(lambda: ctypes.string_at(begin, 4))
+        writes = status_of(lambda: ctypes.memset(begin, 0, 4))
+        del kept
+        return [reads, writes, status_of(lambda: None)]
+
+    killed = on_gpus(program)
     assert killed == [-11, -11, 0]
 
 
 @pytest.mark.emulated_gpu(protect=False)
 def test_freed_memory_holds_no_numbers(on_gpus):
-    there, freed = on_gpus(
-        TOUCH
-        + """
-there = ctypes.string_at(begin, 4000)
-del x
-print(json.dumps([there.hex(), ctypes.string_at(begin, 4000).hex()]))
-"""
-    )
+    def program():
+        x, begin = tensor_and_its_address()
+        there = ctypes.string_at(begin, 4000)
+        del x
+        return [there.hex(), ctypes.string_at(begin, 4000).hex()]
+
+    there, freed = on_gpus(program)
     assert there == tf.fill([1000], 7.0).numpy().tobytes().hex()
     assert freed == "ff" * 4000
 
@@ -279,30 +286,29 @@ def test_kernels_run_on_reference_variables(on_gpus):
 
 # --- races ------------------------------------------------------------------------------------------------------------
 
-SWAPS = """
-import json
-import tensorflow as tf
-from tfswap.ops import copies
 
-@tf.function
-def step(x):
-    y = x * 2.0
-    handle = copies.swap_out(y)
-    with tf.control_dependencies([copies.release(handle)]):
-        z = tf.reduce_sum(tf.exp(tf.square(x)))  # in the tensor's memory, which is free when it comes back
-    with tf.control_dependencies([z]):
-        tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
-    return tf.reduce_sum(copies.await_copy(tensor, ticket) * 3.0) + z
+def swaps(gpus, faults):
+    from tfswap.ops import copies
 
-x = tf.random.stateless_normal([512, 512], seed=(3, 4))
-expected = float(tf.reduce_sum(x * 2.0 * 3.0) + tf.reduce_sum(tf.exp(tf.square(x))))
-step(x)
-before = GPUS.report()
-GPUS.set_faults(**FAULTS)
-results = [float(step(x)) for _ in range(3)]
-GPUS.set_faults()
-print(json.dumps({"before": before, "report": GPUS.report().splitlines(), "right": results == [expected] * 3}))
-"""
+    @tf.function
+    def step(x):
+        y = x * 2.0
+        handle = copies.swap_out(y)
+        with tf.control_dependencies([copies.release(handle)]):
+            z = tf.reduce_sum(tf.exp(tf.square(x)))  # in the tensor's memory, which is free when it comes back
+        with tf.control_dependencies([z]):
+            tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
+        return tf.reduce_sum(copies.await_copy(tensor, ticket) * 3.0) + z
+
+    x = tf.random.stateless_normal([512, 512], seed=(3, 4))
+    expected = float(tf.reduce_sum(x * 2.0 * 3.0) + tf.reduce_sum(tf.exp(tf.square(x))))
+    step(x)
+    before = gpus.report()
+    gpus.set_faults(**faults)
+    results = [float(step(x)) for _ in range(3)]
+    gpus.set_faults()
+    return {"before": before, "report": gpus.report().splitlines(), "right": results == [expected] * 3}
+
 
 FAULTS = {
     "copies out do not wait for kernels": ({"ignored_waits": ("out",)}, ("SwapOut", "reads", "Mul")),
@@ -316,13 +322,13 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wait_that_is_left_out_of_a_swap_is_reported_in_every_run(on_gpus, name):
     faults, words = FAULTS[name]
-    found = on_gpus(SWAPS.replace("FAULTS", repr(faults)))
+    found = on_gpus(lambda gpus: swaps(gpus, faults))
     assert not found["before"]
     assert any(all(word in line for word in words) for line in found["report"]), found["report"]
 
 
 def test_swaps_have_no_races(on_gpus):
-    found = on_gpus(SWAPS.replace("FAULTS", "{}"))
+    found = on_gpus(lambda gpus: swaps(gpus, {}))
     assert not found["report"] and found["right"]
 
 

@@ -181,18 +181,17 @@ def test_every_op_with_a_memory_rule_has_traits():
     assert sorted(op for op in _RULES if not op_traits.is_known(op)) == []
 
 
-REGISTRY = """
-import json
-from tensorflow.python.framework import op_def_registry
-found = {name: op_def_registry.get(name) for name in NAMES}
-print(json.dumps({name: None if op is None else op.is_stateful for name, op in found.items()}))
-"""
-
-
 def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
     # tfswap's own ops are registered by its library, not by TensorFlow.
     names = sorted({name for table in _tables().values() for name in table if not name.startswith("Tfswap>")})
-    registry = last_json(run_forked(f"NAMES = {names}\n{REGISTRY}"))
+
+    def registered():
+        from tensorflow.python.framework import op_def_registry
+
+        found = {name: op_def_registry.get(name) for name in names}
+        return {name: None if op is None else op.is_stateful for name, op in found.items()}
+
+    registry = last_json(run_forked(registered))
     assert [name for name, stateful in registry.items() if stateful is None] == []
     assert [name for name, stateful in registry.items() if stateful and op_traits.is_pure(name)] == []
 

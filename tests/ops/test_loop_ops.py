@@ -101,31 +101,29 @@ def test_sums_know_the_iterations_of_all_loops_around():
 
 
 def test_a_loop_peaks_the_same_however_often_it_runs_where_its_results_are_relocated():
-    code = """
-import json
-import tensorflow as tf
-from test_loop_ops import labelled
+    def program():
 
-def loop(n, x, y):
-    def body(i, x, y):
-        z = tf.concat([x, y[:50_000]], 0)
-        return i - 1, tf.tanh(y)[:64_000] * 0.5 + z[:64_000], tf.sin(z[:100_000]) + 0.25
-    return tf.reduce_sum(tf.while_loop(lambda i, *_: i > 0, body, [n, x, y])[2])
+        def loop(n, x, y):
+            def body(i, x, y):
+                z = tf.concat([x, y[:50_000]], 0)
+                return i - 1, tf.tanh(y)[:64_000] * 0.5 + z[:64_000], tf.sin(z[:100_000]) + 0.25
 
-def peaks(function):
-    found = []
-    for times in (1, 1, 2, 3, 5, 8, 13):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        function(tf.constant(times), x, y)
-        found.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    return found[1:]
+            return tf.reduce_sum(tf.while_loop(lambda i, *_: i > 0, body, [n, x, y])[2])
 
-slab = tf.raw_ops.Empty(shape=[60, 2**20], dtype=tf.uint8)
-del slab
-x, y = tf.random.stateless_normal([64_000], [1, 2]), tf.random.stateless_normal([100_000], [3, 4])
-print(json.dumps([peaks(labelled(loop, relocated)) for relocated in ((1, 2), ())]))
-"""
-    relocated, as_they_come = on_arena(code, mib=64)
+        def peaks(function):
+            found = []
+            for times in (1, 1, 2, 3, 5, 8, 13):
+                tf.config.experimental.reset_memory_stats("CPU:0")
+                function(tf.constant(times), x, y)
+                found.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            return found[1:]
+
+        slab = tf.raw_ops.Empty(shape=[60, 2**20], dtype=tf.uint8)
+        del slab
+        x, y = tf.random.stateless_normal([64_000], [1, 2]), tf.random.stateless_normal([100_000], [3, 4])
+        return [peaks(labelled(loop, relocated)) for relocated in ((1, 2), ())]
+
+    relocated, as_they_come = on_arena(program, mib=64)
     assert len(set(relocated[1:])) == 1, relocated
     assert len(set(as_they_come)) > 1 and max(as_they_come) > max(relocated), as_they_come
 
@@ -215,23 +213,23 @@ def test_a_condition_that_does_something_is_run_each_time():
 
 def test_sums_have_the_same_bits_whether_threads_share_them_or_not():
     # A sum of all elements is one per part and thread. Both ways are tried in the first two dozen iterations.
-    code = """
-import json
-import numpy as np, tensorflow as tf
-tf.config.threading.set_intra_op_parallelism_threads(4)
-from test_loop_ops import labelled
+    def program():
+        tf.config.threading.set_intra_op_parallelism_threads(4)
 
-def loop(x):
-    def body(i, rows, x):
-        product = tf.matmul(x[:4], x[:4] * tf.cast(i, tf.float32), transpose_b=True)  # shared out along what is summed
-        return i + 1, rows.write(i, tf.reduce_sum(x) + tf.reduce_sum(product)), x + 0.125
-    rows = tf.TensorArray(tf.float32, 40, element_shape=[])
-    return tf.while_loop(lambda i, *_: i < 40, body, [0, rows, x])[1].stack()
+        def loop(x):
+            def body(i, rows, x):
+                product = tf.matmul(
+                    x[:4], x[:4] * tf.cast(i, tf.float32), transpose_b=True
+                )  # shared out along what is summed
+                return i + 1, rows.write(i, tf.reduce_sum(x) + tf.reduce_sum(product)), x + 0.125
 
-x = tf.random.stateless_normal([64, 40_000], [1, 2])
-print(json.dumps([labelled(loop)(x).numpy().tobytes().hex(), tf.function(loop)(x).numpy().tobytes().hex()]))
-"""
-    found, expected = on_arena(code)
+            rows = tf.TensorArray(tf.float32, 40, element_shape=[])
+            return tf.while_loop(lambda i, *_: i < 40, body, [0, rows, x])[1].stack()
+
+        x = tf.random.stateless_normal([64, 40_000], [1, 2])
+        return [labelled(loop)(x).numpy().tobytes().hex(), tf.function(loop)(x).numpy().tobytes().hex()]
+
+    found, expected = on_arena(program)
     assert found == expected
 
 

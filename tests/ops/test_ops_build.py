@@ -22,6 +22,17 @@ from pathlib import Path
 
 import processes
 import pytest
+from library_loads import (
+    copies_throttle,
+    encode_and_free,
+    examine,
+    fail_to_import,
+    fail_without_tensorflow,
+    import_and_swap,
+    status_and_names,
+    swap_after_codecs,
+    with_shipped,
+)
 from processes import ROOT, last_json, run_python, start_python
 from sanitize import ALONE
 
@@ -34,15 +45,6 @@ from tfswap.native import build, load  # noqa: E402
 
 run_forked = functools.partial(processes.run_forked, loaded=False)
 run_together = functools.partial(processes.run_together, loaded=False)
-
-IMPORT_AND_SWAP = """
-import json
-import tensorflow as tf
-import tfswap.ops as ops
-handle = ops.swap_out(tf.ones([10]))
-ops.release(handle)
-print(json.dumps([ops.stats().out_copies, str(ops.status().library), ops.status().loaded]))
-"""
 
 
 def script(path: Path, text: str) -> Path:
@@ -68,9 +70,6 @@ def quick_compiler(tmp_path):
     )
 
 
-HIDDEN = "from pathlib import Path; from tfswap.native import build; build.SHIPPED_DIR = Path({folder!r})"
-
-
 def shipped_in(folder: Path) -> Path:
     """An installation's folder, with the library of this process."""
     library = ops.load().path
@@ -84,7 +83,7 @@ def shipped_in(folder: Path) -> Path:
 def test_a_library_that_was_shipped_needs_no_compiler_and_no_cache(tmp_path):
     made, cache, empty = shipped_in(tmp_path / "shipped"), tmp_path / "cache", tmp_path / "empty"
     empty.mkdir()
-    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
+    code = with_shipped(made.parent, import_and_swap)
     found = last_json(run_forked(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(cache)))
     assert found == [1, str(made / ops.load().path.name), True]
     assert not cache.exists()
@@ -94,7 +93,7 @@ def test_without_a_compiler_the_error_names_the_tensorflow_that_ops_are_compiled
     made, empty = shipped_in(tmp_path / "shipped"), tmp_path / "empty"
     empty.mkdir()
     made.rename(made.with_name("core-tensorflow-2.4.0-0123456789abcdef"))
-    code = f"{HIDDEN.format(folder=str(made.parent))}\n{FAIL_TO_IMPORT}"
+    code = with_shipped(made.parent, fail_to_import)
     reported = run_forked(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(tmp_path / "cache")).stdout
     assert "found no C++ compiler" in reported
     assert "brings its ops compiled for TensorFlow 2.4.0, and " in reported
@@ -109,7 +108,7 @@ def test_a_shipped_library_that_can_t_be_used_is_built_instead(tmp_path, quick_c
         manifest = json.loads((made / build.MANIFEST_NAME).read_text())
         manifest["library_sha256"] = build._sha256(library.read_bytes())
         (made / build.MANIFEST_NAME).write_text(json.dumps(manifest))
-    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
+    code = with_shipped(made.parent, import_and_swap)
     cache = tmp_path / "cache"
     for _ in range(2):  # once for both
         copies, used, loaded = last_json(run_forked(code, CXX=str(quick_compiler), TFSWAP_CACHE_DIR=str(cache)))
@@ -125,7 +124,7 @@ def links(tmp_path: Path) -> int:
 
 def test_two_processes_build_once(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    runs = run_together([IMPORT_AND_SWAP] * 2, **env)
+    runs = run_together([import_and_swap] * 2, **env)
     assert sum(run.stderr.count("tfswap: compiling its ops for TensorFlow") for run in runs) == 1
     assert links(tmp_path) == 1
     results = [last_json(run) for run in runs]
@@ -140,7 +139,7 @@ def test_two_processes_build_once(tmp_path, quick_compiler):
 @pytest.mark.slow  # .ci/run compiles both libraries so, which its tests use
 def test_the_sources_have_no_warnings(tmp_path):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path), "CXX": "g++ -Werror"}
-    run = run_forked(f"import tfswap.ops.codecs\n{IMPORT_AND_SWAP}", **env)
+    run = run_forked(swap_after_codecs, **env)
     assert run.stderr.count("tfswap: compiling its") == 2
     assert last_json(run)[2]
 
@@ -148,7 +147,7 @@ def test_the_sources_have_no_warnings(tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "missing", "no manifest"])
 def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(import_and_swap, **env))[1])
     assert links(tmp_path) == 1
     if damage == "truncated":
         os.truncate(library, library.stat().st_size // 2)
@@ -158,49 +157,38 @@ def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
         library.unlink()
     else:
         (library.parent / build.MANIFEST_NAME).unlink()
-    assert last_json(run_forked(IMPORT_AND_SWAP, **env))[0] == 1
+    assert last_json(run_forked(import_and_swap, **env))[0] == 1
     assert links(tmp_path) == 2
-    run_forked(IMPORT_AND_SWAP, **env)
+    run_forked(import_and_swap, **env)
     assert links(tmp_path) == 2
 
 
 def test_a_library_that_does_not_load_is_built_once_more(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(import_and_swap, **env))[1])
     manifest_path = library.parent / build.MANIFEST_NAME
     manifest = json.loads(manifest_path.read_text())
     library.write_bytes(b"loadable somewhere else")
     manifest["library_sha256"] = build._sha256(library.read_bytes())
     manifest_path.write_text(json.dumps(manifest))
-    assert last_json(run_forked(IMPORT_AND_SWAP, **env))[0] == 1
+    assert last_json(run_forked(import_and_swap, **env))[0] == 1
     assert links(tmp_path) == 2
 
 
 def test_a_filled_cache_needs_no_compiler(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    run_forked(IMPORT_AND_SWAP, **env)
+    run_forked(import_and_swap, **env)
     shutil.rmtree(tmp_path / "bin", ignore_errors=True)
-    seen = last_json(run_forked(IMPORT_AND_SWAP, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
+    seen = last_json(run_forked(import_and_swap, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
     assert seen[0] == 1
     assert links(tmp_path) == 1
 
 
-FAIL_TO_IMPORT = """
-from tfswap.errors import OpLibraryError
-try:
-    import tfswap.ops
-except OpLibraryError as error:
-    print(error)
-else:
-    raise SystemExit("it loaded")
-"""
-
-
 def test_without_a_compiler_the_message_says_what_to_install(tmp_path):
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
+    run = run_forked(fail_to_import, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
     assert "found no C++ compiler" in run.stdout
     assert "apt-get install g++" in run.stdout
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
+    run = run_forked(fail_to_import, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
     assert "CXX='/no/such/g++' is not on the PATH" in run.stdout
 
 
@@ -214,7 +202,7 @@ def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
         exit 3
         """,
     )
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
+    run = run_forked(fail_to_import, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
     assert "could not build its ops (exit status 3)" in run.stdout
     assert "error: this can't be" in run.stdout
     assert "Set CXX to a compiler with C++17" in run.stdout
@@ -224,25 +212,25 @@ def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
 def test_a_cache_that_cant_be_written_is_named(tmp_path, quick_compiler):
     (tmp_path / "file").write_text("")
     cache = str(tmp_path / "file" / "cache")
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
+    run = run_forked(fail_to_import, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
     assert f"can't write to {cache}" in run.stdout
     assert "TFSWAP_CACHE_DIR" in run.stdout
 
 
 def test_a_compiler_that_makes_nothing_is_named(tmp_path):
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX="true")
+    run = run_forked(fail_to_import, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX="true")
     assert "could not build its ops (exit status 0)" in run.stdout
     assert "Set CXX to a compiler" in run.stdout
 
 
 def test_who_waits_for_another_process_says_so(tmp_path, quick_compiler):
     environment = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    run_forked(IMPORT_AND_SWAP, **environment)
+    run_forked(import_and_swap, **environment)
     (library,) = (tmp_path / "cache").glob("*/*.so")
     library.unlink()
     with open(library.parent / "lock") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        waiting = start_python(IMPORT_AND_SWAP, **environment)
+        waiting = start_python(import_and_swap, **environment)
         assert waiting.stderr is not None
         messages = next(line for line in waiting.stderr if "tfswap" in line)
     rest = waiting.communicate(timeout=60)[1]
@@ -253,7 +241,7 @@ def test_who_waits_for_another_process_says_so(tmp_path, quick_compiler):
 def test_what_a_killed_build_left_goes_with_the_next(tmp_path, quick_compiler):
     cache = tmp_path / "cache"
     env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(import_and_swap, **env))[1])
     library.unlink()
     left, mine = library.parent / "build-a0b_c1d2", ("build-notes", "build-12345678", "manifest.json.bak")
     left.mkdir()
@@ -263,80 +251,43 @@ def test_what_a_killed_build_left_goes_with_the_next(tmp_path, quick_compiler):
         (library.parent / name).mkdir()
         (library.parent / name / "thesis.tex").touch()
     (library.parent / mine[2]).touch()
-    run_forked(IMPORT_AND_SWAP, **env)
+    run_forked(import_and_swap, **env)
     assert sorted(p.name for p in library.parent.iterdir()) == sorted([library.name, "lock", "manifest.json", *mine])
     assert all((library.parent / name / "thesis.tex").exists() for name in mine[:2])
-
-
-EXAMINE = """
-import json
-from tfswap.frontends.doctor import examine
-content, text = examine()
-print(json.dumps([content["ok"], content["advice"], "All found." in text]))
-"""
 
 
 def test_the_doctor_knows_where_the_ops_can_t_be_built(tmp_path, quick_compiler):
     (tmp_path / "file").write_text("")
     env = {"CXX": str(quick_compiler), "TFSWAP_CACHE_DIR": str(tmp_path / "file")}
-    ok, advice, all_there = last_json(run_forked(EXAMINE, **env))
+    ok, advice, all_there = last_json(run_forked(examine, **env))
     assert not ok
     assert not all_there
     assert f"can't write to {tmp_path / 'file'}" in advice[0]
     env["TFSWAP_CACHE_DIR"] = str(tmp_path / "cache")
-    assert last_json(run_forked(EXAMINE, **env))[0]
+    assert last_json(run_forked(examine, **env))[0]
     assert not (tmp_path / "cache").exists()
-    run_forked(IMPORT_AND_SWAP, **env)
+    run_forked(import_and_swap, **env)
     hidden = {"CXX": "", "PATH": str(tmp_path / "bin"), "TFSWAP_DISK_LATENCY_US": "none"}
-    ok, advice, all_there = last_json(run_forked(EXAMINE, **{**env, **hidden}))
+    ok, advice, all_there = last_json(run_forked(examine, **{**env, **hidden}))
     assert not ok
     assert "TFSWAP_DISK_LATENCY_US='none' must be a number of microseconds" in advice[0]
     del hidden["TFSWAP_DISK_LATENCY_US"]
-    ok, advice, all_there = last_json(run_forked(EXAMINE, **{**env, **hidden}))
+    ok, advice, all_there = last_json(run_forked(examine, **{**env, **hidden}))
     assert not ok
     assert not all_there
     assert advice[0].startswith("encodings: tfswap builds its ops at first use and found no C++ compiler")
 
 
 def test_without_tensorflow_the_message_says_so(tmp_path):
-    # None in sys.modules makes the import fail, as if it were not installed.
-    blocked = "import sys; sys.modules['tensorflow'] = None\n" + FAIL_TO_IMPORT
-    run = run_python(blocked, TFSWAP_CACHE_DIR=str(tmp_path))
+    run = run_python(fail_without_tensorflow, TFSWAP_CACHE_DIR=str(tmp_path))
     assert "need TensorFlow" in run.stdout
     assert "pip install" in run.stdout
 
 
 def test_status_and_names_build_nothing(tmp_path):
-    run = run_python(
-        """
-        import json, sys
-        from tfswap.native import load
-        from tfswap.ir import custom_ops
-        assert "tensorflow" not in sys.modules
-        status = load.status()
-        print(json.dumps([custom_ops.SWAP_OUT, status.built, status.loaded, status.error]))
-        """,
-        TFSWAP_CACHE_DIR=str(tmp_path / "cache"),
-    )
+    run = run_python(status_and_names, TFSWAP_CACHE_DIR=str(tmp_path / "cache"))
     assert last_json(run) == ["Tfswap>SwapOut", False, False, ""]
     assert not (tmp_path / "cache").exists()
-
-
-CODECS = """
-import json
-import tensorflow as tf
-import tfswap.ops as ops
-from tfswap.native import build, load
-built = [load.status(build.CODECS).built]
-import tfswap.ops.codecs as codecs
-built.append(load.status(build.CODECS).built)
-before = ops.stats().pool_in_use_bytes
-encoded, spill = codecs.encode_sparse(tf.ones([1000]), 0)
-held = ops.stats().pool_in_use_bytes - before
-del encoded, spill
-mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libtfswap" in line}
-print(json.dumps([built, held, ops.stats().pool_in_use_bytes, sorted(mapped)]))
-"""
 
 
 def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler):
@@ -346,7 +297,7 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
     handed_out = f'case "$out" in *libtfswap_codecs.so) cp {codecs} "$out" ;; *) cp {ops.load().path} "$out" ;; esac ;;'
     quick_compiler.write_text(text.replace(f'cp {ops.load().path} "$out" ;;', handed_out))
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    built, held, in_use, mapped = last_json(run_forked(CODECS, **env))
+    built, held, in_use, mapped = last_json(run_forked(encode_and_free, **env))
     assert built == [False, True]
     assert links(tmp_path) == 2
     assert held >= 1000 * 5
@@ -433,17 +384,12 @@ def test_the_names_are_those_registered():
 
 def test_the_environment_throttles():
     run = run_forked(
-        """
-        import json
-        import tfswap.ops as ops
-        now = ops.configuration()
-        print(json.dumps([now.bandwidth_bytes_per_s, now.latency_us]))
-        """,
+        copies_throttle,
         TFSWAP_COPY_BANDWIDTH="2.5e9",
         TFSWAP_COPY_LATENCY_US="15",
     )
     assert last_json(run) == [2.5e9, 15.0]
-    run = run_forked(FAIL_TO_IMPORT, TFSWAP_COPY_BANDWIDTH="12GB/s")
+    run = run_forked(fail_to_import, TFSWAP_COPY_BANDWIDTH="12GB/s")
     assert "TFSWAP_COPY_BANDWIDTH='12GB/s' must be a number of bytes per second" in run.stdout
 
 
@@ -514,11 +460,11 @@ def test_any_path_builds(tmp_path, monkeypatch, odd_sources, quoted):
 def test_a_cache_that_others_may_write_to_is_refused_and_left_alone(tmp_path, quick_compiler):
     cache = tmp_path / "cache"
     env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(import_and_swap, **env))[1])
     for path in (cache, library.parent, library, library.parent / "manifest.json"):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(before | stat.S_IWOTH)
-        messages = run_forked(FAIL_TO_IMPORT, **env).stdout
+        messages = run_forked(fail_to_import, **env).stdout
         assert f"loads no ops from the cache {library.parent}: every user may write to {str(path)!r}" in messages
         assert "Set TFSWAP_CACHE_DIR" in messages
         assert stat.S_IMODE(path.stat().st_mode) == before | stat.S_IWOTH
@@ -531,7 +477,7 @@ def test_folders_that_exist_keep_their_mode(tmp_path, quick_compiler):
     cache.mkdir()
     cache.chmod(0o1777)
     env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(import_and_swap, **env))[1])
     assert stat.S_IMODE(cache.stat().st_mode) == 0o1777
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
 

@@ -1,4 +1,4 @@
-"""Models for portable output, and what runs them where tfswap can't be imported."""
+"""Models for portable output."""
 
 from __future__ import annotations
 
@@ -50,60 +50,6 @@ def net() -> Any:
             return loss
 
     return Net()
-
-
-RUNNER = f"""
-import hashlib, json, sys
-sys.modules["tfswap"] = None  # it can't be imported
-import numpy as np
-import tensorflow as tf
-
-def settle():
-    del_me = tf.raw_ops.Empty(shape=[120, 2**20], dtype=tf.uint8)
-    del del_me
-
-def memory(key="peak"):
-    return tf.config.experimental.get_memory_info("CPU:0")[key]
-
-def digest(array):
-    return hashlib.sha256(np.asarray(array).tobytes()).hexdigest()
-
-def served(path, x):
-    model = tf.saved_model.load(path)
-    model.serve(x)
-    there = memory("current")
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    y = model.serve(x)
-    return memory(), there, digest(y)
-
-def in_session(path, x):
-    x = x.numpy()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
-        (given,), (result,) = signature.inputs.values(), signature.outputs.values()
-        session.run(result.name, {{given.name: x}})
-        there = memory("current")
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        y = session.run(result.name, {{given.name: x}})
-        return memory(), there, digest(y)
-
-def trained(path, x):
-    model = tf.saved_model.load(path)
-    losses = [digest(model.train_step(x)) for _ in range(2)]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses.append(digest(model.train_step(x)))
-    return memory(), losses
-
-def without_grappler(run, *given):
-    tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
-    found = run(*given)
-    tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": False}})
-    return found
-
-settle()
-images = tf.raw_ops.RandomStandardNormal(shape=[8, {SIZE}, {SIZE}, 3], dtype=tf.float32, seed=1, seed2=1)
-rows = tf.raw_ops.RandomStandardNormal(shape=[4096, {WIDTH}], dtype=tf.float32, seed=1, seed2=1)
-"""
 
 
 def with_grappler(source: str, target: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from processes import on_arena
 
@@ -9,12 +11,13 @@ pytest.importorskip("tensorflow")
 
 
 def check(first: int, count: int, *kind: str, limits: int = 3) -> None:
-    program = f"""
-    import sys, random_sums
-    random_sums.SHARES, random_sums.RUNS = random_sums.SHARES[:{limits}], {limits}
-    sys.argv[1:] = {[str(first), str(count), *kind]}
-    random_sums.main()
-    """
+    def program() -> None:
+        import random_sums
+
+        random_sums.SHARES, random_sums.RUNS = random_sums.SHARES[:limits], limits
+        sys.argv[1:] = [str(first), str(count), *kind]
+        random_sums.main()
+
     entries = on_arena(program, TF_NUM_INTEROP_THREADS="1")
     # One program in forty has readers in no order all the same: TensorFlow has several results, not all of them known.
     wrong = [e["seed"] for e in entries if e["wrong"] and e["references"] == 1]

@@ -2,198 +2,243 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import numpy as np
 import pytest
 from processes import on_arena
 from test_allocator import MIB
 
-HELPERS = """
-import json, random
-import numpy as np
-import tensorflow as tf
-import tfswap.ops
-from tfswap.device import arena
-from tfswap.native.load import load
 from tfswap.simulator.bfc_allocator import Arena, regions_of
 
-ops = load().ops
 
-def real_chunks():
-    return [tuple(row) for row in sorted(ops.tfswap_arena_map().chunks.numpy().tolist())]
+class RealArena:
+    """TensorFlow's allocator of this process, which holds tensors that are requested by size."""
 
-def limit():
-    return int(ops.tfswap_arena_map().limit)
+    def __init__(self, sizes: list[int]) -> None:
+        import tensorflow as tf
 
-def info():
-    found = tf.config.experimental.get_memory_info("CPU:0")
-    return found["current"], found["peak"]
+        from tfswap.native.load import load
 
-def allocate(size):
-    # The shape is copied into a tensor of its own, which eager execution keeps: made before it counts.
-    return tf.raw_ops.Empty(shape=shape_of(size), dtype=tf.uint8)
+        self.ops = load().ops
+        # A shape is copied into a tensor of its own, which eager execution keeps: made before it counts.
+        self.shapes = {size: tf.constant([size], tf.int32) for size in sizes}
 
-shapes = {}
-def shape_of(size):
-    if size not in shapes:
-        shapes[size] = tf.constant([size], tf.int32)
-    return shapes[size]
+    def chunks(self) -> list[tuple[int, int, int]]:
+        return [tuple(row) for row in sorted(self.ops.tfswap_arena_map().chunks.numpy().tolist())]
 
-def address_of(tensor):
+    def limit(self) -> int:
+        return int(self.ops.tfswap_arena_map().limit)
+
+    def info(self) -> tuple[int, int]:
+        import tensorflow as tf
+
+        found = tf.config.experimental.get_memory_info("CPU:0")
+        return found["current"], found["peak"]
+
+    def reset_peak(self) -> None:
+        import tensorflow as tf
+
+        tf.config.experimental.reset_memory_stats("CPU:0")
+
+    def allocate(self, size: int) -> Any:
+        import tensorflow as tf
+
+        return tf.raw_ops.Empty(shape=self.shapes[size], dtype=tf.uint8)
+
+    def warm_up(self, size: int) -> None:
+        address_of(self.allocate(size))
+
+
+def address_of(tensor: Any) -> int:
     return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
 
-"""
 
-REAL = """
-read, allocator = tfswap.ops.arena_reader(), arena.allocator("CPU:0")
-layouts, chunks_of = {}, {}
+def simulated_chunks(arena: Arena) -> list[tuple[int, int, int]]:
+    return sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items())
 
-def compare(step):
-    expected = real_chunks()
-    seen = read(allocator, True)
-    assert layouts.setdefault(tuple(expected), seen.layout) == seen.layout, step
-    assert chunks_of.setdefault(seen.layout, expected) == expected, step
-    assert (seen.current_bytes, seen.peak_bytes) == info(), step
-    mapped = {address for address, _, _ in expected}
-    simulated = sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items() if a in mapped)
-    assert simulated == expected, (step, [p for p in zip(simulated, expected) if p[0] != p[1]][:3])
-    assert (arena.in_use_bytes, arena.peak_bytes) == info(), (step, arena.in_use_bytes, arena.peak_bytes, info())
 
-random = random.Random(SEED)
-sizes = [random.choice([random.randint(1, 3000), random.randint(1, 1 << 20), random.randint(1, 24 << 20)])
-         for _ in range(40)] + [512, 256, 257, 1 << 20]
-for size in sizes:
-    shape_of(size)
-warm = allocate(256 << 10); address_of(warm); del warm
-if SETTLED:
-    slab = allocate((512 << 20) - (2 << 20)); del slab
-else:
-    # Regions on demand, and holes in them.
-    first = [allocate(random.choice(sizes)) for _ in range(30)]
-    del first[::3]
-tf.config.experimental.reset_memory_stats("CPU:0")
-start = tuple((a, s, bool(u)) for a, s, u in real_chunks())
-arena = Arena(start)
-compare("start")
-held, splits, in_parts, in_whole, at_end, exact = [], 0, 0, 0, 0, None
-for step in range(STEPS + STEPS // 4):
-    if step == STEPS:
-        exact = ops.tfswap_exact_chunks()
-        arena.split_all()
-        compare("exact")
-    allocating = not held or (arena.in_use_bytes < LOAD and random.random() < 0.6)
-    if allocating:
-        splitting = random.random() < 0.4
-        together = random.choices(sizes, k=random.choice([1, 1, 2, 3]) if splitting else 1)
+def random_sizes(draws: random.Random) -> list[int]:
+    return [
+        *(draws.choice([draws.randint(1, 3000), draws.randint(1, MIB), draws.randint(1, 24 * MIB)]) for _ in range(40)),
+        *(512, 256, 257, MIB),
+    ]
+
+
+class Comparison:
+    """A random program of requests and frees on both allocators, compared after each."""
+
+    def __init__(self, seed: int, settled: bool) -> None:
+        import tfswap.ops
+        from tfswap.device import arena
+
+        self.read, self.allocator = tfswap.ops.arena_reader(), arena.allocator("CPU:0")
+        self.layouts: dict[Any, Any] = {}
+        self.chunks_of: dict[Any, Any] = {}
+        self.random = random.Random(seed)
+        self.sizes = random_sizes(self.random)
+        self.real = RealArena([*self.sizes, MIB // 4, 510 * MIB])
+        self.real.warm_up(MIB // 4)
+        self.first: list[Any] = []
+        if settled:
+            slab = self.real.allocate(510 * MIB)
+            del slab
+        else:  # regions on demand, and holes in them
+            self.first = [self.real.allocate(self.random.choice(self.sizes)) for _ in range(30)]
+            del self.first[::3]
+        self.real.reset_peak()
+        self.start = tuple((a, s, bool(u)) for a, s, u in self.real.chunks())
+        self.arena = Arena(self.start)
+        self.held: list[tuple[Any, int]] = []
+        self.exact: Any = None
+        self.counts = dict.fromkeys(("in_whole", "splits", "in_parts", "at_end"), 0)
+
+    def compare(self, step: Any) -> None:
+        expected, arena = self.real.chunks(), self.arena
+        seen = self.read(self.allocator, True)
+        assert self.layouts.setdefault(tuple(expected), seen.layout) == seen.layout, step
+        assert self.chunks_of.setdefault(seen.layout, expected) == expected, step
+        assert (seen.current_bytes, seen.peak_bytes) == self.real.info(), step
+        mapped = {address for address, _, _ in expected}
+        simulated = [chunk for chunk in simulated_chunks(arena) if chunk[0] in mapped]
+        assert simulated == expected, (step, [p for p in zip(simulated, expected, strict=False) if p[0] != p[1]][:3])
+        assert (arena.in_use_bytes, arena.peak_bytes) == self.real.info(), step
+
+    def request(self, step: int) -> None:
+        """Requests one or several tensors, of which some come from a chunk that is split for them."""
+        arena, splitting = self.arena, self.random.random() < 0.4
+        together = self.random.choices(self.sizes, k=self.random.choice([1, 1, 2, 3]) if splitting else 1)
+        taken, rests, ending = None, [], False
         if splitting:
-            ending = len(together) == 1 and random.random() < 0.5
-            asked = [-together[0]] if ending else together
-            taken, rests = ops.tfswap_split_chunk(nbytes=asked), arena.split(asked)
-            at_end += ending and bool(rests)
-            splits += bool(rests)
-            in_parts += len(rests) > 1
-            compare((step, "split"))
+            ending = len(together) == 1 and self.random.random() < 0.5
+            requested = [-together[0]] if ending else together
+            taken, rests = self.real.ops.tfswap_split_chunk(nbytes=requested), arena.split(requested)
+            self.counts["at_end"] += ending and bool(rests)
+            self.counts["splits"] += bool(rests)
+            self.counts["in_parts"] += len(rests) > 1
+            self.compare((step, "split"))
         for size in together:
-            tensor = allocate(size)
+            tensor = self.real.allocate(size)
             address = arena.allocate(size)
             assert address == address_of(tensor), (step, size)
-            in_whole += arena._size[address] > size + 255
-            assert exact is None or arena._size[address] <= size + 255
-            held.append((tensor, address))
+            self.counts["in_whole"] += arena._size[address] > size + 255
+            assert self.exact is None or arena._size[address] <= size + 255
+            self.held.append((tensor, address))
         if splitting:
             assert not rests or len(together) > 1 or arena._size[address] <= size + 255, (step, size)
             if rests and ending:  # the first of the free chunks that have just its size
                 end = rests[0] + arena._size[rests[0]]
                 assert address == end or (address < end and arena._size[end] == arena._size[address]), (step, size)
-            ops.tfswap_free_rest(rest=taken)
+            self.real.ops.tfswap_free_rest(rest=taken)
             for rest in rests:
                 arena.free(rest)
-    else:
-        tensor, address = held.pop(random.randrange(len(held)))
+
+    def free(self, place: int) -> None:
+        tensor, address = self.held.pop(place)
         del tensor
-        arena.free(address)
-    compare(step)
-while held:
-    tensor, address = held.pop()
-    del tensor
-    arena.free(address)
-compare("end")
-ops.tfswap_free_rest(rest=exact)
-assert sorted((a, s, a not in arena._free) for a, s in arena._size.items())[:len(start)] == sorted(start)
-counted = {"in_whole": in_whole, "splits": splits, "in_parts": in_parts, "at_end": at_end}
-print(json.dumps({**counted, "peak": arena.peak_bytes, "chunks": len(start)}))
-"""
+        self.arena.free(address)
+
+    def run(self, steps: int, load: int) -> dict[str, int]:
+        self.compare("start")
+        for step in range(steps + steps // 4):
+            if step == steps:
+                self.exact = self.real.ops.tfswap_exact_chunks()
+                self.arena.split_all()
+                self.compare("exact")
+            if not self.held or (self.arena.in_use_bytes < load and self.random.random() < 0.6):
+                self.request(step)
+            else:
+                self.free(self.random.randrange(len(self.held)))
+            self.compare(step)
+        while self.held:
+            self.free(-1)
+        self.compare("end")
+        self.real.ops.tfswap_free_rest(rest=self.exact)
+        left = [(a, s, bool(used)) for a, s, used in simulated_chunks(self.arena)]
+        assert left[: len(self.start)] == sorted(self.start)
+        return {**self.counts, "peak": self.arena.peak_bytes}
 
 
 @pytest.mark.parametrize(("settled", "seed"), [(True, 1), (False, 2)])
 def test_every_address_chunk_and_figure_of_a_random_program_is_the_real_ones(settled, seed):
     pytest.importorskip("tensorflow")
-    # Unsettled, what is asked for must find room in the regions that there are: none may be added.
-    head = f"SEED, SETTLED, STEPS, LOAD = {seed}, {settled}, 400, {400 * MIB if settled else 60 * MIB}\n"
-    result = on_arena(head + HELPERS + REAL)
+    # Unsettled, what is requested must find room in the regions that there are: none may be added.
+    result = on_arena(lambda: Comparison(seed, settled).run(400, 400 * MIB if settled else 60 * MIB))
     assert result["in_whole"] > 10, "no chunk was handed out whole: the program shows nothing"
     assert result["splits"] > 10 and result["in_parts"] > 2 and result["at_end"] > 10
     assert result["peak"] > 50 * MIB
 
 
-# An arena that grows while it is compared. New regions lie where malloc puts them: chunks are compared by their
-# region, and by where they lie in it.
-GROWING = """
-def by_region(chunks):
+class GrowingComparison:
+    """An arena that grows while it is compared. New regions lie where malloc puts them: chunks are compared by their
+    region, and by where they lie in it.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.random = random.Random(3)
+        self.sizes = random_sizes(self.random)
+        self.real = RealArena([*self.sizes, first])
+        self.real.warm_up(first)
+        self.real.reset_peak()
+        start = [(a, s, bool(u)) for a, s, u in self.real.chunks()]
+        self.arena = Arena(start, self.real.limit())
+        self.pairs = {region[0][0]: region[0][0] for region in regions_of(start)}
+        self.held: list[tuple[Any, int]] = []
+
+    def pair_new_regions(self) -> None:
+        simulated, real = (
+            {region[0][0] for region in regions_of(chunks)}
+            for chunks in (simulated_chunks(self.arena), self.real.chunks())
+        )
+        new, found = simulated - self.pairs.keys(), real - set(self.pairs.values())
+        assert len(new) == len(found) <= 1, (new, found)
+        self.pairs.update(zip(new, found, strict=True))
+
+    def step(self, step: int, load: int) -> None:
+        if not self.held or (self.arena.in_use_bytes < load and self.random.random() < 0.7):
+            size = self.random.choice(self.sizes)
+            tensor, address = self.real.allocate(size), self.arena.allocate(size)
+            self.pair_new_regions()
+            simulated, offset = address_in_its_region(address, self.pairs.keys())
+            real = address_in_its_region(address_of(tensor), self.pairs.values())
+            assert (self.pairs[simulated], offset) == real, step
+            self.held.append((tensor, address))
+        else:
+            tensor, address = self.held.pop(self.random.randrange(len(self.held)))
+            del tensor
+            self.arena.free(address)
+        assert (self.arena.in_use_bytes, self.arena.peak_bytes) == self.real.info(), step
+
+    def run(self, steps: int, load: int) -> dict[str, Any]:
+        import tensorflow as tf
+
+        before = len(self.pairs)
+        for step in range(steps):
+            self.step(step, load)
+        regions = dict(zip(sorted(self.pairs.values()), by_region(self.real.chunks()), strict=True))
+        for simulated, region in zip(sorted(self.pairs), by_region(simulated_chunks(self.arena)), strict=True):
+            assert regions[self.pairs[simulated]] == region
+        # More than the limit leaves, while the free chunks would be enough if they were one.
+        largest = max(s for _, s, used in simulated_chunks(self.arena) if not used)
+        size = min(self.real.limit() - self.arena.in_use_bytes, largest + MIB)
+        try:
+            tf.raw_ops.Empty(shape=[size], dtype=tf.uint8)
+            fits = True
+        except tf.errors.ResourceExhaustedError:
+            fits = False
+        self.arena.allocate(size)
+        shortage = self.arena.peak_bytes > self.real.limit()
+        return {"regions": [before, len(self.pairs)], "fits": fits, "shortage": shortage}
+
+
+def by_region(chunks: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
     return [[(a - region[0][0], size, used) for a, size, used in region] for region in regions_of(chunks)]
 
-def pair_new_regions():
-    simulated, real = (
-        {region[0][0] for region in regions_of(chunks)} for chunks in (simulated_chunks(), real_chunks())
-    )
-    new, found = simulated - pairs.keys(), real - set(pairs.values())
-    assert len(new) == len(found) <= 1, (new, found)
-    pairs.update(zip(new, found))
 
-def simulated_chunks():
-    return sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items())
-
-def address_in_its_region(address, starts):
+def address_in_its_region(address: int, starts: Any) -> tuple[int, int]:
     start = max(s for s in starts if s <= address)
     return start, address - start
-
-random = random.Random(SEED)
-sizes = [random.choice([random.randint(1, 3000), random.randint(1, 1 << 20), random.randint(1, 24 << 20)])
-         for _ in range(40)] + [512, 256, 257, 1 << 20]
-for size in sizes:
-    shape_of(size)
-warm = allocate(FIRST); address_of(warm); del warm
-tf.config.experimental.reset_memory_stats("CPU:0")
-start = [(a, s, bool(u)) for a, s, u in real_chunks()]
-arena = Arena(start, limit())
-pairs = {region[0][0]: region[0][0] for region in regions_of(start)}
-before = len(pairs)
-held = []
-for step in range(STEPS):
-    if not held or (arena.in_use_bytes < LOAD and random.random() < 0.7):
-        size = random.choice(sizes)
-        tensor, address = allocate(size), arena.allocate(size)
-        pair_new_regions()
-        simulated, offset = address_in_its_region(address, pairs.keys())
-        assert (pairs[simulated], offset) == address_in_its_region(address_of(tensor), pairs.values()), step
-        held.append((tensor, address))
-    else:
-        tensor, address = held.pop(random.randrange(len(held)))
-        del tensor
-        arena.free(address)
-    assert (arena.in_use_bytes, arena.peak_bytes) == info(), step
-regions = {real: region for real, region in zip(sorted(pairs.values()), by_region(real_chunks()))}
-for simulated, region in zip(sorted(pairs), by_region(simulated_chunks())):
-    assert regions[pairs[simulated]] == region
-# More than the limit leaves, while the free chunks would be enough if they were one.
-size = min(limit() - arena.in_use_bytes, max(s for _, s, used in simulated_chunks() if not used) + (1 << 20))
-shape_of(size)
-try:
-    allocate(size)
-    fits = True
-except tf.errors.ResourceExhaustedError:
-    fits = False
-arena.allocate(size)
-print(json.dumps({"regions": [before, len(pairs)], "fits": fits, "shortage": arena.peak_bytes > limit()}))
-"""
 
 
 @pytest.mark.parametrize(
@@ -206,39 +251,39 @@ print(json.dumps({"regions": [before, len(pairs)], "fits": fits, "shortage": are
 )
 def test_an_arena_that_grows_grows_as_the_real_one(first, cap, load, fits):
     pytest.importorskip("tensorflow")
-    head = f"SEED, FIRST, STEPS, LOAD = 3, {first}, 300, {load * MIB}\n"
-    result = on_arena(head + HELPERS + GROWING, cap)
+    result = on_arena(lambda: GrowingComparison(first).run(300, load * MIB), cap)
     before, after = result["regions"]
     assert after >= before + 3
     assert result["fits"] == fits
     assert result["shortage"] == (not fits)
 
 
-EXACT = """
-slab = allocate(32 << 20)
-del slab
-shape_of(2 << 20)
-pair = [allocate(3 << 20) for _ in range(2)]
+def exact_chunks() -> list[int]:
+    real = RealArena([2 * MIB, 3 * MIB, 32 * MIB])
+    slab = real.allocate(32 * MIB)
+    del slab
+    pair = [real.allocate(3 * MIB) for _ in range(2)]
 
-def taken():
-    # More than before, for two thirds of what the hole has.
-    before = info()[0]
-    hole = allocate(2 << 20)
-    return info()[0] - before
+    def taken() -> int:
+        """More than before, for two thirds of what the hole has."""
+        before = real.info()[0]
+        hole = real.allocate(2 * MIB)
+        after = real.info()[0]
+        del hole
+        return after - before
 
-pair.pop(0)
-found = [taken()]
-first, second = ops.tfswap_exact_chunks(), ops.tfswap_exact_chunks()
-found.append(taken())
-ops.tfswap_free_rest(rest=first)
-ops.tfswap_free_rest(rest=first)
-found.append(taken())
-del second  # as when a step fails
-found.append(taken())
-print(json.dumps(found))
-"""
+    pair.pop(0)
+    found = [taken()]
+    first, second = real.ops.tfswap_exact_chunks(), real.ops.tfswap_exact_chunks()
+    found.append(taken())
+    real.ops.tfswap_free_rest(rest=first)
+    real.ops.tfswap_free_rest(rest=first)
+    found.append(taken())
+    del second  # as when a step fails
+    found.append(taken())
+    return found
 
 
 def test_chunks_are_exact_as_long_as_a_step_requests_it():
     pytest.importorskip("tensorflow")
-    assert on_arena(HELPERS + EXACT, mib=64) == [3 * MIB, 2 * MIB, 2 * MIB, 3 * MIB]
+    assert on_arena(exact_chunks, mib=64) == [3 * MIB, 2 * MIB, 2 * MIB, 3 * MIB]

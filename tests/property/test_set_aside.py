@@ -9,25 +9,35 @@ from processes import ROOT, last_json, on_arena, run_python
 
 pytest.importorskip("tensorflow")
 
-STEPS = """
-import ctypes, json
-import tensorflow as tf
-import control_flow, models, tfswap
 
-models.settle()
-_, step, arguments = control_flow.PROGRAMS['scan']()
-optimized = tfswap.optimize(tf.function(step), memory_limit={limit})
-optimized(*arguments)
-set_aside = ctypes.CDLL(None)
-set_aside.set_aside_one_in(200)
-peaks = []
-for _ in range(60):
-    tf.config.experimental.reset_memory_stats("CPU:0")
+def smallest():
+    import control_flow
+
+    return control_flow.main("scan", "floor")
+
+
+def steps(limit):
+    import ctypes
+
+    import control_flow
+    import models
+    import tensorflow as tf
+
+    import tfswap
+
+    models.settle()
+    _, step, arguments = control_flow.PROGRAMS["scan"]()
+    optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
     optimized(*arguments)
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-set_aside.set_aside_one_in(0)
-print(json.dumps([max(peaks), set_aside.set_aside_times()]))
-"""
+    set_aside = ctypes.CDLL(None)
+    set_aside.set_aside_one_in(200)
+    peaks = []
+    for _ in range(60):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        optimized(*arguments)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    set_aside.set_aside_one_in(0)
+    return [max(peaks), set_aside.set_aside_times()]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +50,7 @@ def preloaded(tmp_path_factory) -> str:
 
 def test_a_limit_is_kept_wherever_threads_are_set_aside(preloaded):
     """One step in six passed it with TensorFlow's own While, which is done before it frees them."""
-    floor = on_arena("import json, control_flow; print(json.dumps(control_flow.main('scan', 'floor')))")["floor"]
+    floor = on_arena(smallest)["floor"]
     limit = int(floor * 1.02)
     arena = {
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
@@ -48,6 +58,6 @@ def test_a_limit_is_kept_wherever_threads_are_set_aside(preloaded):
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "LD_PRELOAD": preloaded,
     }
-    peak, times = last_json(run_python(STEPS.format(limit=limit), **arena))
+    peak, times = last_json(run_python(lambda: steps(limit), **arena))
     assert times > 100
     assert peak <= limit

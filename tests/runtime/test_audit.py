@@ -65,29 +65,27 @@ def test_what_was_planned_is_what_runs(audited):
     assert audit(*audited) > len(audited[0].kernels)
 
 
-@pytest.mark.parametrize("results", ["last", "[last, last]"])
+@pytest.mark.parametrize("results", [1, 2])
 def test_a_result_s_kernel_keeps_its_name(results):
     """Grappler leaves no Identity behind it: TensorFlow calls the result as the node, and renames that."""
-    program = """
-import json
-import tensorflow as tf
-import tfswap
-from nets import batch, bits, unoptimised
 
-@tf.function(autograph=False)
-def step(x):
-    last = tf.multiply(tf.sigmoid(x), tf.roll(x, 1, 0), name="last")
-    return tf.reduce_sum(last), RESULTS
+    def program():
+        from nets import batch, bits, unoptimised
 
-slab = tf.raw_ops.Empty(shape=[400 << 20], dtype=tf.uint8)
-del slab
-x = batch()
-optimized = tfswap.optimize(step, memory_limit="110%")
-optimized(x)
-made = tfswap.optimize(step, memory_limit=optimized.report().planned_peak_bytes + (64 << 10))
-print(json.dumps(bits(made(x)) == bits(unoptimised(step, x)) and len(made.plan().order) > 0))
-"""
-    assert on_arena(program.replace("RESULTS", results))
+        @tf.function(autograph=False)
+        def step(x):
+            last = tf.multiply(tf.sigmoid(x), tf.roll(x, 1, 0), name="last")
+            return tf.reduce_sum(last), last if results == 1 else [last] * results
+
+        slab = tf.raw_ops.Empty(shape=[400 << 20], dtype=tf.uint8)
+        del slab
+        x = batch()
+        optimized = tfswap.optimize(step, memory_limit="110%")
+        optimized(x)
+        made = tfswap.optimize(step, memory_limit=optimized.report().planned_peak_bytes + (64 << 10))
+        return bits(made(x)) == bits(unoptimised(step, x)) and len(made.plan().order) > 0
+
+    assert on_arena(program)
 
 
 @pytest.mark.parametrize("op", [custom_ops.RELEASE, "Cos", "Mean"])

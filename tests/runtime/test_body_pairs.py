@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 import tensorflow as tf
 from processes import TWO_THREADS, on_arena
 from slow import slow
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.eager import context
 
 import tfswap
@@ -18,6 +22,7 @@ from tfswap.analysis.cost import Costs, concurrent_seconds
 from tfswap.analysis.records import Record
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.exporters.function import grappler_off
+from tfswap.importers.inline import LOWERING
 from tfswap.ir import custom_ops
 from tfswap.ir.custom_ops import GROUP
 from tfswap.ir.graph import Graph
@@ -293,95 +298,95 @@ def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
     assert set(found["measured"]) == {found["planned"]}
 
 
-# A loop in a loop, in whose body a product runs concurrently with a function of Python's that says which thread it is
-# on.
-THREADS = """
-import json, threading
-import numpy as np
-import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2
-from tensorflow.python.eager import cancellation
-from tensorflow.python.ops import script_ops
-from tfswap.importers.inline import LOWERING
-from tfswap.native.load import load
-from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
-tf.config.threading.set_inter_op_parallelism_threads(THREADS)
-ops, seen, manager = load().ops, [], cancellation.CancellationManager()
+def python_function(name: str, manager: Any, seen: list[int]) -> Callable[[], Any]:
+    """Says which thread it is on; fails, or cancels the step at its eighth call."""
 
-def reported():
-    seen.append(threading.get_ident())
-    return np.float32(0)
+    def reported():
+        seen.append(threading.get_ident())
+        return np.float32(0)
 
-def failing():
-    raise ValueError("on purpose")
+    def failing():
+        raise ValueError("on purpose")
 
-def cancelling():
-    if len(seen) == 7:
-        manager.start_cancel()
-    return reported()
+    def cancelling():
+        if len(seen) == 7:
+            manager.start_cancel()
+        return reported()
 
-def kernel(op, name, *inputs, **attrs):
-    made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-    for key, value in attrs.items():
-        made.attr[key].CopyFrom(value)
-    return made.SerializeToString()
+    return {"reported": reported, "failing": failing, "cancelling": cancelling}[name]
 
-Value = attr_value_pb2.AttrValue
-floats = Value(type=tf.float32.as_datatype_enum)
-product = kernel("MatMul", "product", "a", "b", T=floats)
-token = script_ops._py_funcs.insert(FUNCTION)
-python = kernel("PyFunc", "python", token=Value(s=token.encode()), Tin=Value(list={}),
-                Tout=Value(list={"type": [floats.type]}))
-x = tf.random.stateless_normal([700, 700], seed=(1, 2))
 
-def inner(n, x):
-    where = tf.numpy_function(reported, [], tf.float32)
-    with tf.control_dependencies([where]):
-        y, messages = ops.tfswap_pair(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
-    return n + 1, tf.ensure_shape(x + 0 * y + messages, x.shape)
+def with_own_kernels(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.while_loop`, of a graph whose loops have tfswap's kernel."""
 
-def outer(n, x):
-    return n + 1, tf.while_loop(lambda n, x: n < 4, inner, (0, x))[1]
-
-@tf.function
-def run(x):
-    y = tf.while_loop(lambda n, x: n < 5, outer, (0, x))[1]
-    return y
-
-def label(graph):
-    for op in graph.get_operations():
-        if "While" in op.type:
-            op._set_attr(KERNEL, Value(s=OWN_KERNEL.encode()))
-            op._set_attr(LOWERING, Value(b=False))
-
-def labelled(loop):
     def made(*args, **kwargs):
         result = loop(*args, **kwargs)
-        label(tf.compat.v1.get_default_graph())
+        for op in tf.compat.v1.get_default_graph().get_operations():
+            if "While" in op.type:
+                op._set_attr(custom_ops.KERNEL, AttrValue(s=custom_ops.OWN_KERNEL.encode()))
+                op._set_attr(LOWERING, AttrValue(b=False))
         return result
+
     return made
 
-tf.while_loop = labelled(tf.while_loop)
-def in_use():
-    return tf.config.experimental.get_memory_info("CPU:0")["current"]
 
-error, before = "", in_use()
-try:
-    step = manager.get_cancelable_function(run.get_concrete_function(x))
-    same = bool(tf.reduce_all(step(x) == x))
-except tf.errors.OpError as caught:
-    same, error = False, str(caught)
-elsewhere = sum(a != b for a, b in zip(seen[::2], seen[1::2]))
-print(json.dumps({"same": same, "elsewhere": elsewhere, "seen": len(seen), "error": error,
-                  "in_use": in_use() - before}))
-"""
+def pair_in_loops(threads: int, function: str) -> Any:
+    """A loop in a loop, in whose body a product runs concurrently with a function of Python's."""
+    from tensorflow.python.eager import cancellation
+    from tensorflow.python.ops import script_ops
+
+    from tfswap.native.load import load
+
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    ops, seen, manager = load().ops, [], cancellation.CancellationManager()
+
+    def kernel(op, name, *inputs, **attrs):
+        made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+        for key, value in attrs.items():
+            made.attr[key].CopyFrom(value)
+        return made.SerializeToString()
+
+    floats = AttrValue(type=tf.float32.as_datatype_enum)
+    product = kernel("MatMul", "product", "a", "b", T=floats)
+    called = python_function(function, manager, seen)  # to which TensorFlow has a weak reference
+    token = AttrValue(s=script_ops._py_funcs.insert(called).encode())
+    types = {"Tin": AttrValue(list={}), "Tout": AttrValue(list={"type": [floats.type]})}
+    python = kernel("PyFunc", "python", token=token, **types)
+    x = tf.random.stateless_normal([700, 700], seed=(1, 2))
+    while_loop = with_own_kernels(tf.while_loop)
+
+    def inner(n, x):
+        where = tf.numpy_function(python_function("reported", manager, seen), [], tf.float32)
+        with tf.control_dependencies([where]):
+            y, messages = ops.tfswap_pair(
+                inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1
+            )
+        return n + 1, tf.ensure_shape(x + 0 * y + messages, x.shape)
+
+    def outer(n, x):
+        return n + 1, while_loop(lambda n, x: n < 4, inner, (0, x))[1]
+
+    run = tf.function(lambda x: while_loop(lambda n, x: n < 5, outer, (0, x))[1])
+
+    def in_use():
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+    same, error, before = False, "", in_use()
+    try:
+        step = manager.get_cancelable_function(run.get_concrete_function(x))
+        same = bool(tf.reduce_all(step(x) == x))
+    except tf.errors.OpError as caught:
+        error = str(caught)
+    del called
+    elsewhere = sum(a != b for a, b in zip(seen[::2], seen[1::2], strict=False))
+    return {"same": same, "elsewhere": elsewhere, "seen": len(seen), "error": error, "in_use": in_use() - before}
 
 
 PRODUCT_BYTES = 4 * 700**2
 
 
 def in_loops(threads: int, function: str = "reported") -> Any:
-    return on_arena(THREADS.replace("THREADS", str(threads)).replace("FUNCTION", function), TF_NUM_INTRAOP_THREADS="2")
+    return on_arena(lambda: pair_in_loops(threads, function), TF_NUM_INTRAOP_THREADS="2")
 
 
 def test_in_loops_the_second_runs_on_another_thread():

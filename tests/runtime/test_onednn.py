@@ -422,36 +422,38 @@ def test_the_default_is_tensorflow_s_own_on_this_cpu():
     assert kept
 
 
-PRODUCTS = """
-import json
-import tensorflow as tf
-from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.device.machine import current_device
-from tfswap.importers.function import import_function
+def products():
+    from tfswap.device.machine import current_device
+    from tfswap.importers.function import import_function
 
-tf.config.threading.set_intra_op_parallelism_threads(2)
-device = current_device()[1]
-bounds = {}
-for number, (x, y, first, second) in enumerate((
-    ((16, 256, 256), (16, 256, 32), True, False),  # as the gradients of attention are
-    ((16, 256, 256), (16, 32, 256), True, True),
-    ((16, 256, 256), (16, 256, 32), False, False),
-    ((4, 512, 512), (4, 512, 512), True, True),
-)):
-    name = f"product_{number}"
-    function = tf.function(lambda a, b: tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=first, adj_y=second, name=name))
-    concrete = function.get_concrete_function(tf.TensorSpec(x), tf.TensorSpec(y))
-    (node,) = [each for each in import_function(concrete) if each.name == name]
-    memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], list(node.outputs), device)
-    bounds[name] = [node.outputs[0].nbytes, sum(size for kind, size in memory.events if kind == "temp")]
-    function(tf.zeros(x), tf.zeros(y)).numpy()
-print(json.dumps(bounds))
-"""
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    device = current_device()[1]
+    bounds = {}
+    for number, (x, y, first, second) in enumerate(
+        (
+            ((16, 256, 256), (16, 256, 32), True, False),  # as the gradients of attention are
+            ((16, 256, 256), (16, 32, 256), True, True),
+            ((16, 256, 256), (16, 256, 32), False, False),
+            ((4, 512, 512), (4, 512, 512), True, True),
+        )
+    ):
+        name = f"product_{number}"
+
+        @tf.function
+        def function(a, b, first=first, second=second, name=name):
+            return tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=first, adj_y=second, name=name)
+
+        concrete = function.get_concrete_function(tf.TensorSpec(x), tf.TensorSpec(y))
+        (node,) = [each for each in import_function(concrete) if each.name == name]
+        memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], list(node.outputs), device)
+        bounds[name] = [node.outputs[0].nbytes, sum(size for kind, size in memory.events if kind == "temp")]
+        function(tf.zeros(x), tf.zeros(y)).numpy()
+    return bounds
 
 
 def test_batched_products_take_no_more_scratch_than_is_planned():
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    process = start_python(PRODUCTS, **arena, TF_CPP_VMODULE="log_memory=2", TF_CPP_MIN_LOG_LEVEL="0")
+    process = start_python(products, **arena, TF_CPP_VMODULE="log_memory=2", TF_CPP_MIN_LOG_LEVEL="0")
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     for name, (output_bytes, scratch_bytes) in json.loads(out.splitlines()[-1]).items():

@@ -386,46 +386,42 @@ def test_sums_in_branches_and_calls_add_as_tensorflow_s_do() -> None:
     assert on_arena(loops, TF_NUM_INTEROP_THREADS="1") == [[True, False]] * 3
 
 
-SERVED = """
-import json, sys
-import tensorflow as tf
+def served(folder: Path):
+    import tensorflow as tf
 
-class Model(tf.Module):
-    def __init__(self):
-        self.w = tf.Variable(tf.random.stateless_normal([128, 128], (1, 2)))
+    import tfswap
 
-    @tf.function(input_signature=[tf.TensorSpec([512, 128], tf.float32)])
-    def step(self, x):
-        a = tf.tanh(x @ self.w)
-        b, c = tf.sin(a), tf.cos(a) * 1e3
-        total = tf.add_n([a, a, c, b, c])
-        with tf.control_dependencies([total]):
-            late = tf.sin(c)
-        return tf.reduce_sum(total @ tf.transpose(late), 0)
-"""
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable(tf.random.stateless_normal([128, 128], (1, 2)))
+
+        @tf.function(input_signature=[tf.TensorSpec([512, 128], tf.float32)])
+        def step(self, x):
+            a = tf.tanh(x @ self.w)
+            b, c = tf.sin(a), tf.cos(a) * 1e3
+            total = tf.add_n([a, a, c, b, c])
+            with tf.control_dependencies([total]):
+                late = tf.sin(c)
+            return tf.reduce_sum(total @ tf.transpose(late), 0)
+
+    model, x = Model(), tf.random.stateless_normal([512, 128], (3, 4))
+    tf.saved_model.save(model, str(folder / "model"), signatures=model.step)
+    given = {"function": "step", "portable": True}
+    try:
+        tfswap.optimize_graph(folder / "model", folder / "no", memory_limit="10%", **given)
+    except tfswap.InfeasibleMemoryLimit as refused:
+        given["memory_limit"] = refused.floor_bytes
+    tfswap.optimize_graph(folder / "model", folder / "smaller", **given)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    expected = model.step(x).numpy()
+    smaller = tf.saved_model.load(str(folder / "smaller"))
+    return smaller.step(x).numpy().tobytes() == expected.tobytes()
 
 
 def test_a_portable_model_adds_in_the_same_order(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
-    program = (
-        SERVED
-        + f"""
-model, x = Model(), tf.random.stateless_normal([512, 128], (3, 4))
-tf.saved_model.save(model, {str(tmp_path / "model")!r}, signatures=model.step)
-import tfswap
-asked = dict(function="step", portable=True)
-try:
-    tfswap.optimize_graph({str(tmp_path / "model")!r}, {str(tmp_path / "no")!r}, memory_limit="10%", **asked)
-except tfswap.InfeasibleMemoryLimit as refused:
-    asked["memory_limit"] = refused.floor_bytes
-tfswap.optimize_graph({str(tmp_path / "model")!r}, {str(tmp_path / "smaller")!r}, **asked)
-tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
-expected = model.step(x).numpy()
-smaller = tf.saved_model.load({str(tmp_path / "smaller")!r})
-print(json.dumps(smaller.step(x).numpy().tobytes() == expected.tobytes()))
-"""
-    )
-    assert last_json(run_forked(program)) is True
+    assert last_json(run_forked(lambda: served(tmp_path))) is True
 
 
 def calls():

@@ -212,44 +212,43 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 # --- real processes -----------------------------------------------------------------------------------------
 
-PROGRAM = """
-import json
-import sys
-import time
-import tensorflow as tf
-import tfswap
-from models import settle
-from nets import Net, batch, bits
-from tfswap.compiler.compiler import RECALLED_NOTE, Optimizer
 
-planned = []
-plan_now = Optimizer._planned
+def train(sleep_s: float) -> list[Any]:
+    import time
 
-def slow(self, *given):
-    planned.append(given)
-    time.sleep(SLEEP)
-    return plan_now(self, *given)
+    import tensorflow as tf
+    from models import settle
+    from nets import Net, batch, bits
 
-Optimizer._planned = slow
-settle()
-net = Net(20)  # with the batch they fill the arena's first region, and constants find no hole of twice their size
-step = tfswap.optimize(tf.function(net.step), memory_limit="60%", tactics=("swap",), on_exceeded="raise")
-losses = [bits(step(batch(900, seed=i))) for i in range(3)]
-tf.config.experimental.reset_memory_stats("CPU:0")
-losses.append(bits(step(batch(900, seed=3))))
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-print(json.dumps([
-    len(planned),
-    RECALLED_NOTE in step.report().notes,
-    step.plan().to_json(),
-    peak <= step.plan().limit_bytes,
-    repr(losses),
-]))
-"""
+    import tfswap
+
+    planned = []
+    plan_now = Optimizer._planned
+
+    def slow(self, *given):
+        planned.append(given)
+        time.sleep(sleep_s)
+        return plan_now(self, *given)
+
+    Optimizer._planned = slow
+    settle()
+    net = Net(20)  # with the batch they fill the arena's first region, and constants find no hole of twice their size
+    step = tfswap.optimize(tf.function(net.step), memory_limit="60%", tactics=("swap",), on_exceeded="raise")
+    losses = [bits(step(batch(900, seed=i))) for i in range(3)]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses.append(bits(step(batch(900, seed=3))))
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [
+        len(planned),
+        RECALLED_NOTE in step.report().notes,
+        step.plan().to_json(),
+        peak <= step.plan().limit_bytes,
+        repr(losses),
+    ]
 
 
 def test_a_later_process_plans_nothing(tmp_path: Path) -> None:
-    runs = [on_arena(PROGRAM.replace("SLEEP", "0"), TFSWAP_PLAN_CACHE=str(tmp_path)) for _ in range(2)]
+    runs = [on_arena(lambda: train(0), TFSWAP_PLAN_CACHE=str(tmp_path)) for _ in range(2)]
     (first, from_cache, plan, within, losses), again = runs
     assert first >= 1
     assert within
@@ -259,7 +258,7 @@ def test_a_later_process_plans_nothing(tmp_path: Path) -> None:
 
 def test_of_processes_that_start_together_one_plans(tmp_path: Path) -> None:
     env = {"TFSWAP_PLAN_CACHE": str(tmp_path), "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}
-    reported = [last_json(run) for run in run_together([PROGRAM.replace("SLEEP", "2")] * 2, **env)]
+    reported = [last_json(run) for run in run_together([lambda: train(2)] * 2, **env)]
     assert sorted(planned > 0 for planned, *_ in reported) == [False, True]
     assert len({tuple(rest) for _, _, *rest in reported}) == 1
 
@@ -288,62 +287,76 @@ def test_files_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 # --- what other processes find ----------------------------------------------------------------------------------
 
-OPTIMIZED = """
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from nets import Net, batch
-from tfswap.compiler import grappler, plan_cache
 
-ran = []
-run = grappler.run_grappler
-grappler.run_grappler = lambda *given: (ran.append(given), run(*given))[1]
-names = set()
-read = plan_cache.PlanCache.read
-plan_cache.PlanCache.read = lambda self, name, parse: (names.add(name), read(self, name, parse))[1]
+def counted() -> tuple[list[Any], set[str]]:
+    """What Grappler runs on from here on, and the names of the files of plans that are read."""
+    from tfswap.compiler import grappler
 
-def traced_before(x):
-    x = tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, tf.custom_gradient(lambda x: (x, tf.sin))(x)), [0, x])[1]
-    return tf.py_function(lambda x: x, [x], tf.float32)
+    ran: list[Any] = []
+    names: set[str] = set()
+    run, read = grappler.run_grappler, PlanCache.read
+    grappler.run_grappler = lambda *given: (ran.append(given), run(*given))[1]
+    PlanCache.read = lambda self, name, parse: (names.add(name), read(self, name, parse))[1]
+    return ran, names
 
-for _ in range(TRACED):  # what it makes is named by a counter of the process
-    tf.function(traced_before).get_concrete_function(tf.zeros([]))
-net, factor = Net(6), tf.random.stateless_normal([128], (1, 2))
 
-@tf.custom_gradient
-def passed(x):
-    return tf.identity(x), lambda given: 2.0 * given
+def trace_before(times: int) -> None:
+    """What it makes is named by a counter of the process."""
+    import tensorflow as tf
 
-scaled = tf.function(lambda x: x * factor)
+    def traced(x):
+        x = tf.while_loop(
+            lambda i, x: i < 2, lambda i, x: (i + 1, tf.custom_gradient(lambda x: (x, tf.sin))(x)), [0, x]
+        )[1]
+        return tf.py_function(lambda x: x, [x], tf.float32)
 
-def checked(x):
-    x = scaled(passed(x))
-    tf.debugging.assert_less(tf.reduce_mean(x), factor[0] + 1e9)
-    return net.step(tf.ensure_shape(tf.py_function(lambda x: x, [x], tf.float32), x.shape))
+    for _ in range(times):
+        tf.function(traced).get_concrete_function(tf.zeros([]))
 
-def looped(x):
-    x = tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, tf.sin(x * factor)), [0, x])[1]
-    return net.step(x)
 
-def apart(x):  # functions out of the graph's sight, which capture, call, and have arguments named by the counter
-    rows = tf.data.Dataset.range(3).map(lambda n: n + tf.cast(factor[0] > 9.0, tf.int64))
-    total = rows.reduce(np.int64(0), lambda total, n: total + scaled(tf.cast(n, tf.float32)).shape[0] // 128)
-    return net.step(x) + tf.cast(total, tf.float32)
+def optimize_steps(traced_before: int) -> list[Any]:
+    import numpy as np
+    import tensorflow as tf
+    from nets import Net, batch
 
-for function in (checked, looped, apart):
-    step = tfswap.optimize(tf.function(function), memory_limit="90%", tactics=("swap",))
-    step(batch(512))
-    step.report()
-print(json.dumps([len(ran), sorted(names)]))
-"""
+    import tfswap
+
+    ran, names = counted()
+    trace_before(traced_before)
+    net, factor = Net(6), tf.random.stateless_normal([128], (1, 2))
+
+    @tf.custom_gradient
+    def passed(x):
+        return tf.identity(x), lambda given: 2.0 * given
+
+    scaled = tf.function(lambda x: x * factor)
+
+    def checked(x):
+        x = scaled(passed(x))
+        tf.debugging.assert_less(tf.reduce_mean(x), factor[0] + 1e9)
+        return net.step(tf.ensure_shape(tf.py_function(lambda x: x, [x], tf.float32), x.shape))
+
+    def looped(x):
+        x = tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, tf.sin(x * factor)), [0, x])[1]
+        return net.step(x)
+
+    def apart(x):  # functions outside of the graph, which capture, call, and have arguments named by the counter
+        rows = tf.data.Dataset.range(3).map(lambda n: n + tf.cast(factor[0] > 9.0, tf.int64))
+        total = rows.reduce(np.int64(0), lambda total, n: total + scaled(tf.cast(n, tf.float32)).shape[0] // 128)
+        return net.step(x) + tf.cast(total, tf.float32)
+
+    for function in (checked, looped, apart):
+        step = tfswap.optimize(tf.function(function), memory_limit="90%", tactics=("swap",))
+        step(batch(512))
+        step.report()
+    return [len(ran), sorted(names)]
 
 
 def test_what_was_kept_is_found_by_other_processes_whatever_was_traced_there_before(tmp_path: Path) -> None:
     folder = {"TFSWAP_PLAN_CACHE": str(tmp_path)}
-    ran, names = last_json(run_forked(f"TRACED = 1\n{OPTIMIZED}", **folder))
+    ran, names = last_json(run_forked(lambda: optimize_steps(1), **folder))
     fresh = {"PYTHONHASHSEED": "4", "TF_ENABLE_ONEDNN_OPTS": "0", **folder}
-    again, found = last_json(run_python(f"TRACED = 4\n{OPTIMIZED}", **fresh))
+    again, found = last_json(run_python(lambda: optimize_steps(4), **fresh))
     assert ran > 0 == again
     assert found  # the prediction was kept, for which Grappler is not asked then
     assert set(found) <= set(names)

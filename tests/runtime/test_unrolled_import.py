@@ -10,10 +10,12 @@ from processes import on_arena
 from tfswap.importers import bodies
 from tfswap.importers.function import import_function
 
-STEP = """
-import keras, tensorflow as tf
 
-def concrete(tokens):
+def recurrent(tokens: int) -> Any:
+    """The ConcreteFunction of a step that calls a layer for each token."""
+    import keras
+    import tensorflow as tf
+
     layer = keras.layers.GRU(4, return_sequences=True, return_state=True)
     layer.build([2, 3, 4])
 
@@ -25,20 +27,13 @@ def concrete(tokens):
                 loss += tf.reduce_sum(made)
         return tape.gradient(loss, layer.trainable_variables)
 
-    return tf.function(step).get_concrete_function(tf.TensorSpec([2, 3, 4]))
-"""
-
-
-def _concrete(tokens: int) -> Any:
-    scope: dict[str, Any] = {}
-    exec(STEP, scope)
-    return scope["concrete"](tokens)
+    return tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([2, 3, 4]))
 
 
 def test_shapes_are_inferred_as_often_however_many_loops_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for tokens in (3, 9):
-        concrete = _concrete(tokens)
+        concrete = recurrent(tokens)
         sizes: list[int] = []
 
         def counted(graph_def: Any, *rest: Any, infer: Any = bodies.infer_shapes, sizes: Any = sizes) -> Any:
@@ -55,34 +50,31 @@ def test_shapes_are_inferred_as_often_however_many_loops_there_are(monkeypatch: 
 
 
 def test_nothing_of_what_shapes_are_inferred_with_stays() -> None:
+    def program():
+        import tensorflow as tf
+
+        def used(what):
+            return tf.config.experimental.get_memory_info("CPU:0")[what]
+
+        made = recurrent(12)
+        graph_def, start = made.graph.as_graph_def(), used("current")
+        with tf.Graph().as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+        whole = used("current") - start
+        start = used("current")
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        import_function(made)
+        return [used("peak") - start, whole]
+
     # TensorFlow holds a graph's constants in the arena of a CPU.
-    grown, whole = on_arena(
-        STEP
-        + """
-import json
-from tfswap.importers.function import import_function
-
-def used(what):
-    return tf.config.experimental.get_memory_info("CPU:0")[what]
-
-made = concrete(12)
-graph_def, start = made.graph.as_graph_def(), used("current")
-with tf.Graph().as_default():
-    tf.graph_util.import_graph_def(graph_def, name="")
-whole = used("current") - start
-start = used("current")
-tf.config.experimental.reset_memory_stats("CPU:0")
-import_function(made)
-print(json.dumps([used("peak") - start, whole]))
-"""
-    )
+    grown, whole = on_arena(program)
     assert 0 < grown < 4 * whole
 
 
-NESTED = """
-import tensorflow as tf
+def nested(depth: int) -> Any:
+    """The ConcreteFunction of a step with that many loops, each in the one before."""
+    import tensorflow as tf
 
-def concrete(depth):
     def inner(x, level):
         if not level:
             return tf.sin(x)
@@ -94,15 +86,12 @@ def concrete(depth):
             loss = tf.reduce_sum(inner(x, depth))
         return tape.gradient(loss, x)
 
-    return tf.function(step).get_concrete_function(tf.TensorSpec([4]))
-"""
+    return tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([4]))
 
 
 def test_a_further_loop_around_others_is_as_much_work_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for depth in (1, 2, 3):
-        scope: dict[str, Any] = {}
-        exec(NESTED, scope)
         called: list[str] = []
 
         def counted(function: Any, *rest: Any, convert: Any = bodies.as_graph_def, called: Any = called) -> Any:
@@ -111,15 +100,13 @@ def test_a_further_loop_around_others_is_as_much_work_as_the_one_before(monkeypa
 
         with monkeypatch.context() as patch:
             patch.setattr(bodies, "as_graph_def", counted)
-            import_function(scope["concrete"](depth))
+            import_function(nested(depth))
         counts.append(len(called))
     assert counts[2] - counts[1] <= counts[1] - counts[0]
 
 
 def test_functions_that_inlining_makes_in_a_body_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grappler gives branches and loops next to an inlined call names of its own, in the body's library."""
-    scope: dict[str, Any] = {}
-    exec(NESTED, scope)
 
     def inlined(function: Any, library: Any, *, convert: Any = bodies.as_graph_def) -> Any:
         graph_def, *rest = convert(function, library)
@@ -133,7 +120,7 @@ def test_functions_that_inlining_makes_in_a_body_are_found(monkeypatch: pytest.M
             f.signature.name += "_specialized"
         return graph_def, *rest
 
-    expected = import_function(scope["concrete"](2))
+    expected = import_function(nested(2))
     monkeypatch.setattr(bodies, "as_graph_def", inlined)
-    found = import_function(scope["concrete"](2))
+    found = import_function(nested(2))
     assert [len(body) for body in found.all_bodies()] == [len(body) for body in expected.all_bodies()]

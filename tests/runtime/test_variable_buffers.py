@@ -113,30 +113,27 @@ def test_copies_without_room_are_reported_before_the_step() -> None:
 
 
 def test_a_variable_that_is_shared_is_copied_by_its_first_update_only() -> None:
-    before, sums, own = on_arena("""
-import json
-import numpy as np
-import tensorflow as tf
-import tfswap
-from tfswap.device.variable_buffers import StepVariables
+    def program():
+        from tfswap.device.variable_buffers import StepVariables
 
-a, b, inner = (tf.Variable(tf.zeros([1000]) + n) for n in range(3))
-variables = StepVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})
-variables.own()
-found = [sorted(variables.shared())]
-held = [tf.identity(a), tf.identity(inner)]
-found.append(sorted(variables.shared()))  # from then on `inner` has its own
-array = np.ones(1000 + 16, np.float32)
-array = array[-array.ctypes.data % 64 // 4 :][:1000]
-b.assign(array)
-found.append(sorted(variables.shared()))
-b.assign_add(tf.ones([1000]))
-a.assign_add(tf.ones([1000]))
-found.append(sorted(variables.shared()))
-del b  # which is no longer asked about
-found.append(sorted(variables.shared()))
-print(json.dumps([found, [float(tf.reduce_sum(t)) for t in (*held, a)], float(array.sum())]))
-""")
+        a, b, inner = (tf.Variable(tf.zeros([1000]) + n) for n in range(3))
+        variables = StepVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})
+        variables.own()
+        found = [sorted(variables.shared())]
+        held = [tf.identity(a), tf.identity(inner)]
+        found.append(sorted(variables.shared()))  # from then on `inner` has its own
+        array = np.ones(1000 + 16, np.float32)
+        array = array[-array.ctypes.data % 64 // 4 :][:1000]
+        b.assign(array)
+        found.append(sorted(variables.shared()))
+        b.assign_add(tf.ones([1000]))
+        a.assign_add(tf.ones([1000]))
+        found.append(sorted(variables.shared()))
+        del b  # which is no longer asked about
+        found.append(sorted(variables.shared()))
+        return [found, [float(tf.reduce_sum(t)) for t in (*held, a)], float(array.sum())]
+
+    before, sums, own = on_arena(program)
     assert before == [[], ["a"], ["a"], [], []]
     assert sums == [0, 2000, 1000]
     assert own == 1000

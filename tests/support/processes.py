@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -46,6 +47,11 @@ for (_, _loaded), _server in _SERVERS.items():
 
 TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 """The environment of a process with two threads in each of TensorFlow's pools."""
+
+CARRIED = """\
+import json, pickle
+if (result := pickle.loads({!r}).function()()) is not None: print(json.dumps(result))
+"""
 
 HANGS_S = 300
 """Workers of which none has ended for so long wait for each other."""
@@ -219,7 +225,7 @@ def _function_of(program: str | Carried) -> Callable[[], Any]:
     return function
 
 
-def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: Program, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a fresh Python, which must succeed; `env` is added to the environment."""
     process = start_python(code, **env)
     out, err = process.communicate()
@@ -227,9 +233,10 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def start_python(code: str, **env: str) -> subprocess.Popen[str]:
+def start_python(code: Program, **env: str) -> subprocess.Popen[str]:
+    program = textwrap.dedent(code) if isinstance(code, str) else CARRIED.format(pickle.dumps(carry(code)))
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", program],
         env=_environment(**{"TF_CPP_MIN_LOG_LEVEL": "2", **env}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -69,8 +69,14 @@ def test_sources_are_as_small_as_they_are_to_be(kind: str, most: int, exceptions
     assert too_large == {}, "take it apart by ideas; no exception grows"
 
 
-MOST_PROGRAM_TEXT_LINES = 1031
-"""Programs of tests are functions (support/processes.py). These lines are still text, which no tool checks."""
+PROGRAM_TEXT = {
+    "tests/docs/test_docs.py": 23,  # goes before the blocks of a page, which are one program
+    "tests/docs/test_notebook.py": 13,  # a notebook's last cell
+    "tests/emulated_gpu/tables.py": 13,  # where no TensorFlow is imported, as two do not fit into one process
+    "tests/runtime/test_forks.py": 19,  # a file that is its process's main module, which another one imports
+    "tests/runtime/test_onednn.py": 15,  # changes the environment before TensorFlow is imported
+}
+"""Programs of tests are functions (support/processes.py), which tools check. Lines of those that must be text."""
 
 
 def _program_text_lines(path: Path) -> int:
@@ -108,8 +114,8 @@ def _is_program(text: ast.Constant | ast.JoinedStr) -> bool:
 
 
 def test_programs_of_tests_are_functions() -> None:
-    lines = {path.name: _program_text_lines(path) for path in sorted(TESTS.rglob("*.py"))}
-    assert sum(lines.values()) <= MOST_PROGRAM_TEXT_LINES, {name: count for name, count in lines.items() if count}
+    lines = {str(path.relative_to(ROOT.parent)): _program_text_lines(path) for path in sorted(TESTS.rglob("*.py"))}
+    assert {path: count for path, count in lines.items() if count > PROGRAM_TEXT.get(path, 0)} == {}
 
 
 ELSEWHERE = {

@@ -88,6 +88,8 @@ class Section(NamedTuple):
         notes: what was not measured, and where a peer wins.
         brief: one or two of our figures, for the table of all rows; all of them where it is empty.
         comparisons: our figures against theirs.
+        answer: what the page's reader comes for, as its first line.
+        details: tables for a page of their own, ROW_details.md.
     """
 
     title: str
@@ -99,6 +101,8 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
     brief: str = ""
     comparisons: Sequence[Comparison] = ()
+    answer: str = ""
+    details: Sequence[Table] = ()
 
     @property
     def verdict(self) -> str:
@@ -309,6 +313,7 @@ def texts_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequen
     missing = ", ".join(row for row in rows if row not in sections)
     peaks = textwrap.fill(f"{PEAKS} {predictions.reported(figures)}", WIDTH)
     pages = {row: _page(row, section, figures[row]) for row, section in sections.items()}
+    pages |= {f"{row}_details": _details(row, section) for row, section in sections.items() if section.details}
     pages["index"] = INDEX.format(
         table=_table(columns, lines), near=NEAR, missing=f"\nNot measured yet: {missing}.\n" if missing else ""
     )
@@ -323,9 +328,19 @@ def _published() -> str:
     return "\n".join([published.HEAD, *tables])
 
 
+def _details(name: str, section: Section) -> str:
+    lines = [f"# {section.title}: details\n", f"All that was measured for [{section.title}]({name}.md).\n"]
+    return "\n".join([*lines, *(text for table in section.details for text in _titled(table))])
+
+
+def _titled(table: Table) -> list[str]:
+    return [f"{table.title}\n"] * bool(table.title) + [_table(table.columns, table.lines)]
+
+
 def _page(name: str, section: Section, row: dict[str, Any]) -> str:
     lines = [
         f"# {section.title}\n",
+        *[f"{section.answer}\n"] * bool(section.answer),
         f"**{section.verdict[0].upper()}{section.verdict[1:]}.** Published: {section.published}.\n",
     ]
     lines += [f"Here: {section.ours}.\n", f"What differs: {section.differs}.\n"]
@@ -333,8 +348,8 @@ def _page(name: str, section: Section, row: dict[str, Any]) -> str:
         rows = [(c.label, f"{c.gain:.2f}", c.standing) for c in section.comparisons]
         lines.append(_table(("tfswap's figure over theirs, above 1 is better", "times", "verdict"), rows))
     for table in section.tables:
-        lines += [f"{table.title}\n"] * bool(table.title)
-        lines.append(_table(table.columns, table.lines))
+        lines += _titled(table)
+    lines += [f"Every form that was measured: [details]({name}_details.md).\n"] * bool(section.details)
     lines += [f"![{plot.title}]({plot.name}.png)\n" for plot in section.plots]
     missing = [part for part in module_of(name).PARTS if part not in row]
     notes = [*section.notes, *[f"Not measured: {'; '.join(missing)}."] * bool(missing)]

@@ -76,9 +76,9 @@ class Program:
             constants: nodes that are computed before the step: they wait for nothing, and take no time.
         """
         self.threads = max(1, device.inter_op_threads)
-        on_gpu = device.is_gpu
-        self.cheap = [on_gpu or runs_inline(node.op) or node in constants for node in nodes]
-        self.seconds = [DISPATCH_S + (0.0 if on_gpu else cost) for cost in cost_s]
+        enqueues = device.is_asynchronous
+        self.cheap = [enqueues or runs_inline(node.op) or node in constants for node in nodes]
+        self.seconds = [DISPATCH_S + (0.0 if enqueues else cost) for cost in cost_s]
         index = {node: i for i, node in enumerate(nodes)}
         data: list[list[int]] = [[] for _ in range(len(nodes) + 1)]
         control: list[list[int]] = [[] for _ in data]

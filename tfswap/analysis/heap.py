@@ -125,7 +125,7 @@ class Heap:
 
     def allocate_on_host(self, nbytes: int) -> Buffer:
         """A new buffer, such as a list's scalar, that is in host memory on a GPU, and in the arena on a CPU."""
-        return self.allocate(nbytes, on_host=self.device.is_gpu)
+        return self.allocate(nbytes, on_host=self.device.host_is_separate)
 
     def hold(self, buffer: Buffer) -> Buffer:
         """Add a reference."""

@@ -93,7 +93,7 @@ def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | 
         return None
     if kind.dtype == "bool" or (kind.dtype in FLOATS and _is_cast_from_bool(tensor.node)):
         return _bits(kind)
-    if kind.dtype not in INTEGERS or device.is_gpu:  # a GPU would have to wait for what is out of range
+    if kind.dtype not in INTEGERS or device.is_asynchronous:  # it would have to wait for what is out of range
         return None
     found = ranges[tensor]
     narrow = None if found is None else narrowest(found)
@@ -138,7 +138,7 @@ def sparse_form(tensor: Output, capacity: int, device: DeviceModel) -> Form | No
     """
     kind = tensor.type
     elements, nbytes = kind.num_elements, kind.nbytes
-    if kind.dtype not in SPARSE_TYPES or kind.bound or not elements or not nbytes or device.is_gpu:
+    if kind.dtype not in SPARSE_TYPES or kind.bound or not elements or not nbytes or device.is_asynchronous:
         return None
     if elements > MOST_SPARSE or not 0 <= capacity <= elements:
         return None

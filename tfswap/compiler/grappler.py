@@ -230,7 +230,7 @@ def _optimized(
     room_bytes = arena.free_bytes(HOST) / ROUNDED_UP  # folding that exceeds this ends the process
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
         options.constant_folding = options.OFF
-    if not device.is_gpu:
+    if not device.host_is_separate:
         room_bytes = min(room_bytes, _folding_room(graph))
     unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
     graph = graph.copy()

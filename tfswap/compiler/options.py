@@ -116,7 +116,7 @@ class Options:
         if self.precision and not device.codecs:
             raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")
         left_out = set[str]()
-        if self.portable and not device.is_gpu:
+        if self.portable and not device.host_is_separate:
             left_out.add("swap")
         if not device.codecs:
             left_out.add("encode")

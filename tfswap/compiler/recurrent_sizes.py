@@ -29,7 +29,7 @@ def settle_recurrent(graph: Graph, device: DeviceModel) -> None:
 
     Kernels whose inputs have unknown sizes stay as they are.
     """
-    if not device.is_gpu:
+    if not device.uses_cudnn:
         return
     for part in (graph, *graph.all_bodies()):
         for node in part:

@@ -241,6 +241,6 @@ def discarded_constant_bytes(graph: Graph, device: DeviceModel) -> int:
 
     On a GPU this is host memory, and the result is 0.
     """
-    if device.is_gpu or not any(map(thrown_away, (graph, *graph.all_bodies()))):
+    if device.host_is_separate or not any(map(thrown_away, (graph, *graph.all_bodies()))):
         return 0
     return computed_bytes(graph)

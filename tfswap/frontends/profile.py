@@ -97,7 +97,7 @@ def profile(
     with restored(concrete):
         ordered(*args)
         runs = _traced(lambda: [_finish(ordered(*args)) for _ in range(steps)], {n.name for n in optimizer.flow.nodes})
-        densities = () if model.is_gpu else _densities(graph, traced, concrete, args)
+        densities = () if model.is_asynchronous else _densities(graph, traced, concrete, args)
         unordered = _unordered(optimizer, lambda: traced(*args), lambda: ordered(*args), steps, device)
     if not runs:
         raise TfswapError("TensorFlow's profiler reported no kernel of this step: plan without profile=")
@@ -293,7 +293,7 @@ def measure_copies(device: DeviceModel) -> dict[str, float]:
         rates["out_bytes_per_s"].append(COPY_BYTES / (after.out_busy_s - before.out_busy_s))
         rates["in_bytes_per_s"].append(COPY_BYTES / (after.in_busy_s - before.in_busy_s))
     found = {name: max(values) for name, values in rates.items()}
-    return {**found, "copy_share": 0.0 if device.is_gpu else _copy_share(tensor)}
+    return {**found, "copy_share": 0.0 if device.host_is_separate else _copy_share(tensor)}
 
 
 def measure_disk(folder: str | os.PathLike[str]) -> float:

@@ -44,8 +44,28 @@ class DeviceModel(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is a GPU."""
+        """Whether the device is a GPU. Outside of the tables of kernels, the properties below say what follows."""
         return self.kind == "gpu"
+
+    @property
+    def host_is_separate(self) -> bool:
+        """Whether tensors in host memory take nothing of the arena, and copies move values between both."""
+        return self.is_gpu
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether kernels enqueue work that ends later, so that only a wait shows their values to the host."""
+        return self.is_gpu
+
+    @property
+    def has_own_kernels(self) -> bool:
+        """Whether tfswap has kernels of its own for TensorFlow's ops on the device."""
+        return not self.is_gpu
+
+    @property
+    def uses_cudnn(self) -> bool:
+        """Whether convolutions and recurrent layers run in cuDNN, with workspaces."""
+        return self.is_gpu
 
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
         """The facts for a kernel with these tensors: oneDNN's kernels do not support all 16-bit floats."""

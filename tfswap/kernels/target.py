@@ -25,10 +25,6 @@ class Target:
     held: tuple[str, ...] = ()
 
     @property
-    def on_cpu(self) -> bool:
-        return not self.device.is_gpu
-
-    @property
     def runs_concurrently(self) -> bool:
         """Whether one node may run several kernels concurrently.
 

@@ -198,9 +198,9 @@ def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
 def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], bool]) -> int:
     """Have nodes of TensorFlow's ops, in bodies too, run tfswap's own kernels, in place; returns how many.
 
-    On a CPU only: on a GPU TensorFlow's own kernels run.
+    Where there are none, TensorFlow's run.
     """
-    if device.is_gpu:
+    if not device.has_own_kernels:
         return 0
     found = [node for part in (graph, *graph.all_bodies()) for node in part if chosen(node)]
     for node in found:

@@ -101,7 +101,7 @@ class Planner:
         device = target.device
         self.snapshot = snapshot
         # Where cuDNN's workspace is limited, each convolution's request includes it.
-        self.takes_workspaces = device.is_gpu and device.workspace_bytes is None and has_convolutions(flow)
+        self.takes_workspaces = device.uses_cudnn and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
         # Where requests are not known one by one, chunks larger than their requests have no other bound.
         self._exact_chunks = flow.holes_are_unknown and target.own_ops

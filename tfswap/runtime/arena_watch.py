@@ -280,7 +280,7 @@ class ArenaWatch:
 
     def _possible_cause(self) -> str:
         """Possible causes of memory use that left no trace."""
-        tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.is_gpu else None
+        tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.uses_cudnn else None
         return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
 
     def complain(self, message: str) -> None:

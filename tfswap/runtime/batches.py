@@ -22,7 +22,7 @@ ELEMENTS_AHEAD = 3
 def shared_device() -> str | None:
     """The device in whose arena both the step runs and batches are made; None where these differ."""
     device, model = machine.current_device()
-    return device if not model.is_gpu and arena.memory_info(device) is not None else None
+    return device if not model.host_is_separate and arena.memory_info(device) is not None else None
 
 
 def batch_sizes(inputs: Sequence[Any]) -> list[int]:

@@ -72,7 +72,7 @@ class FunctionMaker:
         reservation = self._request.options.reservation(self._owner, plan)
         swaps = reserve_memory(graph, optimizer.target, reservation)
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
-        if not self._trace.device.model.is_gpu and share_random_state(graph, optimizer.target, self._owner, trace):
+        if self._trace.device.model.has_own_kernels and share_random_state(graph, optimizer.target, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
         function = self._export(optimizer, graph, plan, gate)
         if swaps:
@@ -130,7 +130,7 @@ class FunctionMaker:
         import tfswap.ops
 
         name = self._trace.name
-        if self._trace.device.model.is_gpu:
+        if self._trace.device.model.host_is_separate:
             # The device's kernels reserve pinned memory, and space on disk.
             tfswap.ops.register(self._owner, reservation.host_limit_bytes)
             return

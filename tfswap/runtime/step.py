@@ -284,7 +284,7 @@ class Step:
             self.plan, self.function, self._gate = plan, planned.function, planned.gate
             self._calls_steps = self._gate is None and calls_steps(self._trace.concrete)
             self.planned = True
-            if self.limit_bytes is not None and self._trace.device.model.is_gpu:
+            if self.limit_bytes is not None and self._trace.device.model.uses_cudnn:
                 without_redzones()
             limit_workspaces(self.report.workspace_bytes if self._request.options.limit_workspaces else None)
             if live and self._gate is not None:

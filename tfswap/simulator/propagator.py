@@ -121,9 +121,8 @@ class LoweredProgram(Program):
         items = self.lowered.items
         self.device = device
         self.threads = max(1, device.inter_op_threads)
-        on_gpu = device.is_gpu
         self.ops = [item.kind if item.node is None else item.node.op for item in items]
-        self.cheap = [on_gpu or _is_cheap(item) for item in items]
+        self.cheap = [device.is_asynchronous or _is_cheap(item) for item in items]
         self.seconds = [
             DISPATCH_S + (0.0 if cheap or item.node is None else seconds(item.node))
             for item, cheap in zip(items, self.cheap, strict=True)

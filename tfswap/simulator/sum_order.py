@@ -138,7 +138,7 @@ class _Step(LoweredProgram):
 
     def __init__(self, graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]):
         super().__init__(graph, device, seconds)
-        self.races = self.threads > 1 and not device.is_gpu
+        self.races = self.threads > 1 and not device.is_asynchronous
         self.most_runs = MOST_RUNS if self.races else FEW_RUNS if self.wide or self.lowered.decides else 1
         self.numbers = Numbers()
         self._scopes: dict[str, Scope] = {item.scope.name: item.scope for item in self.lowered.items}

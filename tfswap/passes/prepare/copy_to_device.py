@@ -29,7 +29,7 @@ from tfswap.passes.nodes import add_device_copy, move_behind_sources
 )
 def copy_to_device(graph: Graph, target: Target) -> int:
     """Copy such values before they are read, in place; returns how many."""
-    if not target.device.is_gpu:
+    if not target.device.host_is_separate:
         return 0
     return sum(_copy(part, target.device) for part in (graph, *graph.all_bodies()))
 

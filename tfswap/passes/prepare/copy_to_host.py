@@ -35,7 +35,7 @@ from tfswap.passes.nodes import add_device_copy, move_behind_sources
 )
 def copy_to_host(graph: Graph, target: Target) -> int:
     """Copy such results before they are read, in place; returns how many."""
-    if not target.device.is_gpu:
+    if not target.device.host_is_separate:
         return 0
     folded = constant_nodes(graph, graph.topological())
     return _copy(graph, target.device, folded) + sum(_copy(body, target.device, ()) for body in graph.all_bodies())

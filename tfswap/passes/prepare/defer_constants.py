@@ -38,7 +38,7 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     Args:
         body: whether it may run several times in a step.
     """
-    if not target.on_cpu:
+    if target.device.host_is_separate:
         return 0
     deferred: dict[tuple[Output, str], Output] = {}  # by device
     nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))

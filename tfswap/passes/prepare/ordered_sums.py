@@ -61,7 +61,7 @@ def order_sums(graph: Graph, target: Target) -> int:
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
     add_by_kernels(graph)
     accumulated = sums_by_kernels(graph)
-    by_iteration = target.own_ops and target.on_cpu
+    by_iteration = target.own_ops and target.device.has_own_kernels
     first, ready = _orders(graph, target, by_iteration) if sums or accumulated else SumOrders({}, {})
     decisions = SharedDecisions(graph)
     for name, found in sums.items():

@@ -29,7 +29,7 @@ TYPES = frozenset({"float16", "float32", "float64"})
 )
 def swap_outer_products(graph: Graph, target: Target) -> int:
     """Swap the operands of outer products that are transposed for it, in place and in bodies; returns how many."""
-    if not target.on_cpu:
+    if target.device.is_gpu:
         return 0
     count = 0
     for part in (graph, *graph.all_bodies()):

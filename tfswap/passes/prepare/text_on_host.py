@@ -19,7 +19,7 @@ from tfswap.passes.contract import graph_pass
 @graph_pass(ensures="constants of text have kernels on the device of the step")
 def keep_text_on_host(graph: Graph, target: Target) -> int:
     """Replace such constants of `graph` and of its bodies, in place; returns how many."""
-    if not target.device.is_gpu:
+    if not target.device.host_is_separate:
         return 0
     parts = (graph, *graph.all_bodies())
     found = [node for part in parts for node in part if is_text(node)]

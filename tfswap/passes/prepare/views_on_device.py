@@ -33,7 +33,7 @@ OTHER = "uint32"
 )
 def keep_views_on_device(graph: Graph, target: Target) -> int:
     """Carry such views out on the device, in place; returns how many."""
-    if not target.device.is_gpu:
+    if not target.device.host_is_separate:
         return 0
     return sum(_keep(part, target.device) for part in (graph, *graph.all_bodies()))
 

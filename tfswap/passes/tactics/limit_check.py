@@ -46,7 +46,8 @@ def write_limit(graph: Graph, target: Target, limit_bytes: int, extremes: Sequen
     """
     gate = next(node for node in graph if node.op == GATE)
     read = [feed for feed in graph.feeds if _has_size(feed)]
-    on_host = tuple(i for i, feed in enumerate(read) if not target.on_cpu and feed.outputs[0].dtype in HOST_DTYPES)
+    separate = target.device.host_is_separate
+    on_host = tuple(i for i, feed in enumerate(read) if separate and feed.outputs[0].dtype in HOST_DTYPES)
     encoded = () if any(len(events) > MOST_EVENTS for events in extremes) else tuple(map(encode, extremes))
     gate.inputs = tuple(feed.out() for feed in read)
     gate.attrs = {

@@ -34,6 +34,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accuracy import trained
+
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "GPU:0"
 MIB = 1 << 20
@@ -48,19 +50,7 @@ Made = tuple[list[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 def _trained(model: Any, loss_of: Any, optimizer: Any, *arguments: Any) -> Made:
-    import tensorflow as tf
-
-    optimizer.build(model.trainable_variables)
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
-        )
-        return loss
-
-    return model.variables, step, arguments
+    return model.variables, trained(model, loss_of, optimizer), arguments
 
 
 def _labels(batch: int) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from nets import WIDTH, Net, averaged, batch, grappler_off, pool_in_use, trained
 from processes import on_arena, on_workers
+from step_peaks import measuring
 from swap_copies import eventually
 from tensorflow.python.distribute.cross_device_utils import CollectiveKeys, CollectiveReplicaLauncher
 
@@ -353,9 +354,8 @@ def test_variables_that_share_a_buffer_are_planned_with_their_own_inside_another
         around.get_concrete_function(x)
         peaks = []
         for _ in range(2):
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            around(x)
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                around(x)
         return [*peaks, step.report().memory_limit_bytes]
 
     peak, again, limit = on_arena(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from processes import on_arena
+from step_peaks import measuring
 
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
@@ -90,9 +91,8 @@ def test_a_gradient_of_constants_is_not_made_in_each_step():
         optimized = tfswap.optimize(tf.function(step), memory_limit="90%")
         peaks = []
         for _ in range(3):
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            optimized(x)
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                optimized(x)
         return [optimized.plan().planned_peak_bytes, max(peaks), waiting(optimized)]
 
     result = on_arena(program)

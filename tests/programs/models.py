@@ -18,23 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from accuracy import trained
 
 STEPS = 3
 
 Made = tuple[Any, Callable[..., Any], list[Any]]
-
-
-def _trained(model: Any, loss_of: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
-    optimizer.build(model.trainable_variables)
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    return step
 
 
 def _images(batch: int, size: int) -> list[Any]:
@@ -52,14 +40,14 @@ def vgg() -> Made:
     model = tf.keras.Sequential(stack)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tf.keras.optimizers.SGD(1e-2)
-    return model, _trained(model, loss_of, optimizer), _images(16, 64)
+    return model, trained(model, loss_of, optimizer), _images(16, 64)
 
 
 def mobilenet() -> Made:
     model = tf.keras.applications.MobileNetV2(weights=None, input_shape=(96, 96, 3), classes=10)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy()
     optimizer = tf.keras.optimizers.SGD(1e-2, momentum=0.9)
-    return model, _trained(model, loss_of, optimizer), _images(8, 96)
+    return model, trained(model, loss_of, optimizer), _images(8, 96)
 
 
 def transformer() -> Made:
@@ -74,7 +62,7 @@ def transformer() -> Made:
     model = tf.keras.Model(inputs, layers.Dense(words)(h))
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     tokens = tf.random.stateless_uniform([16, length], seed=(1, 2), maxval=words, dtype=tf.int32)
-    return model, _trained(model, loss_of, tf.keras.optimizers.Adam(1e-3)), [tokens, tokens]
+    return model, trained(model, loss_of, tf.keras.optimizers.Adam(1e-3)), [tokens, tokens]
 
 
 def swish() -> Made:
@@ -85,7 +73,7 @@ def swish() -> Made:
         stack += [layers.Activation("swish"), layers.MaxPooling2D()]
     model = tf.keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(10)])
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return model, _trained(model, loss_of, tf.keras.optimizers.SGD(1e-2, momentum=0.9)), _images(32, 64)
+    return model, trained(model, loss_of, tf.keras.optimizers.SGD(1e-2, momentum=0.9)), _images(32, 64)
 
 
 class _Messages(tf.Module):

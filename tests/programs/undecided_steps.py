@@ -12,6 +12,7 @@ import tensorflow as tf
 from control_flow import prefetching
 from models import settle
 from step_parts import descend, make_data, make_weights
+from step_peaks import measuring
 
 
 def any_number_of_iterations() -> dict[str, Any]:
@@ -32,9 +33,8 @@ def any_number_of_iterations() -> dict[str, Any]:
         optimized = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=("swap",), on_exceeded="raise")
         losses, peaks = [], []
         for n in numbers:
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            losses.append(float(optimized(x, tf.constant(n))))
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                losses.append(float(optimized(x, tf.constant(n))))
     made = w.numpy().copy()
     w.assign(first)
     plain = [float(tf.function(step)(x, tf.constant(n))) for n in numbers]
@@ -71,9 +71,8 @@ def every_sequence(limit: str) -> dict[str, Any]:
     optimized(x, sequences[0])
     peaks: list[int] = []
     for sequence in sequences:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        optimized(x, sequence)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            optimized(x, sequence)
     return {"peak": max(peaks), "planned": optimized.plan().planned_peak_bytes, "plans": optimized.plans}
 
 
@@ -106,9 +105,8 @@ def any_end(share: float) -> dict[str, Any]:
     optimized(x, ends[0])
     peaks: list[int] = []
     for n in ends:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        optimized(x, n)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            optimized(x, n)
     plan = optimized.plan()
     return {
         "peak": max(peaks),
@@ -207,9 +205,8 @@ def any_course(share: float) -> dict[str, Any]:
         found: list[bytes] = []
         peaks: list[int] = []
         for call in calls:
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            found.append(function(*call).numpy().tobytes())
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                found.append(function(*call).numpy().tobytes())
         return [*found, *(weight.numpy().tobytes() for weight in weights)], peaks
 
     with grappler_off():

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from micro_batches import micro_batches
+from step_peaks import measuring
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit
@@ -45,9 +46,8 @@ def runner(state: list[Any], *arguments: Any) -> Run:
             variable.assign(value)
         losses, peaks = [], []
         for _ in range(3):
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            losses.append(function(*arguments).numpy().tobytes())
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                losses.append(function(*arguments).numpy().tobytes())
         values = [variable.numpy().tobytes() for variable in state]
         return hashlib.sha256(b"".join(losses + values)).hexdigest(), max(peaks)
 

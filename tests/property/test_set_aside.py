@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from processes import ROOT, last_json, on_arena, run_python
+from step_peaks import measuring
 
 pytest.importorskip("tensorflow")
 
@@ -33,9 +34,8 @@ def steps(limit):
     set_aside.set_aside_one_in(200)
     peaks = []
     for _ in range(60):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        optimized(*arguments)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            optimized(*arguments)
     set_aside.set_aside_one_in(0)
     return [max(peaks), set_aside.set_aside_times()]
 

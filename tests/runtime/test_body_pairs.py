@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from processes import TWO_THREADS, on_arena
 from slow import slow
+from step_peaks import measuring
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.eager import context
@@ -264,9 +265,8 @@ def measured_in_steps(net, limit, rows=64):
     step = tfswap.optimize(tf.function(step), memory_limit=limit)
     losses, measured = [], []
     for _ in range(5):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        losses.append(float(step(xs)))
-        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(measured):
+            losses.append(float(step(xs)))
     plan = step.plan()
     functions = [context.context().get_function_def(name) for name in context.context().list_function_names()]
     same = all(np.array_equal(a, b) for a, b in zip(variables, mine, strict=True))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from step_peaks import measuring
 
 pytest.importorskip("tensorflow")
 
@@ -16,12 +17,12 @@ ROOM_BYTES = 2 << 20
 
 def measured(step: Any, x: Any) -> tuple[list[bytes], int]:
     """The bits of a step's result, and the arena's peak."""
-    import tensorflow as tf
     from nets import bits
 
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    result = bits(step(x))
-    return result, tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    peaks: list[int] = []
+    with measuring(peaks):
+        result = bits(step(x))
+    return result, peaks[0]
 
 
 class Twins:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from processes import on_arena
 from slow import slow
+from step_peaks import measuring
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -118,9 +119,8 @@ def called_with_sizes(name):
     step = tfswap.optimize(tf.function(net.trained(loss_of), input_signature=signature), memory_limit=LIMIT)
     losses, peaks = [], []
     for each in given:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        losses.append(bits(step(each)))
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            losses.append(bits(step(each)))
     report = step.report()
     return {
         "losses": losses == unoptimised,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from step_peaks import measuring
 
 import tfswap
 
@@ -97,9 +98,8 @@ def run(kind, **limit):
     results, peaks = [], []
     for _ in range(3):
         given = arguments()
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        results.append(step(*given).numpy().tobytes().hex())
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            results.append(step(*given).numpy().tobytes().hex())
     return [results, [w.numpy().tobytes().hex() for w in weights]], max(peaks), step
 
 
@@ -143,9 +143,8 @@ def lookups():
     step = tfswap.optimize(step, memory_limit="60%")
     peaks = []
     for _ in range(4):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(x)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            step(x)
     return [peaks, step.report().planned_peak_bytes]
 
 
@@ -184,9 +183,8 @@ def pipeline(limit):
     step = tfswap.optimize(tf.function(train), memory_limit=limit)
     peaks = []
     for _ in range(4):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step()
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            step()
     return [peaks, step.report().memory_limit_bytes, messages]
 
 

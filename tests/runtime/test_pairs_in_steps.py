@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from processes import TWO_THREADS, on_arena
 from slow import slow
+from step_peaks import measuring
 
 import tfswap
 from tfswap.compiler.compiler import Optimizer
@@ -75,9 +76,8 @@ def measured_in_steps(kind, limit, busy):
     measured, losses = [], []
 
     def measure():
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        losses.append(float(step(x)))
-        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(measured):
+            losses.append(float(step(x)))
 
     measure()  # it is planned, which would take long on a busy machine
     stop = threading.Event()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from step_peaks import measuring
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -56,9 +57,8 @@ def around_a_python_function(way, limit):
     optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
     found, peaks = [], []
     for _ in range(3):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        found.append(bits(optimized(x)))
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            found.append(bits(optimized(x)))
     report = optimized.report()
     return {
         "same": found + [bits(w) for w in weights] == expected,

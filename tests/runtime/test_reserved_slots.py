@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 from planner_problems import facts, named
 from processes import on_arena
+from step_peaks import measuring
 
 import tfswap
 from tfswap.analysis.dataflow import Dataflow
@@ -96,9 +97,8 @@ def run(limit, large=1):
     peaks = []
     try:
         for _ in range(3):
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            planned(x)
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                planned(x)
     except tfswap.InfeasibleMemoryLimit as error:
         left = tf.config.experimental.get_memory_info("CPU:0")["current"] - before
         return {"floor": error.floor_bytes, "limit": error.limit_bytes, "left": left}
@@ -189,9 +189,8 @@ def batches():
     thread.start()
     peaks = []
     for _ in range(60):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        planned(batch)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(peaks):
+            planned(batch)
     ended.set()
     thread.join()
     return [max(peaks), planned.plan().planned_peak_bytes, planned.plan().limit_bytes]

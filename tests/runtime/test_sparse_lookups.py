@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from processes import on_arena
 from slow import slow
+from step_peaks import measuring
 
 WORDS, WIDTH = 4000, 64
 
@@ -73,9 +74,8 @@ def program(kind):
         losses, peaks = [], []
         for seed, rows in enumerate((800, 1024)):
             arguments = arguments_of_call(kind, seed, rows)
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            losses.append(step(*arguments).numpy().tobytes().hex())
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                losses.append(step(*arguments).numpy().tobytes().hex())
             del arguments
         return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
 
@@ -221,9 +221,8 @@ def in_file(kind, folder):
                 tf.SparseTensor(there, draw.integers(0, FILE_WORDS, len(there)), [FILE_ROWS, FILE_MOST]),
                 tf.SparseTensor(there, draw.random(len(there), np.float32), [FILE_ROWS, FILE_MOST]),
             ]
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            losses.append(float(loaded.train_step(*given)))
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            with measuring(peaks):
+                losses.append(float(loaded.train_step(*given)))
         return [losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]], max(peaks)
 
     found = []

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from processes import on_arena
 from slow import slow
+from step_peaks import measuring
 
 import tfswap
 
@@ -80,9 +81,8 @@ def steps(how, limit, frozen=0):
     for call in range(6):
         if call:
             net.between(how, call)
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(x)
-        measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        with measuring(measured):
+            step(x)
         planned.append(step.report().planned_peak_bytes)
     return [measured, planned, step.report().memory_limit_bytes, messages]
 

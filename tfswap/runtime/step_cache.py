@@ -125,8 +125,7 @@ class StepCache:
     @property
     def granted_bytes(self) -> int:
         """The highest limit of all plans; 0 where there is none."""
-        steps = [step for steps in tuple(self._steps.values()) for step in tuple(steps)]  # another thread may add some
-        return max((step.limit_bytes or 0 for step in steps), default=0)
+        return _granted_by(step for steps in tuple(self._steps.values()) for step in tuple(steps))  # threads add some
 
     def change_limit(self, limit: int | str | None) -> None:
         """Plan every step again for another limit, at its next call."""
@@ -235,18 +234,16 @@ class StepCache:
         return made
 
     def _limit_of_sizes(self) -> int | str | None:
-        """The limit of functions that compute sizes, as far as it is known."""
+        """The limit of functions that compute sizes, as far as it is known: what a share of the steps' peaks is."""
         limit = self._request.memory_limit
-        if limit is None or is_share(limit):
-            return self.granted_bytes or arena.device_limit_bytes(machine.current_device()[0])
-        return limit
+        known = self.granted_bytes if limit is None or is_share(limit) else limit
+        return known or arena.device_limit_bytes(machine.current_device()[0])
 
     def _limit_of(self, concrete: Any) -> int | str | None:
         """The limit of a trace. A share is of the training step's peak, where that is known: a share of the forward
         pass alone would be far too low.
         """
-        limits = [step.limit_bytes for step in self._steps.get(self.joint_of.get(concrete), ())]
-        return max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
+        return _granted_by(self._steps.get(self.joint_of.get(concrete), ())) or self._request.memory_limit
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """From now on, compute more of the trace's sizes from arguments; returns whether there are more."""
@@ -295,3 +292,8 @@ class StepCache:
             return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
         request = dataclasses.replace(self._request, memory_limit=self._limit_of(concrete))
         return Step(self._trace_of(concrete), shapes, request, *given, self._dynamic_sizes.get(concrete))
+
+
+def _granted_by(steps: Iterable[Step]) -> int:
+    """The highest limit of steps whose peaks are known, of which a share then is; 0 where no peak is."""
+    return max((step.limit_bytes or 0 for step in steps), default=0)

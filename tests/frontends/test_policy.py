@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-import test_inner_encode
-import test_inside
+import test_body_plan
+import test_encode_in_bodies
 import test_loop_recompute
 import test_loop_swap
 import test_packings
@@ -235,7 +235,7 @@ def test_a_loop_makes_nothing_again_by_kernels_that_may_not_run_again() -> None:
 @pytest.mark.usefixtures("as_traced")
 @pytest.mark.parametrize("tactic", ["swap", "recompute"])
 def test_what_waits_inside_of_a_body(tactic: str) -> None:
-    graph = parse_graph(test_inside.text())
+    graph = parse_graph(test_body_plan.text())
     free = optimizer(graph, tactics=(tactic,))
     plan = free.plan(free.floor_bytes())
 
@@ -255,7 +255,7 @@ def test_what_waits_inside_of_a_body(tactic: str) -> None:
 
 @pytest.mark.usefixtures("as_traced")
 def test_what_a_loop_saves_is_encoded_if_what_is_pushed_may_be() -> None:
-    graph = parse_graph(test_inner_encode.SAVED)
+    graph = parse_graph(test_encode_in_bodies.SAVED)
     kernel = "back[1]/grad"
     accumulator = optimizer(graph).search.variants.accumulators["saved"]
     (push,) = accumulator.pushes

@@ -110,16 +110,16 @@ fetches %filter, %between
     assert controls == {"bias": {"g"}, "filter": set()}
 
 
-def test_join():
-    golden = Golden("join")
+def test_onednn_fusion():
+    golden = Golden("onednn_fusion")
     assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=False))) == 0
     assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=True))) == 2
     golden.check()
     assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=True))) == 0
 
 
-def test_settle():
-    golden = Golden("settle")
+def test_assign_in_place():
+    golden = Golden("assign_in_place")
     before = edges(golden.graph), len(golden.graph)
     assert assign_in_place(golden.graph, Target(DeviceModel())) == 2
     assert (edges(golden.graph), len(golden.graph)) == before
@@ -127,22 +127,22 @@ def test_settle():
     assert assign_in_place(golden.graph, Target(DeviceModel())) == 0
 
 
-def test_defer():
-    golden = Golden("defer")
+def test_defer_constants():
+    golden = Golden("defer_constants")
     assert defer_constants(golden.graph, Target(DeviceModel("gpu"))) == 0
     assert defer_constants(golden.graph, Target(DeviceModel())) == 9
     golden.check()
     assert defer_constants(golden.graph, Target(DeviceModel())) == 0
 
 
-def test_hand_over():
-    golden = Golden("hand_over")
+def test_result_slots():
+    golden = Golden("result_slots")
     assert use_result_slots(golden.graph, Target(DeviceModel())) == 1
     golden.check()
 
 
-def test_split_views():
-    golden = Golden("split_views")
+def test_split_identity_n():
+    golden = Golden("split_identity_n")
     before = edges(golden.graph), len(golden.graph)
     # Both inputs of swapped, the input of one, both inputs of sum.
     assert split_identity_n(golden.graph, Target(DeviceModel())) == 5
@@ -182,8 +182,8 @@ def test_copies_between_host_and_gpu(name, copy, copies):
     assert copy(golden.graph, gpu) == 0
 
 
-def test_split_sums():
-    golden = Golden("split_sums")
+def test_split_add_n():
+    golden = Golden("split_add_n")
     before = len(golden.graph)
     # Of eleven and of eighteen; not of nine, of small ones, and of what is read elsewhere or is a view of that.
     assert split_add_n(golden.graph, Target(DeviceModel())) == 2
@@ -200,7 +200,7 @@ def test_replaced_ops():
 
 
 def test_zeros_like():
-    golden = Golden("likes")
+    golden = Golden("zeros_like")
     before = len(golden.graph)
     assert fill_zeros_like(golden.graph, Target(DeviceModel())) == 2
     assert len(golden.graph) == before + 4
@@ -288,16 +288,16 @@ def test_split_custom_gradient():
     assert split_identity_n(golden.graph, Target(DeviceModel())) == 0
 
 
-def test_share():
-    golden = Golden("share")
+def test_common_subexpressions():
+    golden = Golden("common_subexpressions")
     assert merge_equal_nodes(golden.graph, Target(DeviceModel())) == 3
     golden.graph.prune()
     golden.check()
     assert merge_equal_nodes(golden.graph, Target(DeviceModel())) == 0
 
 
-def test_shared_reads():
-    golden = Golden("shared_reads")
+def test_copy_on_read():
+    golden = Golden("copy_on_read")
     before = len(golden.graph)
     # The gather and both updates of table, the update of its slots, the gather of tied.
     assert leave_copy_on_read(golden.graph, Target(DeviceModel())) == 5

@@ -84,7 +84,7 @@ def carried_out(graph: Graph, inside: Inside) -> None:
 
 
 def test_the_rewritten_body():
-    golden = Golden("inside")
+    golden = Golden("body_plan")
     choose_body_orders(golden.graph, Target(CPU))
     nodes = sum(map(len, golden.graph.all_bodies()))
     name, *order = golden.arguments
@@ -123,18 +123,18 @@ def paper(graph: Graph) -> Record:
 
 
 def test_copies_of_one_iteration_are_gone_in_the_next():
-    graph = Golden("inside").graph
+    graph = Golden("body_plan").graph
     choose_body_orders(graph, Target(CPU))
-    name, *order = Golden("inside").arguments
-    carried_out(graph, Inside(name, tuple(order), tuple(Golden("inside").evictions)))
+    name, *order = Golden("body_plan").arguments
+    carried_out(graph, Inside(name, tuple(order), tuple(Golden("body_plan").evictions)))
     made = paper(graph)
     assert (made.out_bytes, made.in_bytes, made.away_bytes, made.passing_bytes) == (5 * 256, 5 * 256, 0, 256)
 
 
 def test_a_split_is_one_in_every_iteration():
-    graph = Golden("inside").graph
+    graph = Golden("body_plan").graph
     choose_body_orders(graph, Target(CPU))
-    _, *order = Golden("inside").arguments
+    _, *order = Golden("body_plan").arguments
     once = tuple(dict.fromkeys(order))
     carried_out(graph, Inside("loop[1]", once, splits=(Split(once.index("b"), 64), Split(once.index("b"), 32))))
     kinds = [event for event in paper(graph).events if event[0] in ("split", "part", "rest")]
@@ -143,9 +143,9 @@ def test_a_split_is_one_in_every_iteration():
 
 def test_splits_in_a_loop_that_has_splits_itself():
     """What parts chunks is given back by who has parted them, wherever the requests are replayed."""
-    graph = Golden("inside").graph
+    graph = Golden("body_plan").graph
     choose_body_orders(graph, Target(CPU))
-    _, *order = Golden("inside").arguments
+    _, *order = Golden("body_plan").arguments
     once = tuple(dict.fromkeys(order))
     carried_out(graph, Inside("loop[1]", once, splits=(Split(once.index("next"), 1024), Split(once.index("b"), 1024))))
     flow = analyse_dataflow(graph, CPU)

@@ -182,7 +182,7 @@ def test_malformed_rules_are_refused(given, reported):
 
 
 def test_the_backward_pass_reads_what_is_decoded():
-    golden = Golden("precision")
+    golden = Golden("reduce_precision")
     before = len(golden.graph)
     reduction = Reduction("map:0", "fp8", (("change",), ("back",)))
     assert reduce_precision(golden.graph, Target(PLAIN), [reduction]) == len(golden.graph) - before == 5

@@ -28,7 +28,7 @@ from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 
 CPU = DeviceModel("cpu", False, 2, 2)
-SAVED = Golden("inner_encode_saved").parts[1]
+SAVED = Golden("encode_in_bodies_saved").parts[1]
 OPTIONAL = test_loop_swap.OPTIONAL.replace("TanhGrad(%get, %g)", "ReluGrad(%g, %get)").replace("Tanh(%x)", "Relu(%x)")
 
 
@@ -81,7 +81,7 @@ def test_branches_save_in_optionals():
 # --- the rewriting ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "added"), [("inner_encode", 2 + 1), ("inner_encode_saved", 2 - 2)])
+@pytest.mark.parametrize(("name", "added"), [("encode_in_bodies", 2 + 1), ("encode_in_bodies_saved", 2 - 2)])
 def test_the_rewritten_bodies(name, added):
     """Masks, and the shape of one; a mask and a shape that is not known, in the place of another shape and a view."""
     golden = Golden(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,31 +122,32 @@ def test_what_it_is_given_once_of_each_tensor() -> None:
         relu.nbytes = 0  # pyright: ignore[reportAttributeAccessIssue] frozen
 
 
-REAL = """
-import json
-import tensorflow as tf
-import tfswap
-from test_policy import {program}, batch
+def kept(make: Callable[[], Any], rows: int, limit: str, tactics: dict[str, tuple[str, ...]]) -> list[Any]:
+    """What a step's report has of each tensor, and which the policy was called for. Values and limit are checked.
 
-memory, x, asked = tf.config.experimental, batch({rows}), []
-def policy(facts):
-    asked.append(facts.name)
-    return {policy}.get(facts.op)
-def bits(function):
-    return [function(x).numpy().tobytes().hex() for _ in range(3)]
-plain = bits({program}())
-memory.reset_memory_stats("CPU:0")
-optimized = tfswap.optimize({program}(), memory_limit="{limit}", policy=policy)
-assert bits(optimized) == plain
-assert memory.get_memory_info("CPU:0")["peak"] <= optimized.plan().limit_bytes
-rows = [(row.op, row.tactic, row.reason) for row in optimized.report().rows]
-print(json.dumps([rows, asked]))
-"""
+    Args:
+        tactics: what is allowed, by op.
+    """
+    memory, x, named = tf.config.experimental, batch(rows), []
+
+    def policy(facts):
+        named.append(facts.name)
+        return tactics.get(facts.op)
+
+    def bits(function):
+        return [function(x).numpy().tobytes().hex() for _ in range(3)]
+
+    plain = bits(make())
+    memory.reset_memory_stats("CPU:0")
+    optimized = tfswap.optimize(make(), memory_limit=limit, policy=policy)
+    assert bits(optimized) == plain
+    assert memory.get_memory_info("CPU:0")["peak"] <= optimized.plan().limit_bytes
+    return [[(row.op, row.tactic, row.reason) for row in optimized.report().rows], named]
 
 
 def test_values_and_limit_are_kept() -> None:
     policy = {"Relu": ("recompute",), "AddV2": ("swap",)}
-    rows, _ = on_arena(REAL.format(program="step", rows=4096, limit="60%", policy=policy))
+    rows, _ = on_arena(lambda: kept(step, 4096, "60%", policy))
     assert {(op, tactic) for op, tactic, _ in rows if op in policy} == {
         ("Relu", "keep"),
         ("AddV2", "swap"),
@@ -176,7 +178,7 @@ def scan() -> Any:
 )
 def test_a_loop_follows_the_policy_of_the_tensors_in_its_body(allowed: str, limit: str, reported: str) -> None:
     policy = {"Tanh": (allowed,)}
-    rows, asked = on_arena(REAL.format(program="scan", rows=2048, limit=limit, policy=policy))
+    rows, asked = on_arena(lambda: kept(scan, 2048, limit, policy))
     assert any(name.startswith("while[1]/") and name.endswith("Tanh:0") for name in asked)
     assert reported in {f"{tactic}: {reason}" for op, tactic, reason in rows if op == "list"}
 

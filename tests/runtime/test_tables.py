@@ -5,70 +5,75 @@ What TensorFlow's copy-on-read mode does, and steps on an arena, whose peak is t
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from processes import on_arena
+from step_peaks import measuring
 
 from tfswap.ir import op_traits
 
 pytest.importorskip("tensorflow")
 
-PROGRAM = """
-import json
-import tensorflow as tf
-import tfswap
-from models import settle
-from tables import NETS, batch
 
-settle()
-arguments = batch({count}, {different})
-nothing = tf.IndexedSlices(arguments[1] * 0.0, arguments[0])
+class PlannedStep:
+    """The step of a net of tables under the lowest limit, its peaks and its losses."""
 
-def floor_of(function):
-    try:
-        tfswap.optimize(function, memory_limit=1)(*arguments)
-    except tfswap.InfeasibleMemoryLimit as error:
-        return error.floor_bytes
+    def __init__(self, net: str, different: int) -> None:
+        import tensorflow as tf
+        from arena_programs import floor_of
+        from models import settle
+        from tables import NETS, batch
 
-net = NETS[{net!r}]()
-function = tf.function(net.step)
-limit = floor_of(function)
-step = tfswap.optimize(function, memory_limit=limit)
-peaks, losses = [], []
+        import tfswap
 
-def run():
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    losses.append(step(*arguments).numpy().tobytes().hex())
-    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        settle()
+        self.arguments = batch(2000, different)
+        self.nothing = tf.IndexedSlices(self.arguments[1] * 0.0, self.arguments[0])
+        self.net = NETS[net]()
+        function = tf.function(self.net.step)
+        self.limit = floor_of(function, *self.arguments)
+        self.step = tfswap.optimize(function, memory_limit=self.limit)
+        self.peaks: list[int] = []
+        self.losses: list[str] = []
 
-def digest(net):
+    def run(self) -> None:
+        with measuring(self.peaks):
+            self.losses.append(self.step(*self.arguments).numpy().tobytes().hex())
+
+
+def digest(net: Any) -> list[str]:
     return [v.numpy().tobytes().hex() for v in net.variables]
-"""
 
-MODES = """
-run()
-run()
-tf.gather(net.table, arguments[0])  # turns the mode on
-run()
-tf.raw_ops.DisableCopyOnRead(resource=net.table.handle)  # as saving a checkpoint does
-run()
-net.table.scatter_add(nothing)
-run()
 
-from tfswap.exporters.function import memory_optimizer_off
-with memory_optimizer_off():
-    reference = NETS[{net!r}]()
-    unoptimised = tf.function(reference.step)
-    expected = [unoptimised(*arguments).numpy().tobytes().hex() for _ in losses]
-plan = step.plan()
-same = losses == expected and digest(net) == digest(reference)
-print(json.dumps([peaks, plan.planned_peak_bytes, limit, same, len(plan.order), step.plans]))
-"""
+def in_all_modes(name: str) -> list[Any]:
+    import tensorflow as tf
+    from tables import NETS
+
+    from tfswap.exporters.function import memory_optimizer_off
+
+    planned = PlannedStep(name, different=2000)
+    net, arguments = planned.net, planned.arguments
+    planned.run()
+    planned.run()
+    tf.gather(net.table, arguments[0])  # turns the mode on
+    planned.run()
+    tf.raw_ops.DisableCopyOnRead(resource=net.table.handle)  # as saving a checkpoint does
+    planned.run()
+    net.table.scatter_add(planned.nothing)
+    planned.run()
+    with memory_optimizer_off():
+        reference = NETS[name]()
+        unoptimised = tf.function(reference.step)
+        expected = [unoptimised(*arguments).numpy().tobytes().hex() for _ in planned.losses]
+    plan = planned.step.plan()
+    same = planned.losses == expected and digest(net) == digest(reference)
+    return [planned.peaks, plan.planned_peak_bytes, planned.limit, same, len(plan.order), planned.step.plans]
 
 
 @pytest.mark.parametrize("net", ["Whole", "Sparse", "Inside", "OnlyInPart"])
 def test_the_planned_peak_is_the_measured_one_whatever_the_mode_was(net):
-    program = (PROGRAM + MODES).format(net=net, count=2000, different=2000)
-    peaks, planned, limit, same, kernels, plans = on_arena(program)
+    peaks, planned, limit, same, kernels, plans = on_arena(lambda: in_all_modes(net))
     assert peaks == [planned] * 5
     assert planned <= limit
     assert same
@@ -79,8 +84,14 @@ def test_the_planned_peak_is_the_measured_one_whatever_the_mode_was(net):
 @pytest.mark.parametrize("different", [2000, 50])
 def test_equal_ids_take_less_and_ids_that_all_differ_what_is_planned(different):
     """How many rows are updated is known by a bound; the limit holds for all data."""
-    reported = "run()\nrun()\nprint(json.dumps([peaks, step.plan().planned_peak_bytes, limit]))"
-    peaks, planned, limit = on_arena((PROGRAM + reported).format(net="Sparse", count=2000, different=different))
+
+    def program():
+        step = PlannedStep("Sparse", different)
+        step.run()
+        step.run()
+        return [step.peaks, step.step.plan().planned_peak_bytes, step.limit]
+
+    peaks, planned, limit = on_arena(program)
     assert max(peaks) <= planned <= limit
     if different == 2000:
         assert min(peaks) == planned
@@ -96,7 +107,7 @@ def every_op():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     kib = 1024
 
-    def requested_precisions(function):
+    def allocates(function):
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
         tf.config.experimental.reset_memory_stats("CPU:0")
         function()
@@ -118,12 +129,12 @@ def every_op():
             return program.function(*program.arguments)
 
         run()
-        in_part, reads, updates = requested_precisions(run), requested_precisions(read), requested_precisions(whole)
+        in_part, reads, updates = allocates(run), allocates(read), allocates(whole)
         for handle in handles:
             tf.raw_ops.DisableCopyOnRead(resource=handle)
-        shared = requested_precisions(read), requested_precisions(whole)
+        shared = allocates(read), allocates(whole)
         _held = read()
-        copied = requested_precisions(run)
+        copied = allocates(run)
         found[case.op] = [in_part, reads, updates, *shared, copied]
     return found
 

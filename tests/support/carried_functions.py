@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -42,6 +43,11 @@ class Carried(NamedTuple):
         assert len(found) == 1, f"{len(found)} functions {self.name!r} begin on line {self.line} of {self.module}"
         cells = tuple(types.CellType(v.function() if isinstance(v, Carried) else v) for v in self.values)
         return types.FunctionType(found[0], vars(module), self.name, self.defaults, cells)
+
+    def run(self) -> None:
+        """Run it, and print its result as JSON."""
+        if (result := self.function()()) is not None:
+            print(json.dumps(result))
 
 
 def carry(function: Callable[..., Any]) -> Carried:

@@ -194,8 +194,8 @@ def cases() -> dict[str, Any]:
     named["half_precision"] = _called(models.MODELS["vgg"], precision="fp16")
     for name in ("vae", "gan", "lstm"):
         named[f"keras_{name}"] = _keras(name)
-    for function in ("train_step", "predict"):
-        named[f"file_{function}"] = _file(saved_models.plain, function)
+    named["file_train_step"] = _file(saved_models.plain, "train_step")
+    named["file_predict"] = _file(saved_models.plain, "predict", portable=True)
     named["portable_train"] = _file(portable_models.net, "train_step", portable=True)
     named["portable_serve"] = _file(portable_models.net, "serve", portable=True)
     named["graph_def"] = _graph_def()

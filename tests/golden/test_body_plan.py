@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from processes import on_arena
+from processes import calling, on_arena
 from slow import slow
 from test_passes import Golden
 
@@ -304,12 +305,17 @@ def test_what_is_not_allowed_is_not_adopted(tactics):
 # --- run --------------------------------------------------------------------------------------------------
 
 
-LOOPED = "import json, control_flow; from tfswap.passes.prepare import unroll_loops; unroll_loops.MOST_TRIPS = -1"
-"""Loops stay loops, however few their iterations are."""
+def looped(program: Callable[[], Any]) -> Any:
+    """The result of a program whose loops stay loops, however few their iterations are."""
+    from tfswap.passes.prepare import unroll_loops
+
+    unroll_loops.MOST_TRIPS = -1
+    return program()
 
 
 def run(program: str, limit: str, **env: str) -> dict[str, Any]:
-    return on_arena(f"{LOOPED}; print(json.dumps(control_flow.main({program!r}, {limit!r})))", **env)
+    main = calling("control_flow.main", program, limit)
+    return on_arena(lambda: looped(main), **env)
 
 
 @pytest.mark.parametrize("program", [*slow("micro_batches"), "steps_in_loop", "training_branch"])
@@ -339,7 +345,8 @@ def test_a_loop_inside_of_a_body_saves_nothing_there():
 
 def test_an_iteration_that_fails_leaves_nothing_behind():
     pytest.importorskip("tensorflow")
-    found = on_arena(f"{LOOPED}; import failing_steps; print(json.dumps(failing_steps.fail_in_micro_batch()))")
+    fail = calling("failing_steps.fail_in_micro_batch")
+    found = on_arena(lambda: looped(fail))
     assert found["moved"] > 0
     assert {key: found[key] for key in ("failed", "host_in_use", "grown")} == {
         "failed": 3,

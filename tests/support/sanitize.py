@@ -50,7 +50,7 @@ CHECKED = (
     "ops/test_lossy_codecs.py",
     "ops/test_list_zeros.py",
     "ops/test_loop_ops.py",
-    "ops/test_pieces.py",
+    "ops/test_ordered_splits.py",
     "runtime/test_spill.py",
     "property/test_fuzz_ops.py",
     "property/test_arena_replay.py",

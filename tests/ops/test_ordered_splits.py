@@ -114,7 +114,7 @@ def test_outputs_lie_where_they_did_in_each_run() -> None:
     def program():
         import numpy as np
         import tensorflow as tf
-        from test_pieces import numbered, splitting
+        from test_ordered_splits import numbered, splitting
 
         value, axis = numbered([512, 2048], tf.float32), tf.constant(1)
         split = splitting(16, own=True, sizes=False)

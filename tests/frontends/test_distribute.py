@@ -161,7 +161,7 @@ fetches %later, %first
 
 def test_collectives_wait_for_those_that_were_traced_before_them():
     graph = parse_graph(COLLECTIVES)
-    assert spans_workers(graph)
+    assert spans_workers([graph])
     assert order_collectives(graph, Target(DeviceModel())) == 1
     assert graph["later"].controls == (graph["first"],)
     assert order_collectives(graph, Target(DeviceModel())) == 0
@@ -170,7 +170,7 @@ def test_collectives_wait_for_those_that_were_traced_before_them():
 def test_collectives_among_the_devices_of_one_worker_do_not_span_workers():
     graph = parse_graph(COLLECTIVES)
     graph["first"].device, graph["later"].device = "/device:CPU:0", "/device:CPU:1"
-    assert not spans_workers(graph)
+    assert not spans_workers([graph])
 
 
 def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_concurrently():

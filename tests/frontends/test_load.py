@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 import load_programs
-from processes import calling, on_arena, run_forked
+from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 from slow import slow
 
@@ -93,7 +93,7 @@ def test_the_gate_refuses_what_would_pass_the_limit_and_nothing_else(models: dic
 
 
 def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
-    found = on_arena(calling("load_programs.ways", str(tmp_path)), ARENA_MIB)
+    found = on_arena(f"import json, load_programs; print(json.dumps(load_programs.ways({str(tmp_path)!r})))", ARENA_MIB)
     for name in ("ours", "portable", "left_alone", "policy"):
         assert found[name]["same"], name
         assert found[name]["kept"], name
@@ -109,7 +109,7 @@ def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others_mib", [0, 12])
 def test_a_sessions_step_is_refused_too(others_mib: int) -> None:
-    errors = on_arena(calling("load_programs.in_a_session", others_mib))
+    errors = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
     assert ("was planned for a limit of" in errors) == bool(others_mib), errors
 
 
@@ -117,7 +117,7 @@ def test_a_sessions_step_is_refused_too(others_mib: int) -> None:
 def signatures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, int]]:
     """Models whose signatures are decorated steps, and their limits."""
     folder = str(tmp_path_factory.mktemp("signatures"))
-    return folder, on_arena(calling("load_programs.save_signatures", folder))
+    return folder, on_arena(f"import json, load_programs; print(json.dumps(load_programs.save_signatures({folder!r})))")
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_a_decorated_step_that_was_saved_keeps_its_limit_where_tfswap_loads_it(
 
 
 def test_steps_of_one_model_have_a_limit_each(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    run_forked(calling("load_programs.save_steps", folder), TF_ENABLE_ONEDNN_OPTS="0")
-    found = on_arena(calling("load_programs.run_steps", folder, 1))
+    folder = repr(str(tmp_path))
+    run_forked(f"import load_programs; load_programs.save_steps({folder})", TF_ENABLE_ONEDNN_OPTS="0")
+    found = on_arena(f"import json, load_programs; print(json.dumps(load_programs.run_steps({folder}, 1)))")
     limits = [made["limit"] for made in found[:-1]]
     assert limits[2] < limits[0] < limits[1]
     assert all(made["peak"] <= made["limit"] for made in found[:-1])
@@ -238,7 +238,9 @@ def test_what_is_known_by_bounds_gets_the_region_that_it_needs_or_is_refused(tmp
 
 def test_codecs_are_loaded_that_only_joined_kernels_have(tmp_path: Path) -> None:
     def ran(way: str) -> dict[str, Any]:
-        return on_arena(calling("load_programs.ran_drawing_loop", str(tmp_path), way))
+        return on_arena(
+            f"import json, load_programs; print(json.dumps(load_programs.ran_drawing_loop({str(tmp_path)!r}, {way!r})))"
+        )
 
     expected = ran("plain")["loss"]
     assert ran("memory") == {"loss": expected, "loaded": True}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import calling, on_arena, run_forked
+from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
@@ -24,7 +24,8 @@ BATCH = 4096
 
 
 def train(model: Path, reference: bool = False) -> dict[str, Any]:
-    return on_arena(calling("saved_models.train", str(model), BATCH, reference), ARENA_MIB)
+    arguments = f"{str(model)!r}, {BATCH}, {reference}"
+    return on_arena(f"import json, saved_models; print(json.dumps(saved_models.train({arguments})))", ARENA_MIB)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     names = ("plain", "keras")
     for name in names:
-        run_forked(calling("saved_models.save", name, str(folder / name)))
+        run_forked(f"import saved_models; saved_models.save({name!r}, {str(folder / name)!r})")
     return {name: folder / name for name in names}
 
 

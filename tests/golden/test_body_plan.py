@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from processes import calling, on_arena
+from processes import on_arena
 from slow import slow
 from test_passes import Golden
 
@@ -305,17 +304,12 @@ def test_what_is_not_allowed_is_not_adopted(tactics):
 # --- run --------------------------------------------------------------------------------------------------
 
 
-def looped(program: Callable[[], Any]) -> Any:
-    """The result of a program whose loops stay loops, however few their iterations are."""
-    from tfswap.passes.prepare import unroll_loops
-
-    unroll_loops.MOST_TRIPS = -1
-    return program()
+LOOPED = "import json, control_flow; from tfswap.passes.prepare import unroll_loops; unroll_loops.MOST_TRIPS = -1"
+"""Loops stay loops, however few their iterations are."""
 
 
 def run(program: str, limit: str, **env: str) -> dict[str, Any]:
-    main = calling("control_flow.main", program, limit)
-    return on_arena(lambda: looped(main), **env)
+    return on_arena(f"{LOOPED}; print(json.dumps(control_flow.main({program!r}, {limit!r})))", **env)
 
 
 @pytest.mark.parametrize("program", [*slow("micro_batches"), "steps_in_loop", "training_branch"])
@@ -345,8 +339,7 @@ def test_a_loop_inside_of_a_body_saves_nothing_there():
 
 def test_an_iteration_that_fails_leaves_nothing_behind():
     pytest.importorskip("tensorflow")
-    fail = calling("failing_steps.fail_in_micro_batch")
-    found = on_arena(lambda: looped(fail))
+    found = on_arena(f"{LOOPED}; import failing_steps; print(json.dumps(failing_steps.fail_in_micro_batch()))")
     assert found["moved"] > 0
     assert {key: found[key] for key in ("failed", "host_in_use", "grown")} == {
         "failed": 3,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import test_loop_swap
-from processes import calling, on_arena
+from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.accumulators import find_accumulators
@@ -196,7 +196,9 @@ def test_a_plan_for_another_kernel_is_refused(optimizer):
 
 
 def run(program: str, limit: str, tactics: tuple[str, ...]) -> dict[str, Any]:
-    return on_arena(calling("control_flow.main", program, limit, tactics=tactics))
+    return on_arena(
+        f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r}, tactics={tactics!r})))"
+    )
 
 
 @pytest.mark.parametrize(("program", "share"), [("pools_in_micro_batches", 0.6), ("dropout_in_loop", 0.6)])

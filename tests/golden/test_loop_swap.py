@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from processes import calling, on_arena
+from processes import on_arena
 from slow import slow
 from test_passes import Golden, edges
 
@@ -421,7 +421,7 @@ def test_a_plan_for_another_list_is_refused():
 
 def run(program: str, limit: str) -> dict[str, Any]:
     pytest.importorskip("tensorflow")
-    return on_arena(calling("control_flow.main", program, limit))
+    return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(
     pytest.importorskip("tensorflow")
     expected = run(program, "unoptimised")
     limit = "70%" if program == "scan" else "80%"  # which an order alone keeps
-    found = on_arena(calling("control_flow.prefetched", program, limit))
+    found = on_arena(f"import json, control_flow; print(json.dumps(control_flow.prefetched({program!r}, {limit!r})))")
     assert found["digest"] == expected["digest"]
     assert found["peak"] == found["planned"] <= found["limit"]
     assert found["prefetched"] == found["accumulators"] > 0
@@ -466,7 +466,7 @@ def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(
 
 def test_a_loop_of_no_iterations_brings_nothing_back():
     pytest.importorskip("tensorflow")
-    found = on_arena(calling("undecided_steps.any_number_of_iterations"))
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.any_number_of_iterations()))")
     assert found["same"]
     assert found["prefetched"] > 0
     assert max(found["peaks"]) == found["peaks"][-1] == found["planned"]
@@ -474,7 +474,7 @@ def test_a_loop_of_no_iterations_brings_nothing_back():
 
 def test_a_step_that_fails_in_the_backward_loop_frees_its_copies():
     pytest.importorskip("tensorflow")
-    result = on_arena(calling("failing_steps.fail_in_backward_loop"))
+    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_in_backward_loop()))")
     assert result.pop("prefetched") > 0
     assert result == {"failed": 3, "host_in_use": 0, "grown": 0}
 
@@ -482,6 +482,6 @@ def test_a_step_that_fails_in_the_backward_loop_frees_its_copies():
 def test_a_step_that_fails_inside_gives_its_host_memory_back():
     """The values turn bad in the fifth iteration, with four elements on the host."""
     pytest.importorskip("tensorflow")
-    result = on_arena(calling("failing_steps.fail_inside"))
+    result = on_arena("import json, failing_steps; print(json.dumps(failing_steps.fail_inside()))")
     assert result.pop("accumulators") > 0
     assert result == {"failed": 3, "host_in_use": 0, "grown": 0}

@@ -3,6 +3,7 @@
 Not run. `tf.function` has no type, which pyright takes for a decorator that changes none.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def members(optimized: OptimizedFunction[[int], str]) -> None:
     assert_type(optimized.plan(), Plan)
     assert_type(optimized.stats(), StepStats)
     assert_type(decorated.report(), Report)
-    assert_type(optimized.memory_limit, int | str | None)
+    assert_type(optimized.memory_limit, int | str | Mapping[str, int | str] | None)
     assert_type(optimized.experimental_get_tracing_count(), int)
     optimized.reprot()  # pyright: ignore[reportAttributeAccessIssue]
 

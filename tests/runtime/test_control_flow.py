@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from processes import calling, on_arena
+from processes import on_arena
 from slow import slow
 
 pytest.importorskip("tensorflow")
@@ -28,7 +28,7 @@ NEAR = 0.005
 
 
 def run(program: str, limit: str) -> dict[str, Any]:
-    return on_arena(calling("control_flow.main", program, limit))
+    return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
 
 
 @pytest.mark.parametrize("program", [*EXACT, "until_small", *slow("skipped", *ALIKE)])
@@ -46,7 +46,7 @@ def test_the_limit_is_kept_the_bits_are_the_same_and_the_plan_is_true(program):
 
 def test_any_sequence_of_branches_keeps_the_limit():
     """What a branch saves, and the holes that it leaves, differ: the plan is judged by several sequences."""
-    found = on_arena(calling("undecided_steps.every_sequence", "85%"))
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.every_sequence('85%')))")
     assert found["peak"] <= found["planned"] * (1 + NEAR)
     assert found["planned"] <= found["peak"] * (1 + NEAR)
     assert found["plans"] == 1
@@ -54,7 +54,7 @@ def test_any_sequence_of_branches_keeps_the_limit():
 
 def test_any_end_of_a_loop_that_saves_keeps_the_limit():
     """A loop that ends early leaves other holes: without each end in the plan, by up to 17% over the limit."""
-    found = on_arena(calling("undecided_steps.any_end", 1.001))
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.any_end(1.001)))")
     assert found["peak"] <= found["planned"] <= found["limit"]
     assert found["plans"] == 1
 
@@ -63,13 +63,13 @@ def test_a_branch_of_one_iteration_and_a_count_left_by_another_loop_keep_the_lim
     """Iterations that stand for all have no counter, and what a loop that ends early leaves is a bound: with neither, 8
     times the limit.
     """
-    found = on_arena(calling("undecided_steps.rare_branch_and_early_end", 1.01))
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.rare_branch_and_early_end(1.01)))")
     assert found["peak"] <= found["limit"]
 
 
 def test_loops_with_no_bound_keep_their_plan_however_often_they_run():
     """None, one or many iterations, and either branch in each: one plan is that of all."""
-    found = on_arena(calling("undecided_steps.any_course", 1.01))
+    found = on_arena("import json, undecided_steps; print(json.dumps(undecided_steps.any_course(1.01)))")
     assert found["same"]
     assert max(found["peaks"]) <= found["planned"] <= found["limit"]
     assert found["planned"] <= max(found["peaks"]) * 1.02  # not all that may come has

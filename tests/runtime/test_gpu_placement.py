@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import several_gpus
 import tensorflow as tf
 from gpu_compare import SHAPES, batch, draws, made, relu_loss, reporting, trained, weights
 
@@ -48,31 +49,60 @@ def printed(h):
     return h
 
 
-PARTS = {
-    "a variable": (lambda h: h, "uses a variable that is on the CPU"),
-    "a device": (on_device, "(Sin) has the device"),
-    "an op": (printed, "TensorFlow has no kernel for GPUs of"),
-    "a kernel that TensorFlow places by itself": (
-        lambda h: h + tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32),
-        "TensorFlow has no kernel for GPUs of",
-    ),
+def from_text(h):
+    return h + tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)
+
+
+ON_THE_CPU = {"a device": on_device, "an op": printed, "a kernel that TensorFlow places by itself": from_text}
+
+
+@pytest.mark.parametrize("part", [*ON_THE_CPU, "a variable"])
+def test_a_part_on_the_cpu_runs_there_and_the_rest_keeps_its_limit(on_gpus, part):
+    def program(gpus):
+        def loss_of(variables, x):
+            h = ON_THE_CPU.get(part, tf.identity)(x @ variables[0])
+            for variable in variables[1:]:
+                h = tf.nn.relu(h @ variable)
+            return tf.reduce_mean(h * h)
+
+        def make():
+            variables = weights(*SHAPES)
+            if part == "a variable":
+                with tf.device("CPU:0"):
+                    variables[0] = tf.Variable(variables[0], name="hosted")
+            return variables, trained(loss_of, variables).python_function, [tf.constant(draws(512, 128))]
+
+        return several_gpus.compare(make, tactics=("swap",))
+
+    found = on_gpus(reporting(program))
+    planned, measured = found["planned"]["GPU:0"]
+    assert found["same"] and found["report"] == [] and found["moves"]["GPU:0"]
+    assert planned == measured <= found["limits"]["GPU:0"] < found["unoptimised"]["GPU:0"]
+
+
+def printed_in_a_loop(h):
+    def body(i, h):
+        return i + 1, printed(tf.tanh(h))
+
+    return tf.while_loop(lambda i, _: i < 20, body, [0, h], maximum_iterations=20)[1]
+
+
+REFUSED = {
+    "a part of a loop on the CPU": (printed_in_a_loop, "TensorFlow has no kernel for GPUs of"),
     "a GPU that is not there": (on_missing_gpu, "has the device GPU:7, and this process has GPU:0"),
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part):
+@pytest.mark.parametrize("part", REFUSED)
+def test_what_has_no_place_is_refused_by_name_before_anything_runs(on_gpus, part):
     def program(_):
         def loss_of(variables, x):
-            h = PARTS[part][0](x @ variables[0])
+            h = REFUSED[part][0](x @ variables[0])
             for variable in variables[1:]:
                 h = tf.nn.relu(h @ variable)
             return tf.reduce_mean(h * h)
 
         variables = weights(*SHAPES)
-        if part == "a variable":
-            with tf.device("CPU:0"):
-                variables[0] = tf.Variable(variables[0], name="hosted")
         before = [each.numpy() for each in variables]
         step = tfswap.optimize(trained(loss_of, variables), memory_limit="60%", tactics=("swap",))
         try:
@@ -82,5 +112,5 @@ def test_a_part_on_the_cpu_is_refused_by_name_before_anything_runs(on_gpus, part
             return {"reported": str(error), "same": same}
 
     found = on_gpus(reporting(program))
-    reported = PARTS[part][1]
+    reported = REFUSED[part][1]
     assert reported in found["reported"] and found["same"] and "\n" not in found["reported"]

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 import pytest
-from processes import calling, on_arena
+from processes import on_arena
 from slow import slow
 
 pytest.importorskip("tensorflow")
@@ -35,7 +35,7 @@ def run(model: str, limit: str, **env: str) -> dict[str, Any]:
 
 @functools.cache
 def _run(model: str, limit: str, env: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    code = calling("models.main", model, limit)
+    code = f"import json, models; print(json.dumps(models.main({model!r}, {limit!r})))"
     return on_arena(code, 1024, **dict(env))
 
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import TWO_THREADS, calling, on_arena
+from processes import TWO_THREADS, on_arena
 from slow import slow
 from step_peaks import measuring
 
@@ -212,5 +212,5 @@ def test_a_pair_that_fails_says_why_and_keeps_nothing():
 
 
 def test_kernels_that_stay_on_a_core_have_the_bits_of_those_that_share_all():
-    code = calling("one_core_programs.differing")
+    code = "import json, one_core_programs; print(json.dumps(one_core_programs.differing()))"
     assert on_arena(code, 1000, **TWO_THREADS) == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -221,16 +220,6 @@ def _function_of(program: str | Carried) -> Callable[[], Any]:
     function = program.function()
     assert not context.context()._initialized, f"{program.module} starts TensorFlow when it is imported"
     return function
-
-
-def calling(name: str, *arguments: Any, **keywords: Any) -> Callable[[], Any]:
-    """A program: a call of a function of a module, such as "control_flow.main", which its process imports."""
-    module, _, function = name.rpartition(".")
-
-    def call() -> Any:
-        return getattr(importlib.import_module(module), function)(*arguments, **keywords)
-
-    return call
 
 
 def run_python(code: Program, **env: str) -> subprocess.CompletedProcess[str]:

@@ -12,13 +12,13 @@ from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.policy import Policy
-from tfswap.device import arena
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
 from tfswap.planner.planner import TACTICS
-from tfswap.support.sizes import check_limit, format_bytes, parse_limit
+from tfswap.support.sizes import Limit, check_limits, format_bytes, parse_limit
 
 MODES = ("optimize", "analyze")
 
@@ -45,13 +45,13 @@ class Request:
     """A request for one step.
 
     Attributes:
-        memory_limit: bytes, a size, a share, or None for the device's own limit.
+        memory_limit: bytes, a size, a share, or None for the device's own limit; or such a one for each device.
         options: the other options.
         plan: an earlier plan to apply; None to make one.
         mode: one of MODES.
     """
 
-    memory_limit: int | str | None
+    memory_limit: Limit
     options: Options
     plan: Plan | None
     mode: str
@@ -59,6 +59,14 @@ class Request:
     @property
     def changes_nothing(self) -> bool:
         return self.mode == "analyze"
+
+    @property
+    def single_limit(self) -> int | str | None:
+        """The limit of a step on one device. Raises TfswapError where there is one for each device."""
+        if isinstance(self.memory_limit, Mapping):
+            given = dict(self.memory_limit)
+            raise TfswapError(f"memory_limit is {given}, and here a step has one device: give one limit")
+        return self.memory_limit
 
     def choose(self, optimizer: Optimizer, device: str) -> Plan:
         """The requested plan: the given one, or a new one for the limit.
@@ -70,7 +78,7 @@ class Request:
             TfswapError: there is no limit.
         """
         if self.plan is not None:
-            return optimizer.adopt(self.plan, self.memory_limit)
+            return optimizer.adopt(self.plan, self.limit(device))
         limit = self.limit(device)
         return optimizer.analysis(limit) if self.changes_nothing else optimizer.plan(limit)
 
@@ -80,6 +88,18 @@ class Request:
         Raises:
             TfswapError: there is neither, and one is needed.
         """
+        if isinstance(self.memory_limit, Mapping):
+            if unknown := next((name for name in self.memory_limit if not machine.has_device(name)), None):
+                raise TfswapError(
+                    f"memory_limit has {unknown}, and this process has no such device: see "
+                    "tf.config.list_logical_devices()"
+                )
+            if device not in self.memory_limit:
+                raise TfswapError(
+                    f"memory_limit has {', '.join(self.memory_limit)}, and the step also runs on {device}: give a "
+                    "limit for each of its devices"
+                )
+            return self.memory_limit[device]
         if self.memory_limit is not None:
             return self.memory_limit
         limit = None if self.plan is not None else arena.device_limit_bytes(device)
@@ -90,10 +110,9 @@ class Request:
             )
         return limit
 
-    def with_limit(self, limit: int | str | None) -> Request:
+    def with_limit(self, limit: Limit) -> Request:
         """The same request with another limit. Raises TfswapError where it is no limit, or a plan was given."""
-        if limit is not None:
-            check_limit(limit)
+        limit = check_limits(limit)
         if self.plan is not None:
             raise TfswapError("memory_limit can't change where a plan was given (plan=): it was made for one limit")
         return dataclasses.replace(self, memory_limit=limit)
@@ -124,8 +143,7 @@ def check(
     policy: Any = None,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
-    if memory_limit is not None:
-        check_limit(memory_limit)
+    memory_limit = check_limits(memory_limit)
     one_of("mode", mode, MODES)
     host = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
     if isinstance(plan, (str, os.PathLike)):

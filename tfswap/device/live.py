@@ -84,6 +84,29 @@ def device_of(concrete: Any, captures: Sequence[Any]) -> LiveDevice:
     return _live(used <= {"CPU"})
 
 
+def devices_of(concrete: Any, captures: Sequence[Any]) -> tuple[LiveDevice, ...]:
+    """The devices with an arena of their own that a trace may have nodes on, as of `device_of`, the first one first.
+
+    Args:
+        captures: the trace's captures.
+    """
+    import tensorflow as tf
+
+    first = device_of(concrete, captures)
+    if not first.model.is_gpu:
+        return (first,)
+    named = {op.device for op in concrete.graph.get_operations() if op.type != "Placeholder"}
+    named |= {node.device for f in concrete.graph._functions.values() for node in f.definition.node_def}
+    named |= {t.device for t in captures if t.dtype == tf.resource and not tf.is_symbolic_tensor(t)}
+    numbers = {int(device.rpartition(":")[2]) for device in named if machine.type_of(device or "") == "GPU"}
+    return (first, *(_gpu(f"GPU:{i}") for i in sorted(numbers - {0})))
+
+
+@functools.cache
+def _gpu(name: str) -> LiveDevice:
+    return LiveDevice(name, _live(False).model)
+
+
 def runs_eagerly() -> bool:
     """Whether a call runs now, and is not traced into another function."""
     import tensorflow as tf

@@ -31,6 +31,13 @@ def type_of(device: str) -> str:
     return device.partition("/device:")[2].partition(":")[0].upper()
 
 
+def has_device(name: str) -> bool:
+    """Whether this process has a device of this name, "GPU:0"."""
+    import tensorflow as tf
+
+    return any(device.name.endswith(f"/device:{name}") for device in tf.config.list_logical_devices())
+
+
 def scope_is_cpu() -> bool:
     """Whether calls here run on a CPU, by the `tf.device` around them."""
     from tensorflow.python.eager import context

@@ -1,17 +1,20 @@
-"""Places a trace's nodes: on one device, or on several that share an arena and are planned as one.
+"""Places a trace's nodes, where it runs on several devices.
 
 TensorFlow places nodes without a device when it makes the step. The devices of tensors decide what is copied, so for a
 step on several devices placement is done here, by TensorFlow's rules: nodes that use a variable are on its device,
-nodes with all inputs on one device are there too, and all others are on the first device.
+nodes with all inputs on one device are there too, nodes without a kernel for GPUs are on the CPU, and all others are on
+the first device.
 
-Steps that can't be planned in this process are refused: devices of other workers, several GPUs, each of which has an
-arena of its own, and TPUs.
+CPUs of one process share an arena, and their step is planned as one. Each GPU has an arena of its own, and the step is
+cut by device (passes/device_parts.py).
+
+Steps that can't be planned in this process are refused: devices of other workers, and TPUs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfswap.device.machine import type_of
@@ -23,13 +26,14 @@ from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.prepare.text_on_host import is_text
 
-ONE_EACH = (
-    "Give each GPU a process of its own, a worker of tf.distribute.MultiWorkerMirroredStrategy, which is planned for "
-    "the device that it has"
-)
+HANDLES = ("resource", "variant")
+"""Types of handles and lists. What reads one is on its device."""
+
+FIRST_GPU = "GPU:0"
+"""The device of nodes that name none, where there are GPUs."""
 
 
-def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) -> None:
+def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) -> bool:
     """Give each node of a step on several devices the device that it runs on, in place. Other graphs stay as they are.
 
     Args:
@@ -38,6 +42,9 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
         given: the function's arguments, feed by feed, captures included: tensors or specs.
         device: the device that the step is planned for.
 
+    Returns:
+        Whether the step has to be cut by device: its devices do not share an arena.
+
     Raises:
         UnsupportedGraph: it can't be planned here.
     """
@@ -45,9 +52,12 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     used = {each: where for part in (graph, *graph.all_bodies()) for each, where in units(part).items()}
     named |= used
     _refuse_others(name, named.values())
-    _refuse_gpus(name, named, device)
-    if device.is_gpu or len({*used, FIRST}) < 2:
-        return
+    hosted = _hosted(graph, given) if device.is_gpu else set[Node]()
+    if device.is_gpu:
+        _refuse_missing(name, named)
+    first = FIRST_GPU if device.is_gpu else FIRST
+    if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
+        return False
     for loop, bodies in graph.bodies.items():
         inside = {unit(node.device) for body in bodies for node in body if node.device}
         if inside - {unit(loop.device)}:
@@ -56,30 +66,31 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
                 "devices inside of a loop or a conditional are not planned. Optimize the function that makes one step, "
                 "and call it in a loop outside."
             )
-    _place(graph, given)
+    _place(graph, given, first, hosted)
+    return device.is_gpu
 
 
-def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], target: Target) -> None:
+def refuse_parts_on_cpu(name: str, graph: Graph, given: Mapping[str, Any], target: Target) -> None:
     """Raise UnsupportedGraph where TensorFlow runs a part of a GPU's step on the CPU: an order and an arena are of one
     device. A step that runs as it was traced may have such parts.
 
     Args:
-        graph: of the step, whose last feeds are these captures.
+        graph: what is planned for the GPU.
+        given: the arguments, captures included, by name.
     """
-    found = next(_on_cpu(graph, captures, own_ops=target.own_ops), None) if target.device.is_gpu else None
+    found = next(_on_cpu(graph, given, own_ops=target.own_ops), None) if target.device.is_gpu else None
     if found is not None:
         why, remedy = found
-        raise UnsupportedGraph(f"{name}: {why}, and a step on a GPU is planned for that alone. {remedy}.")
+        raise UnsupportedGraph(f"{name}: {why}, and this is planned for the GPU alone. {remedy}.")
 
 
-def _on_cpu(graph: Graph, captures: Sequence[Any], *, own_ops: bool) -> Iterator[tuple[str, str]]:
+def _on_cpu(graph: Graph, given: Mapping[str, Any], *, own_ops: bool) -> Iterator[tuple[str, str]]:
     """The reasons why nodes are on the CPU, each with its remedy.
 
     Args:
         own_ops: whether constants of text become nodes of the GPU (passes/prepare/text_on_host.py).
     """
-    feeds = graph.feeds[len(graph.feeds) - len(captures) :]
-    hosted = {f for f, t in zip(feeds, captures, strict=True) if type_of(getattr(t, "device", "") or "") == "CPU"}
+    hosted = _hosted(graph, [given.get(feed.name) for feed in graph.feeds])
     for part in (graph, *graph.all_bodies()):
         of_feeds = set(part.feeds)
         for node in part:
@@ -88,11 +99,33 @@ def _on_cpu(graph: Graph, captures: Sequence[Any], *, own_ops: bool) -> Iterator
                 continue
             if type_of(node.device) == "CPU":
                 yield f"{what} has the device {node.device}", "Leave its device to TensorFlow"
-            elif any(t.type.dtype == "resource" and t.node in hosted for t in node.inputs):
+            elif any(t.node in hosted for t in node.inputs):
                 yield f"{what} uses a variable that is on the CPU", "Create the variable on the GPU"
             elif not (_has_gpu_kernel(node) or (own_ops and is_text(node))):
                 why = f"TensorFlow has no kernel for GPUs of {what}"
                 yield why, "Call it outside of the function that is optimized"
+
+
+def _hosted(graph: Graph, given: Sequence[Any]) -> set[Node]:
+    """The feeds that are handles of variables and other objects on the CPU."""
+    pairs = zip(graph.feeds, given, strict=False)
+    return {
+        feed
+        for feed, tensor in pairs
+        if feed.outputs[0].dtype == "resource" and type_of(getattr(tensor, "device", "") or "") == "CPU"
+    }
+
+
+def _has_parts_on_cpu(graph: Graph, hosted: Collection[Node]) -> bool:
+    feeds = set(graph.feeds)
+    return any(_is_on_cpu(node, hosted) for node in graph if node not in feeds)
+
+
+def _is_on_cpu(node: Node, hosted: Collection[Node]) -> bool:
+    """Whether TensorFlow runs a node of a GPU's step on the CPU."""
+    if node.device:
+        return type_of(node.device) == "CPU"
+    return any(t.node in hosted for t in node.inputs) or not (_has_gpu_kernel(node) or is_text(node))
 
 
 def _has_gpu_kernel(node: Node) -> bool:
@@ -127,21 +160,48 @@ def refuse_several(name: str, graph: Graph) -> None:
         )
 
 
-def _place(graph: Graph, given: Sequence[Any]) -> None:
+def _place(graph: Graph, given: Sequence[Any], first: str, hosted: Collection[Node]) -> None:
+    """Give nodes without a device one.
+
+    Args:
+        first: the device of those that no rule gives one.
+        hosted: as of `_hosted`.
+    """
     known = dict(units(graph))
     feeds = dict(zip(graph.feeds, given, strict=False))
     on: dict[Node, str] = {}
+    lists = dict[Node, None]()  # empty ones, which are where they are filled
     for node in graph.topological():
-        if node.device:
-            on[node] = unit(node.device)
-        elif node in feeds:
-            on[node] = unit(getattr(feeds[node], "device", None) or "")
-        else:
-            handles = {on[t.node] for t in node.inputs if t.type.dtype == "resource"}
-            read = handles or {on[t.node] for t in node.inputs if t.node not in feeds and not is_const(t.node.op)}
-            on[node] = read.pop() if len(read) == 1 else FIRST
-            if node.inputs:
+        if node in feeds:
+            on[node] = unit(getattr(feeds[node], "device", None) or f"/device:{first}")
+            if first != FIRST and node.outputs[0].dtype == "resource":
                 node.device = known.setdefault(on[node], f"/device:{on[node]}")
+        elif node.device:
+            on[node] = unit(node.device)
+        else:
+            held = (t for t in node.inputs if t.type.dtype in HANDLES and t.node not in lists)
+            handles = {on[t.node] for t in held}
+            read = handles or {on[t.node] for t in node.inputs if t.node not in feeds and not is_const(t.node.op)}
+            on[node] = read.pop() if len(read) == 1 else first
+            if first != FIRST and not handles:
+                if _is_on_cpu(node, hosted):
+                    on[node] = FIRST
+                elif on[node] == FIRST:
+                    on[node] = first
+            if first != FIRST and _makes_list(node):
+                lists[node] = None
+            elif node.inputs or (first != FIRST and not is_const(node.op)):
+                node.device = known.setdefault(on[node], f"/device:{on[node]}")
+
+    if lists:
+        readers = {t.node: node for node in reversed(list(graph)) for t in node.inputs if node.device}
+        for node in lists:
+            node.device = readers[node].device if node in readers else f"/device:{first}"
+
+
+def _makes_list(node: Node) -> bool:
+    kinds = {kind.dtype for kind in node.outputs}
+    return kinds == {"variant"} and all(is_const(t.node.op) for t in node.inputs)
 
 
 def _refuse_others(name: str, devices: Any) -> None:
@@ -163,19 +223,13 @@ def _refuse_others(name: str, devices: Any) -> None:
             )
 
 
-def _refuse_gpus(name: str, named: dict[str, str], device: DeviceModel) -> None:
-    gpus = sorted(each for each in named if each.startswith("GPU:"))
-    if not device.is_gpu or gpus in ([], ["GPU:0"]):
-        return
+def _refuse_missing(name: str, named: Iterable[str]) -> None:
     from tensorflow.python.framework import config
 
     there = [f"GPU:{i}" for i, _ in enumerate(config.list_logical_devices("GPU"))]
-    if missing := [each for each in gpus if each not in there]:
+    missing = sorted(each for each in named if each.startswith("GPU:") and each not in there)
+    if missing:
         raise UnsupportedGraph(
             f"{name} has the device {missing[0]}, and this process has {', '.join(there)} only. Name one that "
             "there is, or leave the device to TensorFlow."
         )
-    raise UnsupportedGraph(
-        f"{name} runs on {', '.join(gpus)}: each GPU has an arena of its own, and a step is planned for one. "
-        f"{ONE_EACH}, or let the process see one GPU (CUDA_VISIBLE_DEVICES)."
-    )

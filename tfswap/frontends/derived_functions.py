@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfswap.support.sizes import Limit
+
 if TYPE_CHECKING:
     from tfswap.frontends.function import OptimizedFunction
 
@@ -35,7 +37,7 @@ class DerivedFunctions:
         """Add a clone, for as long as it exists."""
         self._clones.add(clone)
 
-    def change_limit(self, limit: int | str | None) -> None:
+    def change_limit(self, limit: Limit) -> None:
         """Change the limit of all."""
         for each in (*self._bound.values(), *self._clones):
             each.memory_limit = limit

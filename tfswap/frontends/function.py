@@ -48,6 +48,7 @@ from tfswap.runtime.shapes import Shapes, shapes_of
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache
 from tfswap.runtime.trace import Trace
+from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
     from tfswap.ops.runtime import StepStats
@@ -200,14 +201,14 @@ class OptimizedFunction(Generic[P, R]):
         return self._function
 
     @property
-    def memory_limit(self) -> int | str | None:
+    def memory_limit(self) -> Limit:
         """The limit as it was given. A new one counts from the next call on, which plans for it without a new trace;
         setting it raises TfswapError where it is no limit, and where a plan was given.
         """
         return self._request.memory_limit
 
     @memory_limit.setter
-    def memory_limit(self, limit: int | str | None) -> None:
+    def memory_limit(self, limit: Limit) -> None:
         changed = self._request.with_limit(limit)
         with self._lock:
             self._request = changed
@@ -229,10 +230,9 @@ class OptimizedFunction(Generic[P, R]):
         """The number of plans of all traces."""
         return self._steps.plans
 
-    @property
-    def granted_bytes(self) -> int:
-        """The highest limit of all plans; 0 where there is none."""
-        return self._steps.granted_bytes
+    def granted_bytes(self, device: str) -> int:
+        """The highest limit of all plans on a device; 0 where there is none."""
+        return self._steps.granted_bytes(device)
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> OptimizedFunction[P, R]: ...
@@ -318,24 +318,25 @@ class OptimizedFunction(Generic[P, R]):
         """The method that TensorFlow calls to save a `tf.function` as a signature."""
         return self.get_concrete_function(*args, **kwargs)
 
-    def report(self) -> Report:
-        """The report of the latest signature.
+    def report(self, device: str | None = None) -> Report:
+        """The report of the latest signature; of a step on several devices, on one of them ("GPU:1"; the first).
 
         Raises:
-            TfswapError: there has been no call yet, the latest call ran as it was traced, or (VerificationError)
-                TensorFlow ran another graph than the planned one, inside of a function that calls this one.
+            TfswapError: there has been no call yet, the latest call ran as it was traced, the step is not on that
+                device, or (VerificationError) TensorFlow ran another graph than the planned one, inside of a function
+                that calls this one.
         """
-        return self._latest.require().report
+        return self._latest.require().parts.on(device).watch.report
 
     @property
     def latest_report(self) -> Report | None:
         """As `report`, without the check of what TensorFlow ran; None where the latest call had no plan."""
         planned = self._latest.planned
-        return None if planned is None else planned.report
+        return None if planned is None else planned.parts[0].watch.report
 
-    def plan(self) -> Plan:
-        """The plan of the latest signature. Raises as `report`."""
-        return self._latest.require().plan
+    def plan(self, device: str | None = None) -> Plan:
+        """The plan of the latest signature. Arguments and errors as of `report`."""
+        return self._latest.require().parts.on(device).plan
 
     def stats(self) -> StepStats:
         """The swaps of the latest step: bytes, copies, seconds waited. Raises as `report`.

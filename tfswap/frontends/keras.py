@@ -11,7 +11,7 @@ without tfswap.
 A model made under a strategy trains on its replicas: a batch is then what the strategy's iterator gives, a part for
 each replica of this worker. Keras' own aggregation of their logs is part of the step.
 
-Not handled: replicas on several GPUs of one process, several workers, which Keras 3 itself can't train on (its `fit`
+Not handled: several workers, which Keras 3 itself can't train on (its `fit`
 sums up batches as one tensor, and takes means over the rows of scalars), `run_eagerly=True`, `jit_compile=True` (all
 refused), Keras 2 and other backends.
 """
@@ -34,6 +34,7 @@ from tfswap.frontends.optimize import optimize
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
 from tfswap.runtime.batches import BATCHES_AHEAD, shared_device
+from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,9 +208,7 @@ class Training:
         return train_step
 
 
-def optimize_model(
-    model: KerasModel, *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
-) -> KerasModel:
+def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: Unpack[OptimizeOptions]) -> KerasModel:
     """Keep the device memory of `model.fit` and `model.train_on_batch` under a limit.
 
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -99,7 +99,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     file = ModelFile.load(model)
     loaded = _Loaded.of(file, memory_limit, on_exceeded)
     load_for(node for fdef in file.library.values() for node in fdef.node_def)
-    limits = [step.request.memory_limit for step in loaded.steps.values()]
+    limits = [step.request.single_limit for step in loaded.steps.values()]
     if known := [parse_limit(limit) for limit in limits if limit is not None and not is_share(limit)]:
         make_one_region(live_device().name, max(known))
     with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded, file)):
@@ -264,7 +264,8 @@ class FileTrace(Trace):
             imported = super().import_graph(arguments, sizes, keeps=keeps)
         else:
             imported = Imported(self._original(arguments))
-            place(self.name, imported.graph, [*arguments, *with_placeholders(self.concrete)], self.device.model)
+            given = [*arguments, *with_placeholders(self.concrete)]
+            place(self.name, imported.graph, given, self.device.model)
         graph, plan = imported.graph, self._file_step.plan
         same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
         self._file_plan = plan if same else None

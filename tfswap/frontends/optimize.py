@@ -15,6 +15,7 @@ from tfswap.frontends.function import OptimizedFunction
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
+from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,16 +33,16 @@ class OptimizeOptions(PlanOptions, total=False):
 
 @overload
 def optimize(
-    *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+    *, memory_limit: Limit = None, **options: Unpack[OptimizeOptions]
 ) -> Callable[[Callable[P, R]], OptimizedFunction[P, R]]: ...
 @overload
 def optimize(
-    function: Callable[P, R], *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+    function: Callable[P, R], *, memory_limit: Limit = None, **options: Unpack[OptimizeOptions]
 ) -> OptimizedFunction[P, R]: ...
 def optimize(
     function: Any = None,
     *,
-    memory_limit: int | str | None = None,
+    memory_limit: Limit = None,
     tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
@@ -63,7 +64,8 @@ def optimize(
     Args:
         function: a `tf.function` or a Python function; None when used as a decorator.
         memory_limit: the most that the allocator's peak may be: bytes, a size ("6GiB"), a share of the unoptimised
-            step's predicted peak ("60%"), or None for all that the device's allocator may have.
+            step's predicted peak ("60%"), or None for all that the device's allocator may have. Of several GPUs
+            each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}.
         tactics: of ("swap", "recompute", "encode"); () for an order of kernels alone, which is always chosen.
         host_memory_limit: the most host memory for swapped tensors, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.

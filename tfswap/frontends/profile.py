@@ -16,7 +16,7 @@ import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -86,9 +86,11 @@ def profile(
     machine.require_tensorflow()
     from tfswap.importers.function import import_function
 
-    limit = function.memory_limit if isinstance(function, OptimizedFunction) else None
     traced = undecorated(function)
     device, model = machine.current_device()
+    limit = function.memory_limit if isinstance(function, OptimizedFunction) else None
+    if isinstance(limit, Mapping):
+        limit = limit.get(device)
     concrete = traced.get_concrete_function(*args)
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
     optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)

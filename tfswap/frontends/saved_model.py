@@ -378,7 +378,7 @@ def _with_one_limit(request: Request, optimizers: Sequence[Optimizer]) -> Reques
     """`request` with the same bytes for all traces: a share is of the largest trace's peak. A smaller last batch may
     use as much.
     """
-    limit = request.memory_limit
+    limit = request.single_limit
     if limit is None or not is_share(limit) or len(optimizers) < 2:
         return request
     most_bytes = max(parse_limit(limit, lambda one=one: one.baseline.peak_bytes) for one in optimizers)

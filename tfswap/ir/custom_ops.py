@@ -154,6 +154,9 @@ TO_DEVICE: Final = "Tfswap>ToDevice"
 # (tensor: T) -> (output: T); attr T. Copies a tensor of the GPU to the host.
 TO_HOST: Final = "Tfswap>ToHost"
 
+# () -> (signal: int32). A number in host memory, which nodes of other devices wait for.
+SIGNAL: Final = "Tfswap>Signal"
+
 # () -> (output: dtype); attrs dtype (string) and value. A constant of text, which a GPU's step reads on the host.
 TEXT: Final = "Tfswap>Text"
 
@@ -171,6 +174,14 @@ OUTSIDE: Final = "Tfswap>Outside"
 # (inputs of all members...) -> (outputs of all members...); attr members. Represents, while a step is planned,
 # collectives that run concurrently (passes/prepare/collective_order.py). It is no registered op.
 TOGETHER: Final = "Tfswap>Together"
+
+# (tensor: T) -> (); attr T. Represents, while the part of one device is planned, the devices that a tensor in host
+# memory is passed to. No graph that runs has one (passes/device_parts.py).
+SEND: Final = "Tfswap>Send"
+
+# () -> (tensor: T); attrs T, shape. Represents, while the part of one device is planned, the device that a tensor in
+# host memory comes from. No graph that runs has one.
+RECEIVE: Final = "Tfswap>Receive"
 
 # (tensor: T) -> (carrier: variant); attr T. Holds the tensor for a Deliver in the step's other function.
 CARRY: Final = "Tfswap>Carry"

@@ -216,7 +216,7 @@ class Graph:
         stay = [node for node in self if node not in moved]
         self._nodes = {n.name: n for node in stay for n in (node, *followers.get(node, ()))}
 
-    def arrange(self, rank: Mapping[Node, int]) -> None:
+    def arrange(self, rank: Mapping[Node, Any]) -> None:
         """Sort the insertion order, by which `topological` breaks ties, by rank."""
         self._nodes = {node.name: node for node in sorted(self, key=rank.__getitem__)}
 

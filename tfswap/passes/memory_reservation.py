@@ -1,8 +1,8 @@
 """Writes a step's owner, its host memory and the limits of that into the graph, for the process that runs it.
 
-Ensures: every SwapOut names the owner, in bodies too, and so does the gate, where the owner's step begins. A SwapOut
-whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation: its
-kernel registers the owner and reserves the memory when it is constructed (csrc/core/swap_kernels.cc).
+Ensures: every SwapOut names the owner, in bodies too, and so does the first gate, where the owner's step begins. A
+SwapOut whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation:
+its kernel registers the owner and reserves the memory when it is constructed (csrc/core/swap_kernels.cc).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reservation:
 def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
     """Write `reservation` into `graph`, in place; returns the number of swaps. A graph without swaps gets none."""
     for node in graph:
-        if node.op == GATE:
+        if node.op == GATE and not any(before.op == GATE for before in node.controls):
             node.attrs = {**node.attrs, "owner": reservation.owner}
     swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
     for node in swaps:

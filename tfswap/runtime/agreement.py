@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.plan.plan import Plan
 from tfswap.runtime import messages
+from tfswap.runtime.step_part import StepParts
 from tfswap.runtime.workers import Meeting, digest, highest, meeting
 
 log = logging.getLogger("tfswap")
@@ -19,15 +19,9 @@ class Plannable(Protocol):
     """A step of one worker."""
 
     name: str
-    plan: Plan
+    parts: StepParts
 
-    @property
-    def limit_bytes(self) -> int | None: ...
-    @property
-    def optimizer(self) -> Optimizer | None: ...
-    @property
-    def keeps_limit(self) -> bool: ...
-    def plan_now(self, inputs: Sequence[Any], *, given: Plan | None = None) -> None: ...
+    def plan_now(self, inputs: Sequence[Any], *, given: Sequence[Plan] | None = None) -> None: ...
     def unplan(self) -> None: ...
 
 
@@ -42,7 +36,7 @@ def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> 
         step.plan_now(inputs)
     except InfeasibleMemoryLimit as error:
         refusal = error
-    others = None if alone or step.optimizer is None else meeting(step.optimizer.graph)
+    others = None if alone else meeting([optimizer.graph for optimizer in step.parts.optimizers])
     if others is not None:
         floor = highest(others.exchange(None if refusal is None else refusal.floor_bytes))
         if floor is not None and refusal is None:
@@ -51,25 +45,26 @@ def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> 
             raise InfeasibleMemoryLimit(
                 messages.refused_by_another(step.name, rank, floor_bytes),
                 floor_bytes=floor_bytes,
-                limit_bytes=step.limit_bytes or 0,
+                limit_bytes=max((limit or 0 for limit in step.parts.limits), default=0),
             )
     if refusal is not None:
         raise refusal
-    if others is not None and len({*others.exchange(digest(step.plan))}) > 1:
+    if others is not None and len({*others.exchange(digest(step.parts.plans))}) > 1:
         _adopt_first(step, others, inputs)
 
 
 def _adopt_first(step: Plannable, others: Meeting, inputs: Sequence[Any]) -> None:
     """Carry out the first worker's plan, if every worker can."""
-    assert step.optimizer is not None, "it has made the plan"
-    theirs = others.hand_out(step.plan)
-    fits = False
-    if theirs.fingerprint == step.plan.fingerprint:
-        adopted = step.optimizer.adopt(theirs, step.limit_bytes)
-        fits = adopted.keeps_limit
+    adopted: list[Plan] = []
+    fingerprints = others.exchange([plan.fingerprint for plan in step.parts.plans])
+    if all(each == fingerprints[0] for each in fingerprints):
+        theirs = [others.hand_out(plan) for plan in step.parts.plans]
+        each = zip(step.parts.optimizers, theirs, step.parts.limits, strict=True)
+        adopted = [optimizer.adopt(plan, limit) for optimizer, plan, limit in each]
+    fits = bool(adopted) and all(plan.keeps_limit for plan in adopted)
     if not all(others.exchange(fits)):
         log.info("tfswap: %s: the workers' plans differ: no plan of one fits the arenas of all", step.name)
     elif others.rank > 0:
         step.plan_now(inputs, given=adopted)
-        if not step.keeps_limit:
+        if not step.parts.keep_limits:
             step.plan_now(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import (
@@ -18,7 +18,6 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.device import arena
 from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import StepVariables
-from tfswap.runtime.captures import with_placeholders
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
@@ -55,27 +54,25 @@ class ArenaView:
         """The bytes of variables that this step's updates copy, since other tensors share their buffers."""
         return copied_bytes(optimizer.flow, self.shared) if self.shared else 0
 
-    def own_buffers(self, optimizer: Optimizer, concrete: Any, inputs: Sequence[Any]) -> None:
+    def own_buffers(self, optimizer: Optimizer, captures: Mapping[str, Any]) -> None:
         """Give each variable that the step writes a buffer of its own, with its value, and turn copy-on-read modes off.
 
         A variable that was assigned a NumPy array may share that array's buffer, outside of the arena, and replicas'
         variables may share one buffer: the first update would allocate another. It is done too where the step is traced
         into another function, for variables that are known there. Before later steps sharing is checked again
         (`read_before`).
+
+        Args:
+            captures: by the names of the step's arguments.
         """
         import tensorflow as tf
 
-        captures = with_placeholders(concrete)
         graph, feeds = optimizer.graph, optimizer.graph.feeds
         written = {feeds[p].name for p in written_variables(graph, optimizer.flow)}
         used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         read = {node.name for node in read_as_a_whole(graph, used)} - written
-        handles = {
-            feed.name: captures[p - len(inputs)]
-            for p, feed in enumerate(feeds)
-            if p >= len(inputs) and feed.name in written | read
-        }
-        known = {name: handle for name, handle in handles.items() if not tf.is_symbolic_tensor(handle)}
+        used_handles = {name: handle for name, handle in captures.items() if name in written | read}
+        known = {name: handle for name, handle in used_handles.items() if not tf.is_symbolic_tensor(handle)}
         if known:
             with tf.init_scope():
                 sparse = [node.name for node in sparsely_accessed(graph, used)]

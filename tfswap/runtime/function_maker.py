@@ -5,17 +5,18 @@ Invariant: each function that was made and is in use has an audit: a user's trac
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import ALWAYS_OPEN
 from tfswap.compiler.origin import Origin, SavedStep, policy_answers, sized
 from tfswap.compiler.request import Request
 from tfswap.device.placement import refuse_parts_on_cpu
-from tfswap.errors import TfswapError
+from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.passes.memory_reservation import Reservation, reserve_memory
 from tfswap.passes.random_state import share_random_state
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
     from tfswap.native.load import CArenaReading
 
 
+class Chosen(NamedTuple):
+    """The plan of a part of a step.
+
+    Attributes:
+        trace: of the part.
+        optimizer: of the part.
+        plan: to be carried out.
+    """
+
+    trace: Trace
+    optimizer: Optimizer
+    plan: Plan
+
+
 class FunctionMaker:
     """Makes the functions of one step.
 
@@ -36,7 +51,8 @@ class FunctionMaker:
         owner: the number that owns the step's host memory.
 
     Attributes:
-        making_bytes: the peak while functions of the latest plan were made, if it was the highest of the process.
+        making_bytes: by device, the peak while functions of the latest plan were made, if it was the highest of the
+            process, else 0. Empty before they were made.
     """
 
     def __init__(self, trace: Trace, request: Request, owner: int):
@@ -46,7 +62,7 @@ class FunctionMaker:
         self._audits: dict[int, Audit] = {}  # by number of the gate
         self._audited = 0  # the count of functions that gates had kept, at the latest audit
         self._for_file: Callable[[], Any] = lambda: trace.concrete
-        self.making_bytes = 0
+        self.making_bytes: list[int] = []
 
     @property
     def has_made(self) -> bool:
@@ -57,24 +73,24 @@ class FunctionMaker:
         """The function that carries out the latest plan in a file."""
         return self._for_file()
 
-    def make(self, optimizer: Optimizer, plan: Plan, *, live: bool) -> tuple[Any, int]:
-        """The function that carries out `plan`, and its gate, which checks the arena where Python does not.
+    def make(self, chosen: Sequence[Chosen], *, live: bool) -> tuple[Any, int]:
+        """The function that carries out the plans of a step's parts, and its gate, which checks the arena where Python
+        does not.
 
         Args:
             live: whether Python checks the arena before each step.
         """
         import tfswap.ops
 
-        captures = with_placeholders(self._trace.concrete)
-        refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, optimizer.target)
         gate = tfswap.ops.new_gate()
-        graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
-        reservation = self._request.options.reservation(self._owner, plan)
-        swaps = reserve_memory(graph, optimizer.target, reservation)
+        graph = _joined(self._trace, chosen, gate, checked_by_gate=not live)
+        target = chosen[0].optimizer.target
+        reservation = _reservation(self._request, self._owner, chosen)
+        swaps = reserve_memory(graph, target, reservation)
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
-        if self._trace.device.model.has_own_kernels and share_random_state(graph, optimizer.target, self._owner, trace):
+        if self._trace.device.model.has_own_kernels and share_random_state(graph, target, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
-        function = self._export(optimizer, graph, plan, gate)
+        function = self._export(chosen, graph, gate)
         if swaps:
             self._reserve(reservation)
             weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
@@ -84,13 +100,14 @@ class FunctionMaker:
         """Have TensorFlow make a function's kernels and constants."""
         import tfswap.ops
 
-        before = self._trace.device.read_arena(before=False)
+        before = self._peaks()
         with tfswap.ops.instantiating():
             self._trace.make_kernels(function, inputs)
-        after = self._trace.device.read_arena(before=False)
-        if after.peak_bytes > before.peak_bytes:
-            self.making_bytes = after.peak_bytes
+        self.making_bytes = [after if after > peak else 0 for after, peak in zip(self._peaks(), before, strict=True)]
         self.audit()
+
+    def _peaks(self) -> list[int]:
+        return [device.read_arena(before=False).peak_bytes for device in self._trace.devices]
 
     def audit(self) -> None:
         """Compare the graphs that TensorFlow executed, also inside of other functions, with the planned ones.
@@ -106,11 +123,10 @@ class FunctionMaker:
             self.audit()
             self._audited = now.executed
 
-    def _export(self, optimizer: Optimizer, graph: Graph, plan: Plan, gate: int) -> Any:
-        trace = self._trace
-        saved = functools.partial(_for_file, trace.name, optimizer, plan, trace.concrete, self._request, self._owner)
+    def _export(self, chosen: Sequence[Chosen], graph: Graph, gate: int) -> Any:
+        saved = functools.partial(_for_file, self._trace, chosen, self._request, self._owner)
         self._for_file = functools.cache(saved)
-        exported = trace.export(graph, plan, gate, self._for_file)
+        exported = self._trace.export(graph, chosen[0].plan, gate, self._for_file)
         for number, part, made in exported.gates:
             self._watch(part, number, made)
         return exported.function
@@ -154,17 +170,51 @@ class FunctionMaker:
             raise TfswapError(f"{name}: {error}") from error
 
 
-def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
-    """The function that carries out `plan` in a file whose signature calls it. Where TensorFlow loads the file, the
+def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gate: bool) -> Graph:
+    """The graph that carries out all plans.
+
+    Args:
+        gate: of the first part; the others have the numbers after it.
+        checked_by_gate: as of `Optimizer.rewrite`.
+    """
+    made: dict[str, Graph] = {}
+    for number, (part, optimizer, plan) in enumerate(chosen):
+        captures = with_placeholders(trace.concrete)
+        given = [None] * (len(trace.concrete.inputs) - len(captures)) + captures
+        refuse_parts_on_cpu(trace.name, optimizer.graph, part.given_to(optimizer.graph, given), optimizer.target)
+        own = gate if gate == ALWAYS_OPEN else gate + number
+        made[part.device.name] = optimizer.rewrite(plan, own, checked_by_gate=checked_by_gate)
+    return trace.join(made, gate + len(chosen))
+
+
+def _reservation(request: Request, owner: int, chosen: Sequence[Chosen]) -> Reservation:
+    """The memory outside of the arenas that all parts take together."""
+    each = [request.options.reservation(owner, plan) for _, _, plan in chosen]
+    return dataclasses.replace(
+        each[0],
+        host_bytes=sum(one.host_bytes for one in each),
+        disk_bytes=sum(one.disk_bytes for one in each),
+        saved_disk_bytes=sum(one.saved_disk_bytes for one in each),
+    )
+
+
+def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: int) -> Any:
+    """The function that carries out the plans in a file whose signature calls it. Where TensorFlow loads the file, the
     function's gate alone checks the arena; `tfswap.load` finds in the gate all that it needs to plan again.
     """
     from tfswap.exporters.function import export_function
 
-    graph = optimizer.rewrite(plan, ALWAYS_OPEN, checked_by_gate=True)
+    if len(chosen) > 1:
+        raise UnsupportedGraph(
+            f"{trace.name} is planned for several devices, and such a plan can't be saved in a file. Save the function "
+            "that it was made from."
+        )
+    concrete, (_, optimizer, plan) = trace.concrete, chosen[0]
+    graph = _joined(trace, chosen, ALWAYS_OPEN, checked_by_gate=True)
     reserve_memory(graph, optimizer.target, request.options.reservation(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
-    sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
+    sizes = sized(zip(arguments, graph.feeds, strict=True))
     step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))
     answers = policy_answers(optimizer.graph, request.options.policy, optimizer.locate)
-    Origin.of(name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
+    Origin.of(trace.name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
     return export_function(graph, concrete, refers_to=[concrete])

@@ -12,7 +12,7 @@ from tfswap.runtime import messages
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.bfc_allocator import regions_of
-from tfswap.support.sizes import is_share, parse_limit
+from tfswap.support.sizes import Limit, is_share, parse_limit
 
 _reported_floors: dict[str, int] = {}  # by fingerprint
 
@@ -46,7 +46,7 @@ class StepLimit:
         self.bytes: int | None = None
         self.is_final = False
 
-    def change(self, limit: int | str | None) -> None:
+    def change(self, limit: Limit) -> None:
         """Take another limit, whose bytes are not known yet."""
         self._request = dataclasses.replace(self._request, memory_limit=limit)
         self._granted_bytes = 0

@@ -13,29 +13,29 @@ the next one is chosen for the arena with these constants. Each try has an `Outc
       v
     judge ---> PLANNED                       it keeps its limit, with what its function has made in the arena
       |------> ARENA_CHANGED --> again       it does not: its constants are known from now on
+
+A step on several devices has a plan for each, and one function that carries all of them out. It is planned where each
+part keeps its limit.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfswap.compiler.alternatives import MOST_VARIANTS
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.request import Request
 from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
-from tfswap.runtime.arena_view import ArenaView
-from tfswap.runtime.function_maker import FunctionMaker
-from tfswap.runtime.limit import StepLimit, report_floor
-from tfswap.runtime.margins import Margins
-from tfswap.runtime.step_compiler import StepCompiler
+from tfswap.runtime.function_maker import Chosen, FunctionMaker
+from tfswap.runtime.limit import report_floor
+from tfswap.runtime.step_part import StepPart
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.requests import Requests
@@ -60,7 +60,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan that is carried out.
+    """A plan of a part that is carried out.
 
     Attributes:
         function: the function that runs it; the trace itself where nothing is changed.
@@ -82,89 +82,64 @@ class Planned:
 
 
 @dataclass
-class PlanningLoop:
-    """One planning of a step.
+class PartPlanning:
+    """The planning of a part of the step.
 
     Attributes:
-        given: a plan to carry out instead of choosing one, whatever it needs.
-        ordered: order the step also where its limit is well above the unoptimised peak.
-        first: whether it has not been planned yet.
+        part: the part.
+        optimizer: its optimizer.
+        snapshot: its arena before the step.
+        plan: the plan of the latest try.
+        fits: whether that plan was found for the limit.
+        instantiated: whether it was chosen for the arena with the step's constants.
     """
 
-    trace: Trace
-    request: Request
-    limit: StepLimit
-    margins: Margins
-    arena: ArenaView
-    compiler: StepCompiler
-    maker: FunctionMaker
-    inputs: Sequence[Any]
+    part: StepPart
+    optimizer: Optimizer
+    snapshot: ArenaSnapshot
     live: bool
-    given: Plan | None = None
-    ordered: bool = False
-    first: bool = False
+    given: Plan | None
+    ordered: bool
+    first: bool
+    plan: Plan = dataclasses.field(init=False)
+    fits: bool = True
+    instantiated: bool = False
+    requests: Requests | None = None
+    peak_bytes: int = 0
+    lacking_bytes: int = 0
 
-    def run(self) -> Planned:
-        """The plan, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
-        self._optimizer, self._snapshot = self.compiler.for_arena(self.inputs, live=self.live, first=self.first)
-        self.maker.making_bytes = 0
-        self._plan: Plan | None = None
-        self._function: Any = None
-        self._gate: int | None = None
-        self._actions: tuple[object, ...] | None = None  # of the plan that the function carries out
-        self._requests: Requests | None = None
-        self._peak_bytes = 0
-        self._lacking_bytes = 0
-        for _ in range(PLANNING_TRIES):
-            if self._try().is_final:
-                return self._planned()
-        raise TfswapError(
-            f"{self.trace.name}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
-            "allocating on the device at the same time?"
-        )
+    def choose(self, drop_function: Callable[[], None]) -> Outcome | None:
+        """Choose a plan. The outcome, where that ends the try.
 
-    def _planned(self) -> Planned:
-        assert self._plan is not None, "it has been chosen"
-        return Planned(
-            self._optimizer,
-            self._plan,
-            self._function,
-            self._gate,
-            self.live,
-            self._snapshot,
-            self._requests,
-            self._peak_bytes,
-        )
-
-    def _try(self) -> Outcome:
-        instantiated = self._snapshot.instantiated
-        fits = True
+        Raises InfeasibleMemoryLimit.
+        """
+        self.instantiated, self.fits = self.snapshot.instantiated, True
         try:
-            self._plan = self.given or self.compiler.choose(
-                self._optimizer, ordered=self.ordered, first=self.first, lacking_bytes=self._lacking_bytes
+            self.plan = self.given or self.part.compiler.choose(
+                self.optimizer, ordered=self.ordered, first=self.first, lacking_bytes=self.lacking_bytes
             )
         except InfeasibleMemoryLimit as error:
-            if self._make_slots(error):
+            if self._make_slots(error, drop_function):
                 return Outcome.SLOTS_MADE
-            fits, self._plan = False, self._lowest(error)
-        if self.request.changes_nothing or self._plan.changes_nothing:
-            self._function, self._gate, self._requests = self.trace.concrete, None, None
-            return Outcome.UNCHANGED
-        self._make(self._plan)
-        if not self.live:
-            return Outcome.UNSEEN
-        return self._judge(self._plan, fits=fits, instantiated=instantiated)
+            self.fits, self.plan = False, self._lowest(error)
+        return None
 
-    def _make_slots(self, error: InfeasibleMemoryLimit) -> bool:
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the plan of the latest try leaves the part as it was traced."""
+        return self.part.request.changes_nothing or self.plan.changes_nothing
+
+    def _make_slots(self, error: InfeasibleMemoryLimit, drop_function: Callable[[], None]) -> bool:
         """Reserve slots where a refusal may be due to fragmentation alone; returns whether slots were made."""
-        arena_bytes = self._snapshot.limit_bytes
-        if not self.live or self.compiler.slots or arena_bytes is None or error.floor_bytes <= arena_bytes:
+        arena_bytes = self.snapshot.limit_bytes
+        compiler = self.part.compiler
+        if not self.live or compiler.slots or arena_bytes is None or error.floor_bytes <= arena_bytes:
             return False
-        self._drop_function()
-        if not self.compiler.make_slots(self._optimizer):
+        drop_function()
+        if not compiler.make_slots(self.optimizer):
             return False
-        self._snapshot = self.arena.snapshot()
-        self._optimizer.assume_arena(self._snapshot)
+        self.snapshot = self.part.arena.snapshot()
+        self.optimizer.assume_arena(self.snapshot)
         return True
 
     def _lowest(self, error: InfeasibleMemoryLimit) -> Plan:
@@ -173,53 +148,139 @@ class PlanningLoop:
         The floor that a refusal names must hold with the step's constants in the arena too. Once they are known, the
         step stays as it was traced, or `error` is raised.
         """
-        optimizer = self._optimizer
+        optimizer, limit = self.optimizer, self.part.limit
         plan = optimizer.lowest()
         if self.live and not optimizer.has_made(plan):
             return plan
-        if self.limit.allows_unchanged(optimizer, ordered=self.ordered):
-            self.limit.cover_unchanged(optimizer)
-            return optimizer.unchanged(self.limit.bytes)
+        if limit.allows_unchanged(optimizer, ordered=self.ordered):
+            limit.cover_unchanged(optimizer)
+            return optimizer.unchanged(limit.bytes)
         report_floor(optimizer.fingerprint, error.floor_bytes)
-        self._function = None  # a held refusal holds this loop, and with it constants in the arena
-        raise self.limit.refusal(error, optimizer, self._snapshot) from None
+        raise limit.refusal(error, optimizer, self.snapshot) from None
 
-    def _make(self, plan: Plan) -> None:
-        """Make the function of `plan`, unless it exists."""
-        if plan.actions == self._actions:
+    def judge(self) -> bool:
+        """Simulate the plan in the arena with its function in it; returns whether it keeps the limit."""
+        optimizer, snapshot, plan, part = self.optimizer, self.snapshot, self.plan, self.part
+        self.requests = optimizer.form_of(plan).requests(snapshot)
+        self.peak_bytes = peak = self.requests.peak_bytes(snapshot)
+        margin = min(optimizer.extra_margin_bytes, part.margins.others_bytes)
+        if self.given or part.request.plan or (self.fits and part.limit.has_room(promised(peak), margin)):
+            there = max(plan.persistent_bytes, snapshot.total_bytes)
+            self.plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
+            return True
+        if self.instantiated:  # the rest of the arena's contents changes
+            lacking = part.limit.lacking_bytes(peak, part.margins.others_bytes)
+            self.lacking_bytes = max(self.lacking_bytes, lacking)
+        optimizer.assume_made(plan, snapshot)  # planned again for that arena
+        if not part.limit.is_final:
+            optimizer.unoptimised.renew(optimizer.search.planners.snapshot_of(PLAIN))
+            part.limit.compute(optimizer, snapshot)
+        return False
+
+
+@dataclass
+class PlanningLoop:
+    """One planning of a step.
+
+    Attributes:
+        parts: its parts.
+        live: whether it runs now.
+        given: for each part, a plan to carry out instead of choosing one, whatever it needs.
+        ordered: order the step also where its limit is well above the unoptimised peak.
+        first: whether it has not been planned yet.
+    """
+
+    parts: Sequence[StepPart]
+    trace: Trace
+    maker: FunctionMaker
+    inputs: Sequence[Any]
+    live: bool
+    given: Sequence[Plan] | None = None
+    ordered: bool = False
+    first: bool = False
+
+    def run(self) -> list[Planned]:
+        """The plan of each part, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
+        self._parts = [self._begun(i, part) for i, part in enumerate(self.parts)]
+        self.maker.making_bytes = []
+        self._function: Any = None
+        self._gate: int | None = None
+        self._actions: list[object] | None = None  # of the plans that the function carries out
+        for _ in range(PLANNING_TRIES):
+            if self._try().is_final:
+                return [
+                    Planned(
+                        each.optimizer,
+                        each.plan,
+                        self._function,
+                        self._gate,
+                        self.live,
+                        each.snapshot,
+                        each.requests,
+                        each.peak_bytes,
+                    )
+                    for each in self._parts
+                ]
+        raise TfswapError(
+            f"{self.trace.name}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
+            "allocating on the device at the same time?"
+        )
+
+    def _begun(self, number: int, part: StepPart) -> PartPlanning:
+        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=self.live, first=self.first)
+        given = None if self.given is None else self.given[number]
+        return PartPlanning(part, optimizer, snapshot, self.live, given, self.ordered, self.first)
+
+    def _try(self) -> Outcome:
+        try:
+            outcomes = [self._chosen(each) for each in self._parts]
+            if Outcome.SLOTS_MADE in outcomes:
+                return Outcome.SLOTS_MADE
+            unchanged = [each.changes_nothing for each in self._parts]
+            if any(unchanged) and not all(unchanged):  # one function runs all parts, and gives each its order
+                for each in self._parts:
+                    each.ordered = True
+                return self._try()
+        except InfeasibleMemoryLimit:
+            self._function = None  # a held refusal holds this loop, and with it constants in the arena
+            raise
+        if all(unchanged):
+            self._function, self._gate = self.trace.concrete, None
+            for each in self._parts:
+                each.requests = None
+            return Outcome.UNCHANGED
+        self._make()
+        if not self.live:
+            return Outcome.UNSEEN
+        kept = [each.judge() for each in self._parts]
+        return Outcome.PLANNED if all(kept) else Outcome.ARENA_CHANGED
+
+    def _chosen(self, planning: PartPlanning) -> Outcome | None:
+        """As of `choose`; a refusal names the part's device where there are several."""
+        try:
+            return planning.choose(self._drop_function)
+        except InfeasibleMemoryLimit as error:
+            if len(self._parts) == 1:
+                raise
+            raise InfeasibleMemoryLimit(
+                f"{planning.part.trace.name}: {error}", floor_bytes=error.floor_bytes, limit_bytes=error.limit_bytes
+            ) from None
+
+    def _make(self) -> None:
+        """Make the function of the chosen plans, unless it exists."""
+        actions = [each.plan.actions for each in self._parts]
+        if actions == self._actions:
             return
         if self._actions is not None:
             # The earlier plan's function is freed first: the next one's constants get its chunks.
             self._drop_function()
-        self._function, self._gate = self.maker.make(self._optimizer, plan, live=self.live)
-        self._actions = plan.actions
+        chosen = [Chosen(each.part.trace, each.optimizer, each.plan) for each in self._parts]
+        self._function, self._gate = self.maker.make(chosen, live=self.live)
+        self._actions = actions
         if self.live:
             self.maker.instantiate(self._function, self.inputs)
-            self._snapshot = self.arena.snapshot(instantiated=True)
-
-    def _judge(self, plan: Plan, *, fits: bool, instantiated: bool) -> Outcome:
-        """Simulate `plan` in the arena with its function in it.
-
-        Args:
-            fits: whether it was found for the limit.
-            instantiated: whether it was chosen for the arena with the step's constants.
-        """
-        optimizer, snapshot = self._optimizer, self._snapshot
-        self._requests = optimizer.form_of(plan).requests(snapshot)
-        self._peak_bytes = peak = self._requests.peak_bytes(snapshot)
-        margin = min(optimizer.extra_margin_bytes, self.margins.others_bytes)
-        if self.given or self.request.plan or (fits and self.limit.has_room(promised(peak), margin)):
-            there = max(plan.persistent_bytes, snapshot.total_bytes)
-            self._plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
-            return Outcome.PLANNED
-        if instantiated:  # the rest of the arena's contents changes
-            lacking = self.limit.lacking_bytes(peak, self.margins.others_bytes)
-            self._lacking_bytes = max(self._lacking_bytes, lacking)
-        optimizer.assume_made(plan, snapshot)  # planned again for that arena
-        if not self.limit.is_final:
-            optimizer.unoptimised.renew(optimizer.search.planners.snapshot_of(PLAIN))
-            self.limit.compute(optimizer, snapshot)
-        return Outcome.ARENA_CHANGED
+            for each in self._parts:
+                each.snapshot = each.part.arena.snapshot(instantiated=True)
 
     def _drop_function(self) -> None:
         self._function = self._gate = self._actions = None

@@ -12,9 +12,8 @@ from typing import Protocol
 class Granted(Protocol):
     """A function under a limit."""
 
-    @property
-    def granted_bytes(self) -> int:
-        """The highest limit of its plans; 0 where there is none."""
+    def granted_bytes(self, device: str) -> int:
+        """The highest limit of its plans on a device; 0 where there is none."""
         ...
 
 
@@ -31,12 +30,11 @@ class Program:
         self._lock = threading.Lock()  # several threads make and plan functions
         weakref.finalize(self, _forget, self.owner).atexit = False
 
-    @property
-    def granted_bytes(self) -> int:
-        """The highest limit of all plans; 0 where there is none."""
+    def granted_bytes(self, device: str) -> int:
+        """The highest limit of all plans on a device; 0 where there is none."""
         with self._lock:
             functions = tuple(self._functions)
-        return max((each.granted_bytes for each in functions), default=0)
+        return max((each.granted_bytes(device) for each in functions), default=0)
 
     def add(self, function: Granted) -> None:
         """Add a function, for as long as it exists."""

@@ -6,7 +6,6 @@ checked again (`arena_watch.py`); a step that would not fit is planned again bef
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,23 +18,19 @@ from tfswap.device.live import free_functions, runs_eagerly
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.native.forks import calls_steps
 from tfswap.plan.plan import Plan
-from tfswap.report.report import Report
 from tfswap.runtime import messages, turn
 from tfswap.runtime.agreement import plan_with_others
-from tfswap.runtime.arena_view import ArenaView
-from tfswap.runtime.arena_watch import ArenaWatch
 from tfswap.runtime.captures import captured
 from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.function_maker import FunctionMaker
-from tfswap.runtime.limit import StepLimit
-from tfswap.runtime.margins import Margins
 from tfswap.runtime.nested_calls import NestedStep
 from tfswap.runtime.planning_loop import PlanningLoop
 from tfswap.runtime.program import Program
 from tfswap.runtime.shapes import Shapes, covers
-from tfswap.runtime.step_compiler import StepCompiler
+from tfswap.runtime.step_part import StepPart, StepParts
 from tfswap.runtime.trace import Trace
 from tfswap.support import progress
+from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
     from tfswap.native.load import CArenaReading
@@ -57,18 +52,16 @@ class Step:
         batches_ahead: as of OptimizedFunction.
         instead_of: a step for larger arguments, which evicts more than these need. This one keeps the same limit, in
             bytes, and the same order of additions, so that values do not depend on which of the two runs.
-        granted_bytes: the highest limit of another trace of the function.
         first: whether it is the function's first step to be planned.
         dynamic_sizes: computes sizes that the arguments' shapes leave open.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where the plan changes nothing.
-        plan: the latest plan.
         planned: whether there is a plan.
+        parts: the part on each device.
     """
 
     function: Any
-    plan: Plan
 
     def __init__(
         self,
@@ -79,12 +72,9 @@ class Step:
         program: Program,
         batches_ahead: int = 0,
         instead_of: Step | None = None,
-        granted_bytes: int = 0,
         first: bool = False,
         dynamic_sizes: DataDependentSizes | None = None,
     ):
-        if instead_of is not None:
-            request = dataclasses.replace(request, memory_limit=instead_of.limit_bytes)
         self.instead_of = instead_of
         self.name = trace.name
         self.shapes = shapes
@@ -95,35 +85,35 @@ class Step:
         self._first = first
         self._gate: int | None = None
         self._calls_steps = False  # whether the unchanged trace runs, and calls optimized steps
-        self._limit = StepLimit(trace, request, granted_bytes)
-        self._margins = Margins()
-        self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
         self._nested = NestedStep(trace, self._maker, self._run_nested)
-        self._compiler = StepCompiler(
-            trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_ahead
+        self.parts = StepParts(
+            StepPart(
+                part,
+                shapes,
+                request if instead_of is None else instead_of.parts[number].request_in_bytes,
+                self._maker,
+                on_exceeded=on_exceeded,
+                granted_bytes=program.granted_bytes(part.device.name),
+                dynamic_sizes=dynamic_sizes,
+                batches_ahead=batches_ahead,
+            )
+            for number, part in enumerate(trace.parts())
         )
-        self._watch = ArenaWatch(trace, request, self._limit, self._margins, self._arena, self._maker, on_exceeded)
 
     @property
-    def report(self) -> Report:
-        """The report of the latest planning, with the latest measured peak."""
-        return self._watch.report
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """The limit, as of `StepLimit`."""
-        return self._limit.bytes
+    def plan(self) -> Plan:
+        """The latest plan; of several devices, the first one's."""
+        return self.parts[0].plan
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer that planned it; None before."""
-        return self._compiler.optimizer
+        """The optimizer that planned it, or its part on the first device; None before."""
+        return self.parts[0].compiler.optimizer
 
-    @property
-    def keeps_limit(self) -> bool:
-        """Whether its plan keeps the limit in the arena that it was made for."""
-        return self._watch.keeps_limit
+    def limit_on(self, device: str) -> int:
+        """The limit on a device, in bytes; 0 where there is none, or it is not known."""
+        return sum(part.limit.bytes or 0 for part in self.parts if part.trace.device.name == device)
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than those planned for."""
@@ -136,7 +126,7 @@ class Step:
 
     def fits(self) -> bool:
         """Whether the planned step keeps its limit in the arena as it is now."""
-        return not self._trace.device.has_arena or self._watch.fits(self._arena.read_before())
+        return not self._trace.device.has_arena or self.parts.fit(self.parts.read_before())
 
     def audit(self) -> None:
         """Compare the graphs that TensorFlow executed, also inside of other functions, with the planned ones.
@@ -179,12 +169,12 @@ class Step:
         """
         outer = turn.held()
         try:
-            ticket = turn.begin(self._compiler.waits)
-            before = self._arena.read_before()
-            if turn.alone(ticket) and not self._watch.fits(before):
+            ticket = turn.begin(self.parts.wait)
+            before = self.parts.read_before()
+            if turn.alone(ticket) and not self.parts.fit(before):
                 with progress.task(f"planning {self.name} again"):
                     self._plan_again(inputs)
-                before = self._arena.read_before()
+                before = self.parts.read_before()
             if self._calls_steps:
                 turn.end(outer)  # each of the called steps has its own
             return self._watched(inputs, plain, captures, before, ticket)
@@ -192,11 +182,16 @@ class Step:
             turn.end(outer)
 
     def _watched(
-        self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None, before: CArenaReading, ticket: int
+        self,
+        inputs: Sequence[Any],
+        plain: bool,
+        captures: list[Any] | None,
+        before: Sequence[CArenaReading],
+        ticket: int,
     ) -> Any:
-        with self._watch.explained():
+        with self.parts.explained():
             result = self._call(inputs, plain, captures)
-        self._watch.notice(before, ticket, result)
+        self.parts.notice(before, ticket, result)
         return result
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
@@ -207,10 +202,10 @@ class Step:
             return result
         outer = turn.held()
         try:
-            ticket = turn.begin(self._compiler.waits)
-            before = self._trace.device.read_arena(before=False)
+            ticket = turn.begin(self.parts.wait)
+            before = [part.trace.device.read_arena(before=False) for part in self.parts]
             result = run()
-            self._watch.notice(before, ticket, result)
+            self.parts.notice(before, ticket, result)
             return result
         finally:
             turn.end(outer)
@@ -231,7 +226,7 @@ class Step:
         assert self.optimizer is not None, "it has been planned"
         if self._calls_steps or not self._nested.can_run(self.optimizer.graph):
             return self.function
-        return self._nested.function(rewritten=not self.plan.changes_nothing, waits=self._compiler.waits)
+        return self._nested.function(rewritten=not self.plan.changes_nothing, waits=self.parts.wait)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
@@ -250,24 +245,21 @@ class Step:
                 else:
                     self.plan_now(inputs, ordered=self.instead_of is not None)
             finally:
-                self._limit.is_final = self.limit_bytes is not None
+                for part in self.parts:
+                    part.limit.is_final = part.limit.bytes is not None
 
-    def plan_now(self, inputs: Sequence[Any], *, given: Plan | None = None, ordered: bool = False) -> None:
-        """Plan for the arena as it is, and make the function.
+    def plan_now(self, inputs: Sequence[Any], *, given: Sequence[Plan] | None = None, ordered: bool = False) -> None:
+        """Plan for the arenas as they are, and make the function.
 
         Args:
-            given: carry out this plan instead, whatever it needs.
+            given: for each part, carry out this plan instead, whatever it needs.
             ordered: order the step also where its limit is well above the unoptimised peak.
         """
         with self._trace.planning():
             live = not self._request.changes_nothing and self._trace.device.is_live(inputs)
             planned = PlanningLoop(
+                self.parts,
                 self._trace,
-                self._request,
-                self._limit,
-                self._margins,
-                self._arena,
-                self._compiler,
                 self._maker,
                 inputs,
                 live=live,
@@ -275,73 +267,67 @@ class Step:
                 ordered=ordered or self._trace.always_ordered,
                 first=not self.planned,
             ).run()
-            optimizer, plan = planned.optimizer, planned.plan
-            optimizer.extra_margin_bytes = self._margins.others_bytes
-            if (complaint := self._request.complaint(self.name, plan)) is not None:
-                self._watch.complain(complaint)
-            report = optimizer.report(plan, planned.snapshot)
-            self._watch.renew(planned, dataclasses.replace(report, step=self.name, _floor=self._floor_bytes))
-            self.plan, self.function, self._gate = plan, planned.function, planned.gate
+            self.function, self._gate = planned[0].function, planned[0].gate
+            self.parts.renew(planned)
             self._calls_steps = self._gate is None and calls_steps(self._trace.concrete)
             self.planned = True
-            if self.limit_bytes is not None and self._trace.device.model.uses_cudnn:
+            if self.plan.limit_bytes is not None and self._trace.device.model.uses_cudnn:
                 without_redzones()
-            limit_workspaces(self.report.workspace_bytes if self._request.options.limit_workspaces else None)
+            report = self.parts[0].watch.report
+            limit_workspaces(report.workspace_bytes if self._request.options.limit_workspaces else None)
             if live and self._gate is not None:
-                optimizer.assume_made(plan, planned.snapshot)  # the reported floor is of this arena
-                self._watch.remember_arena()
-            log.info("tfswap: %s: %s", self.name, self.report.headline())
-            limit_bytes, making_bytes = self.limit_bytes, self._maker.making_bytes
-            if given is None and limit_bytes is not None and making_bytes > limit_bytes:
-                self._watch.complain(messages.exceeded_while_made(self.name, making_bytes, limit_bytes))
-
-    def _floor_bytes(self) -> int:
-        return self._compiler.floor_bytes(self.plan, rewritten=self._gate is not None)
+                self.parts.assume_made(planned)
+            for part in self.parts:
+                log.info("tfswap: %s: %s", part.trace.name, part.watch.report.headline())
+            if given is None:
+                self.parts.notice_making(self._maker.making_bytes)
 
     def unplan(self) -> None:
         """Drop the plan: nothing of it stays in the arena."""
         self.planned = False
         self.function = self._gate = None
-        self._watch.drop_requests()
+        self.parts.drop_requests()
         free_functions()
 
-    def change_limit(self, limit: int | str | None) -> None:
+    def change_limit(self, limit: Limit) -> None:
         """Drop the plan, and plan for another limit at the next call, with the same trace and facts.
 
         Workers do not agree on that plan: each changes its own limit.
         """
-        self._limit.change(limit)
-        self._watch.forget_excess()
         self._first = False
+        self.parts.change_limit(limit)
         if self.planned:
             self.unplan()
-        if self.optimizer is not None:
-            self._limit.compute(self.optimizer, self._arena.snapshot())
+        self.parts.compute_limits()
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
-        """Plan for the arena as it is, before the step runs; where no plan fits, keep the present one.
+        """Plan for the arenas as they are, before the step runs; where no plan fits, keep the present one.
 
         Room is left for what others allocated during an earlier step, unless no plan fits with it: it has been freed.
         """
-        before, was_live, margins = self.plan, self._watch.live, self._watch.margins_to_try()
+        before, was_live = self.parts.plans, self.parts[0].watch.live
+        margins = [part.watch.margins_to_try() for part in self.parts]
         self.function = None
-        self._watch.drop_requests()
+        self.parts.drop_requests()
         refusals: list[InfeasibleMemoryLimit] = []
-        for margin in margins:
-            self._margins.others_bytes = margin
+        for number in range(max(map(len, margins))):
+            for part, own in zip(self.parts, margins, strict=True):
+                part.margins.others_bytes = own[min(number, len(own) - 1)]
             try:
-                self.plan_now(inputs, ordered=self._watch.live)
+                self.plan_now(inputs, ordered=was_live)
             except InfeasibleMemoryLimit as error:
                 refusals.append(error)
                 continue
             if refusals:
                 log.warning("tfswap: %s", messages.no_room(self.name, refusals[0].floor_bytes))
-            self._watch.note_planned_again(margins[0] if refusals else 0)
+            for part, own in zip(self.parts, margins, strict=True):
+                part.watch.note_planned_again(own[0] if refusals else 0)
             return
         if not was_live:  # it has never run: there is no training to continue
             raise refusals[-1]
         self.plan_now(inputs, given=before)
-        self._watch.note_unsatisfiable(refusals[-1])
+        for part in self.parts:
+            part.watch.note_unsatisfiable(refusals[-1])
 
 
 def _spared(plan: Plan, larger: Plan) -> int:

@@ -34,7 +34,7 @@ from tfswap.runtime.program import Program
 from tfswap.runtime.shapes import Shapes, elements, grown, shapes_of
 from tfswap.runtime.step import Step
 from tfswap.runtime.trace import Trace
-from tfswap.support.sizes import is_share
+from tfswap.support.sizes import Limit, is_share
 
 MAX_COUNTED = 1024
 """The most sizes, covered by a plan for larger ones, whose calls are counted."""
@@ -122,12 +122,12 @@ class StepCache:
         """The number of plans of all traces."""
         return sum(step.planned for steps in self._steps.values() for step in steps)
 
-    @property
-    def granted_bytes(self) -> int:
-        """The highest limit of all plans; 0 where there is none."""
-        return _granted_by(step for steps in tuple(self._steps.values()) for step in tuple(steps))  # threads add some
+    def granted_bytes(self, device: str) -> int:
+        """The highest limit of all plans on a device; 0 where there is none."""
+        steps = (step for steps in tuple(self._steps.values()) for step in tuple(steps))  # threads add some
+        return _granted_by(steps, device)
 
-    def change_limit(self, limit: int | str | None) -> None:
+    def change_limit(self, limit: Limit) -> None:
         """Plan every step again for another limit, at its next call."""
         with self._lock:
             self._request = dataclasses.replace(self._request, memory_limit=limit)
@@ -233,17 +233,19 @@ class StepCache:
         self._computing.add(made)
         return made
 
-    def _limit_of_sizes(self) -> int | str | None:
+    def _limit_of_sizes(self) -> Limit:
         """The limit of functions that compute sizes, as far as it is known: what a share of the steps' peaks is."""
         limit = self._request.memory_limit
-        known = self.granted_bytes if limit is None or is_share(limit) else limit
-        return known or arena.device_limit_bytes(machine.current_device()[0])
+        device = machine.current_device()[0]
+        known = self.granted_bytes(device) if limit is None or is_share(limit) else limit
+        return known or arena.device_limit_bytes(device)
 
-    def _limit_of(self, concrete: Any) -> int | str | None:
+    def _limit_of(self, concrete: Any) -> Limit:
         """The limit of a trace. A share is of the training step's peak, where that is known: a share of the forward
         pass alone would be far too low.
         """
-        return _granted_by(self._steps.get(self.joint_of.get(concrete), ())) or self._request.memory_limit
+        device = machine.current_device()[0]
+        return _granted_by(self._steps.get(self.joint_of.get(concrete), ()), device) or self._request.memory_limit
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """From now on, compute more of the trace's sizes from arguments; returns whether there are more."""
@@ -285,15 +287,14 @@ class StepCache:
         return covering
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        granted = self._program.granted_bytes
         first = not any(self._steps.values())
-        given = (self._on_exceeded, self._program, self.batches_ahead, instead_of, granted, first)
+        given = (self._on_exceeded, self._program, self.batches_ahead, instead_of, first)
         if isinstance(concrete, Joint):
             return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
         request = dataclasses.replace(self._request, memory_limit=self._limit_of(concrete))
         return Step(self._trace_of(concrete), shapes, request, *given, self._dynamic_sizes.get(concrete))
 
 
-def _granted_by(steps: Iterable[Step]) -> int:
-    """The highest limit of steps whose peaks are known, of which a share then is; 0 where no peak is."""
-    return max((step.limit_bytes or 0 for step in steps), default=0)
+def _granted_by(steps: Iterable[Step], device: str) -> int:
+    """The highest limit on a device of steps whose peaks are known, of which a share then is; 0 where no peak is."""
+    return max((step.limit_on(device) for step in steps), default=0)

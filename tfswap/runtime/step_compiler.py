@@ -15,6 +15,7 @@ from tfswap.device.live import free_functions
 from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
+from tfswap.ir.graph import Graph
 from tfswap.passes.nodes import waits_for_others
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
@@ -80,7 +81,9 @@ class StepCompiler:
         is_new = self.optimizer is None
         optimizer = self.optimizer or self._new_optimizer(inputs)
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
-            self._arena.own_buffers(optimizer, self._trace.concrete, inputs)
+            captures = [*[None] * len(inputs), *with_placeholders(self._trace.concrete)]
+            given = self._trace.given_to(optimizer.graph, captures)
+            self._arena.own_buffers(optimizer, {name: each for name, each in given.items() if each is not None})
         free_functions(recent=is_new)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
@@ -89,7 +92,7 @@ class StepCompiler:
                 self._margins.batches_have_slots()
         snapshot = self._arena.snapshot()
         if not live:
-            snapshot = snapshot.unseen().with_allocations(self._made_around(inputs))
+            snapshot = snapshot.unseen().with_allocations(self._made_around(optimizer.graph, inputs))
         optimizer.assume_arena(snapshot)
         return optimizer, snapshot
 
@@ -177,9 +180,10 @@ class StepCompiler:
         imported = self._trace.import_graph(arguments, types, keeps=self._request.options.names)
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
-        others_bytes = self._margins.add_batches(graph, inputs, self._batches_ahead)
+        given = list(self._trace.given_to(graph, inputs).values())
+        others_bytes = self._margins.add_batches(graph, given, self._batches_ahead)
         free_functions()  # of the import: they would change the unoptimised peak
-        snapshot = self._arena.snapshot().with_allocations(self._made_around(inputs))
+        snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(
             graph,
@@ -195,10 +199,11 @@ class StepCompiler:
         self._limit.compute(made, snapshot)
         return made
 
-    def _made_around(self, inputs: Sequence[Any]) -> list[int]:
+    def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
         captures = with_placeholders(self._trace.concrete)
-        given = zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True)
+        pairs = list(zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True))
+        given = self._trace.given_to(graph, pairs).values()
         return [t.shape.num_elements() * t.dtype.size for by, t in given if _is_made_around(by, t)]
 
     def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:

@@ -6,19 +6,24 @@ Everything else of a step (planning, turns, watching) is the same whatever kind 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
-from tfswap.device.live import device_of
+from tfswap.device.live import LiveDevice, devices_of
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
+from tfswap.passes.device_parts import Parts, cut
+from tfswap.passes.nodes import add_gate
+from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
+
+_T = TypeVar("_T")
 
 
 class Imported(NamedTuple):
@@ -53,7 +58,8 @@ class Trace:
         concrete: the trace.
 
     Attributes:
-        device: the device that runs the step.
+        device: the device that runs the step; of several, the first.
+        devices: those with an arena of their own.
         kind: distinguishes its random states from those of other kinds of traces of the same function.
         always_ordered: whether its step has an order under every limit.
         has_unseen_part: whether a part of the step runs later, without being watched where it runs as it was traced.
@@ -66,7 +72,14 @@ class Trace:
     def __init__(self, name: str, concrete: Any):
         self.name = name
         self.concrete = concrete
-        self.device = device_of(concrete, with_placeholders(concrete))
+        self.devices = devices_of(concrete, with_placeholders(concrete))
+        self.device = self.devices[0]
+        self._parts: Parts | None = None  # of the latest import; None where the step is not cut
+        self._not_taken: dict[str, Graph] = {}  # its parts that have not been planned, by device
+
+    def parts(self) -> Sequence[Trace]:
+        """The part of each device: the trace itself where there is one."""
+        return (self,) if len(self.devices) == 1 else [PartTrace(self, device) for device in self.devices]
 
     def planning(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while the step is planned."""
@@ -80,14 +93,52 @@ class Trace:
             sizes: the types of tensors whose sizes depend on values, where known.
             keeps: as of `as_planned`.
         """
+        return Imported(self.part(self.device.name, arguments, sizes, keeps=keeps))
+
+    def part(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Graph:
+        """The graph to plan for one device. Arguments as of `import_graph`."""
+        if device not in self._not_taken:
+            self._import(arguments, sizes, keeps=keeps)
+        return self._not_taken.pop(device, None) or Graph()
+
+    def _import(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> None:
         from tfswap.importers.function import import_function
 
-        device, model = self.device.name, self.device.model
+        model = self.device.model
         graph = import_function(self.concrete, arguments, sizes)
         given = [*arguments, *with_placeholders(self.concrete)]
-        measure_compiled(graph, self.concrete, given, device, model)
-        place(self.name, graph, given, model)
-        return Imported(as_planned(graph, self.concrete, model, keeps=keeps))
+        measure_compiled(graph, self.concrete, given, self.device.name, model)
+        several = place(self.name, graph, given, model)
+        graph = as_planned(graph, self.concrete, model, keeps=keeps)
+        planned = [device.name for device in self.devices]
+        self._parts = cut(graph, planned, model) if several else None
+        self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
+
+    def join(self, made: Mapping[str, Graph], gate: int) -> Graph:
+        """The graph of the whole step from the rewritten graphs of its planned parts, by device.
+
+        Args:
+            gate: of the first of the other parts; a gate on each device sees the functions of that device's kernels.
+        """
+        if self._parts is None:
+            (graph,) = made.values()
+            return graph
+        others = {name: part.copy() for name, part in self._parts.graphs.items() if name not in made}
+        for number, (name, part) in enumerate(others.items()):
+            part.targets.append(add_gate(part, gate + number, f"/device:{name}"))
+        joined = self._parts.join({**made, **others})
+        verify(joined)
+        return joined
+
+    def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
+        """What the arguments of a part of the step are given, by their names there.
+
+        Args:
+            given: for each argument of the step, with or without captures.
+        """
+        whole = graph if self._parts is None else self._parts.whole
+        names = {feed.name for feed in graph.feeds}
+        return {feed.name: each for feed, each in zip(whole.feeds, given, strict=False) if feed.name in names}
 
     def plan_made_before(self, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int) -> Plan | None:
         """A plan that came with the trace, where it keeps the limit in this arena, with the margin."""
@@ -139,3 +190,24 @@ class Trace:
             run_part: runs a part of the step that comes later, under the limit.
         """
         return result
+
+
+class PartTrace(Trace):
+    """The part of a trace on one of its devices, as far as planning goes.
+
+    Args:
+        whole: the trace.
+    """
+
+    def __init__(self, whole: Trace, device: LiveDevice):
+        self.name = f"{whole.name} on {device.name}"
+        self.concrete = whole.concrete
+        self.device = device
+        self.devices = (device,)
+        self._whole = whole
+
+    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        return Imported(self._whole.part(self.device.name, arguments, sizes, keeps=keeps))
+
+    def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
+        return self._whole.given_to(graph, given)

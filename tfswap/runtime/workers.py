@@ -77,13 +77,17 @@ class Meeting:
         return context.context().get_config_key_value(key)
 
 
-def meeting(graph: Graph) -> Meeting | None:
-    """The meeting about a step whose collectives all workers take part in; None where there are no others."""
+def meeting(graphs: Sequence[Graph]) -> Meeting | None:
+    """The meeting about a step whose collectives all workers take part in; None where there are no others.
+
+    Args:
+        graphs: of the step, one for each part.
+    """
     from tensorflow.python.eager import context
 
     running = context.context()
     server: Any = running._collective_ops_server_def
-    if server is None or running.coordination_service is None or not spans_workers(graph):
+    if server is None or running.coordination_service is None or not spans_workers(graphs):
         return None
     tasks = [(job.name, task) for job in server.cluster.job if job.name in JOBS for task in sorted(job.tasks)]
     own = server.job_name, server.task_index
@@ -92,9 +96,10 @@ def meeting(graph: Graph) -> Meeting | None:
     return Meeting(tasks.index(own), len(tasks))
 
 
-def digest(plan: Plan) -> str:
-    """A digest that is equal for plans with the same actions on the same graph."""
-    return hashlib.sha256(f"{plan.fingerprint}{plan.actions!r}".encode()).hexdigest()
+def digest(plans: Sequence[Plan]) -> str:
+    """A digest that is equal for plans with the same actions on the same graphs."""
+    texts = [f"{plan.fingerprint}{plan.actions!r}" for plan in plans]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def highest(floors: Sequence[int | None]) -> tuple[int, int] | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from numbers import Integral
 
 from tfswap.errors import TfswapError
+
+Limit = int | str | Mapping[str, int | str] | None
+"""A memory limit: of every device, or by device; None for the device's own."""
 
 UNIT_BYTES = {
     "B": 1,
@@ -27,6 +30,8 @@ MAX_BYTES = 2**63 - 1
 """TensorFlow's allocators count bytes in 64 bits: no device has more."""
 
 _PATTERN = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z%]*)\s*")
+
+_DEVICE = re.compile(r"(?:.*/)?(?:device:)?(gpu|cpu):(\d{1,4})", re.IGNORECASE)
 
 _SIZES = 'write bytes as an int, or a size as "6GiB" or "512MiB"'
 _SHARES = 'write bytes as an int, a size as "6GiB" or "512MiB", or a share of the unoptimised peak as "60%"'
@@ -62,7 +67,28 @@ def check_limit(limit: int | str, name: str = "memory_limit") -> None:
     parse_limit(limit, baseline_bytes=lambda: 1 << 40, name=name)
 
 
-def is_share(limit: int | str) -> bool:
+def check_limits(limit: Limit) -> Limit:
+    """A limit, or one for each device with the devices' names as TensorFlow has them ("GPU:0").
+
+    Raises TfswapError for what is neither.
+    """
+    if not isinstance(limit, Mapping):
+        if limit is not None:
+            check_limit(limit)
+        return limit
+    found: dict[str, int | str] = {}
+    for name, each in limit.items():
+        match = _DEVICE.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            raise TfswapError(f'memory_limit has {name!r}, which is no device: name each as "GPU:0" or "CPU:0"')
+        check_limit(each, f"memory_limit[{name!r}]")
+        found[f"{match[1].upper()}:{match[2]}"] = each
+    if not found:
+        raise TfswapError("memory_limit is an empty mapping: give a limit for each device of the step")
+    return found
+
+
+def is_share(limit: Limit) -> bool:
     """Whether a limit is a share of the unoptimised peak."""
     return isinstance(limit, str) and "%" in limit
 

@@ -150,9 +150,9 @@ def expand_collectives(graph: Graph, _: Target) -> int:
     return count
 
 
-def spans_workers(graph: Graph) -> bool:
-    """Whether a collective's group has more members than the graph has devices for them."""
-    parts = (graph, *graph.all_bodies())
+def spans_workers(graphs: Sequence[Graph]) -> bool:
+    """Whether a collective's group has more members than these graphs of one step have devices for them."""
+    parts = [part for graph in graphs for part in (graph, *graph.all_bodies())]
     found = [(part, node) for part in parts for node in part if is_collective(node.op)]
     devices = {node.device for _, node in found}
     return any((_group_size(part, node) or len(devices) + 1) > len(devices) for part, node in found)

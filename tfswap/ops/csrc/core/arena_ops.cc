@@ -5,6 +5,7 @@
 //   Defer          keeps TensorFlow from folding a large constant when it makes the step: each step computes it
 //   ToDevice       copies a tensor from host memory to the device on the stream of the kernels
 //   ToHost         copies a tensor of the device to host memory, and frees it before the next kernel runs
+//   Signal         gives a number in host memory, which a node of another device waits for
 //   Text           is a constant of text for kernels of a GPU's step that read it on the host
 //
 // At the end of this file is the function that Python calls before and after each step.
@@ -119,6 +120,15 @@ REGISTER_OP("Tfswap>ToDevice")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
 Copies a tensor in host memory to the device's, on the stream of its kernels.
+)doc");
+
+REGISTER_OP("Tfswap>Signal")
+    .Output("signal: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Runs after what it waits for. A node of another device that reads its result, in host memory, runs
+later. For a control edge between devices TensorFlow would copy a tensor from one arena to the other.
 )doc");
 
 REGISTER_OP("Tfswap>ToHost")
@@ -353,6 +363,19 @@ class ToHostOp : public AsyncOpKernel {
   }
 };
 
+class SignalOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* signal = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &signal));
+    signal->scalar<int32_t>()() = 0;
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
 class TextOp : public OpKernel {
  public:
   explicit TextOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -370,6 +393,8 @@ class TextOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Text").Device(tensorflow::DEVICE_GPU).HostMemory("output"), TextOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Signal").Device(tensorflow::DEVICE_CPU), SignalOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Signal").Device(tensorflow::DEVICE_GPU).HostMemory("signal"), SignalOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ToHost").Device(tensorflow::DEVICE_GPU).HostMemory("output"), ToHostOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ToDevice").Device(tensorflow::DEVICE_GPU).HostMemory("tensor"), ToDeviceOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);

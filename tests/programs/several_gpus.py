@@ -1,0 +1,194 @@
+"""Programs on several devices with arenas of their own, for emulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpu_compare import draws
+
+import tfswap
+from tfswap.exporters.function import memory_optimizer_off
+
+Made = tuple[Sequence[Any], Callable[..., Any], Sequence[Any]]
+"""The variables of a step, the step as a Python function, and the arguments of each call."""
+
+
+def gpus() -> list[str]:
+    return [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
+
+
+def peaks_of(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """The result of a call, and each device's peak during it."""
+    for device in gpus():
+        tf.config.experimental.reset_memory_stats(device)
+    result = call()
+    return result, {device: tf.config.experimental.get_memory_info(device)["peak"] for device in gpus()}
+
+
+def train(made: Made, optimized: Callable[[Any], Any], steps: int = 3) -> tuple[list[str], dict[str, int], Any]:
+    """The bits of losses and variables after some steps, the highest peaks, and the function."""
+    variables, python_function, inputs = made
+    step = optimized(tf.function(python_function))
+    losses, highest = [], dict.fromkeys(gpus(), 0)
+    for _ in range(steps):
+        loss, peaks = peaks_of(lambda: step(*inputs).numpy())
+        losses.append(loss.tobytes().hex())
+        highest = {device: max(highest[device], peak) for device, peak in peaks.items()}
+    copies = [each for variable in variables for each in getattr(variable, "values", (variable,))]
+    return [*losses, *(each.numpy().tobytes().hex() for each in copies)], highest, step
+
+
+def compare(make: Callable[[], Made], limit: Any = "60%", **options: Any) -> dict[str, Any]:
+    """A step under a limit, and the same step without one."""
+    with memory_optimizer_off():
+        expected, unoptimised, _ = train(make(), lambda function: function)
+    found, peaks, step = train(make(), lambda f: tfswap.optimize(f, memory_limit=limit, **options))
+    plans = {device: step.plan(device) for device in gpus()}
+    return {
+        "same": found == expected,
+        "planned": {device: [plan.planned_peak_bytes, peaks[device]] for device, plan in plans.items()},
+        "limits": {device: plan.limit_bytes for device, plan in plans.items()},
+        "unoptimised": unoptimised,
+        "moves": {device: bool(plan.moves) for device, plan in plans.items()},
+    }
+
+
+def layers(count: int, width: int = 64) -> list[Any]:
+    return [tf.Variable(0.1 * draws(width, width, seed=i)) for i in range(count)]
+
+
+def trained(variables: Sequence[Any], loss_of: Callable[..., Any], *inputs: Any) -> Any:
+    with tf.GradientTape() as tape:
+        loss = loss_of(*inputs)
+    for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+        variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+    return loss
+
+
+def strategy(reduction: Any = None) -> Any:
+    """A MirroredStrategy over all GPUs, by collectives in a ring, since there is no NCCL, or by `reduction`."""
+    if reduction is not None:
+        return tf.distribute.MirroredStrategy(gpus(), cross_device_ops=reduction)
+    from tensorflow.python.distribute import collective_util
+
+    made = tf.distribute.MirroredStrategy(gpus())
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    made.extended._communication_options = collective_util.Options(implementation=ring)
+    return made
+
+
+def mirrored(reduction: Any = None, rows: int = 1024) -> Made:
+    """Replicas that are alike, whose gradients are added."""
+    replicas = strategy(reduction)
+    with replicas.scope():
+        variables = layers(8)
+
+    def replica_step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for variable in variables:
+                h = tf.nn.relu(tf.sin(h @ variable))
+            loss = tf.reduce_mean(h)
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    def step(x):
+        return replicas.reduce("MEAN", replicas.run(replica_step, args=(x,)), axis=None)
+
+    def given(context):
+        with tf.device(gpus()[context.replica_id_in_sync_group]):
+            return tf.constant(draws(rows, 64, seed=context.replica_id_in_sync_group))
+
+    return variables, step, [replicas.experimental_distribute_values_from_function(given)]
+
+
+def pipeline() -> Made:
+    """Layers on one device after the other, placed by hand."""
+    devices = gpus()
+    variables = []
+    for i in range(8):
+        with tf.device(devices[i * len(devices) // 8]):
+            variables.append(tf.Variable(0.1 * draws(64, 64, seed=i)))
+
+    def loss_of(h):
+        for i, variable in enumerate(variables):
+            with tf.device(devices[i * len(devices) // 8]):
+                h = tf.nn.relu(tf.sin(h @ variable))
+        with tf.device(devices[-1]):
+            return tf.reduce_mean(h * h)
+
+    with tf.device(devices[0]):
+        x = tf.constant(draws(1024, 64))
+    return variables, lambda x: trained(variables, loss_of, x), [x]
+
+
+def with_the_host() -> Made:
+    """An embedding on the CPU, layers on a GPU, and a message that the CPU prints."""
+    with tf.device("CPU:0"):
+        table = tf.Variable(draws(100, 64))
+    with tf.device("GPU:0"):
+        variables = [tf.Variable(0.1 * draws(64, 64, seed=i)) for i in range(8)]
+
+    def loss_of(tokens):
+        with tf.device("CPU:0"):
+            h = tf.gather(table, tokens)
+        for variable in variables:
+            h = tf.nn.relu(tf.sin(h @ variable))
+        tf.print("largest", tf.reduce_max(h))
+        return tf.reduce_mean(h * h)
+
+    def step(tokens):
+        return trained([table, *variables], loss_of, tokens)
+
+    with tf.device("CPU:0"):
+        tokens = tf.constant(draws(1024).view("i") % 100)
+    return [table, *variables], step, [tokens]
+
+
+def loops_on_others() -> Made:
+    """A loop on the second device and a conditional on the first, with effects of both waited for."""
+    with tf.device("GPU:0"):
+        variables = layers(4)
+        x = tf.constant(draws(512, 64))
+    with tf.device("GPU:1"):
+        kernel, count = tf.Variable(0.1 * draws(64, 64)), tf.Variable(0.0)
+
+    def loss_of(h):
+        with tf.device("GPU:0"):
+            for variable in variables:
+                h = tf.nn.relu(tf.sin(h @ variable))
+            h = tf.cond(tf.reduce_sum(h) > 0.0, lambda: h * 2.0, lambda: tf.sin(h))
+        with tf.device("GPU:1"):
+            _, h = tf.while_loop(
+                lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(h @ kernel)), [0, h], maximum_iterations=20
+            )
+            count.assign_add(1.0)
+            return tf.reduce_mean(h * h) + 0.0 * count
+
+    return [*variables, kernel, count], lambda x: trained([*variables, kernel], loss_of, x), [x]
+
+
+def fitted(limit: Any = None) -> dict[str, Any]:
+    """A Keras model that trains on all GPUs, with normalisation over all replicas and an uneven last batch."""
+    tf.keras.utils.set_random_seed(0)
+    with strategy().scope():
+        layers = [tf.keras.layers.Input((16, 16, 3))]
+        for _ in range(2):
+            normalization = tf.keras.layers.BatchNormalization(synchronized=True)
+            layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), normalization]
+            layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
+        layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10)]
+        model = tf.keras.Sequential(layers)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf.keras.optimizers.Adam(clipnorm=1.0), loss, jit_compile=False)
+    if limit is not None:
+        tfswap.keras.optimize(model, memory_limit=limit)
+    x, y = draws(80, 16, 16, 3), np.arange(80) % 10
+    trained, peaks = peaks_of(lambda: model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
+    values = [trained, *(weight.numpy().tobytes().hex() for weight in model.weights)]
+    return {"values": values, "peaks": peaks, "report": None if limit is None else tfswap.keras.report(model)}

@@ -1,0 +1,191 @@
+"""The part of a step on one device: its arena, its limit, its plan, and the watch over it. Most steps have one part."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfswap.compiler.request import Request
+from tfswap.errors import TfswapError
+from tfswap.runtime import messages
+from tfswap.runtime.arena_view import ArenaView
+from tfswap.runtime.arena_watch import ArenaWatch
+from tfswap.runtime.dynamic_sizes import DataDependentSizes
+from tfswap.runtime.limit import StepLimit
+from tfswap.runtime.margins import Margins
+from tfswap.runtime.shapes import Shapes
+from tfswap.runtime.step_compiler import StepCompiler
+
+if TYPE_CHECKING:
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.native.load import CArenaReading
+    from tfswap.plan.plan import Plan
+    from tfswap.runtime.function_maker import FunctionMaker
+    from tfswap.runtime.planning_loop import Planned
+    from tfswap.runtime.trace import Trace
+    from tfswap.support.sizes import Limit
+
+
+class StepPart:
+    """One part.
+
+    Args:
+        trace: the part's trace.
+        maker: makes the functions of the whole step.
+        granted_bytes: the highest limit of another trace of the function.
+        Others: as of Step.
+
+    Attributes:
+        plan: the latest plan.
+    """
+
+    plan: Plan
+
+    def __init__(
+        self,
+        trace: Trace,
+        shapes: Shapes,
+        request: Request,
+        maker: FunctionMaker,
+        *,
+        on_exceeded: str,
+        granted_bytes: int,
+        dynamic_sizes: DataDependentSizes | None,
+        batches_ahead: int,
+    ):
+        self.trace = trace
+        self.request = request
+        self.limit = StepLimit(trace, request, granted_bytes)
+        self.margins = Margins()
+        self.arena = ArenaView(trace.device)
+        self.compiler = StepCompiler(
+            trace, shapes, request, self.limit, self.margins, self.arena, dynamic_sizes, batches_ahead
+        )
+        self.watch = ArenaWatch(trace, request, self.limit, self.margins, self.arena, maker, on_exceeded)
+
+    @property
+    def request_in_bytes(self) -> Request:
+        """The request, with the limit in bytes."""
+        return dataclasses.replace(self.request, memory_limit=self.limit.bytes)
+
+    def renew(self, planned: Planned) -> None:
+        """Take a new plan, which a function carries out from now on."""
+        optimizer, self.plan = planned.optimizer, planned.plan
+        optimizer.extra_margin_bytes = self.margins.others_bytes
+        if (complaint := self.request.complaint(self.trace.name, self.plan)) is not None:
+            self.watch.complain(complaint)
+        floor = functools.partial(self._floor_bytes, rewritten=planned.gate is not None)
+        report = optimizer.report(self.plan, planned.snapshot)
+        self.watch.renew(planned, dataclasses.replace(report, step=self.trace.name, _floor=floor))
+
+    def assume_made(self, planned: Planned) -> None:
+        """Note that the constants of the plan's function are in the arena: the reported floor is of this arena."""
+        planned.optimizer.assume_made(planned.plan, planned.snapshot)
+        self.watch.remember_arena()
+
+    def _floor_bytes(self, *, rewritten: bool) -> int:
+        return self.compiler.floor_bytes(self.plan, rewritten=rewritten)
+
+
+class StepParts(tuple[StepPart, ...]):
+    """The parts of one step, in the order of its devices."""
+
+    __slots__ = ()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The latest plans."""
+        return [part.plan for part in self]
+
+    @property
+    def limits(self) -> list[int | None]:
+        """The limits in bytes."""
+        return [part.limit.bytes for part in self]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers; empty before the trace is imported."""
+        return [part.compiler.optimizer for part in self if part.compiler.optimizer is not None]
+
+    @property
+    def keep_limits(self) -> bool:
+        """Whether each plan keeps its limit in the arena that it was made for."""
+        return all(part.watch.keeps_limit for part in self)
+
+    @property
+    def wait(self) -> bool:
+        """Whether kernels of the step may wait for others."""
+        return any(part.compiler.waits for part in self)
+
+    def on(self, device: str | None) -> StepPart:
+        """The part on a device, by its name; for None the first. Raises TfswapError where there is none."""
+        for part in self:
+            if device is None or part.trace.device.name == device.upper():
+                return part
+        there = ", ".join(part.trace.device.name for part in self)
+        raise TfswapError(f"{self[0].trace.name} has no plan for {device!r}: it is planned for {there}")
+
+    # --- before and after a step --------------------------------------------------------------------------
+
+    def read_before(self) -> list[CArenaReading]:
+        """Read the arenas before the next step."""
+        return [part.arena.read_before() for part in self]
+
+    def fit(self, now: Sequence[CArenaReading]) -> bool:
+        """Whether each part keeps its limit in its arena as it is now."""
+        return all(part.watch.fits(arena) for part, arena in zip(self, now, strict=True))
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """As `ArenaWatch.explained`, of all arenas."""
+        with contextlib.ExitStack() as stack:
+            for part in self:
+                stack.enter_context(part.watch.explained())
+            yield
+
+    def notice(self, before: Sequence[CArenaReading], ticket: int, result: Any) -> None:
+        """As `ArenaWatch.notice`, of all arenas."""
+        for part, arena in zip(self, before, strict=True):
+            part.watch.notice(arena, ticket, result)
+
+    # --- plans --------------------------------------------------------------------------------------------
+
+    def renew(self, planned: Sequence[Planned]) -> None:
+        """Take new plans, which one function carries out from now on."""
+        for part, found in zip(self, planned, strict=True):
+            part.renew(found)
+
+    def assume_made(self, planned: Sequence[Planned]) -> None:
+        """Note that the constants of the plans' function are in the arenas."""
+        for part, found in zip(self, planned, strict=True):
+            part.assume_made(found)
+
+    def notice_making(self, peaks: Sequence[int]) -> None:
+        """Report where the function passed a limit while it was made.
+
+        Args:
+            peaks: as `FunctionMaker.making_bytes`.
+        """
+        for part, peak_bytes in zip(self, peaks, strict=False):
+            if part.limit.bytes is not None and peak_bytes > part.limit.bytes:
+                part.watch.complain(messages.exceeded_while_made(part.trace.name, peak_bytes, part.limit.bytes))
+
+    def drop_requests(self) -> None:
+        """Note that the plans are no longer carried out."""
+        for part in self:
+            part.watch.drop_requests()
+
+    def change_limit(self, limit: Limit) -> None:
+        """Take another limit, whose bytes are not known yet."""
+        for part in self:
+            part.limit.change(limit)
+            part.watch.forget_excess()
+
+    def compute_limits(self) -> None:
+        """Compute the bytes of the limits, where the trace is imported."""
+        for part in self:
+            if (optimizer := part.compiler.optimizer) is not None:
+                part.limit.compute(optimizer, part.arena.snapshot())

@@ -9,6 +9,7 @@ from processes import last_json, run_together
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.support.reach import reach
 
 BATCH, WIDTH, LAYERS = 2048, 256, 6
 ARENA_MIB = 1000
@@ -173,15 +174,32 @@ def test_updates_through_references_wait_for_the_reads_of_their_variable() -> No
     assert before(update).issuperset(reads_weight)
 
 
+def test_a_read_of_what_an_update_hands_on_comes_before_the_next_update() -> None:
+    import tensorflow as tf
+
+    from tfswap.compiler.tf1_variables import order_writes
+    from tfswap.importers.graph_def import import_graph_def
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as built:
+        variable = v1.get_variable("w", [4], initializer=v1.zeros_initializer(), use_resource=False)
+        raised = v1.assign_add(variable, tf.ones([4]), name="first")
+        tf.square(raised, name="read")
+        with tf.control_dependencies([raised.op]):
+            v1.assign_sub(variable, tf.ones([4]), name="second")
+    graph = import_graph_def(built.as_graph_def(add_shapes=True), [], ["read:0"], ["second"])
+    graph.prune()
+    order_writes(graph)
+    assert graph["read"] in before(graph["second"])
+
+
 def before(node: Any) -> set[Any]:
     """The nodes that must have run when `node` does."""
-    seen, pending = set(), [node]
-    while pending:
-        one = pending.pop()
-        for source in {*(t.node for t in one.inputs), *one.controls} - seen:
-            seen.add(source)
-            pending.append(source)
-    return seen
+
+    def awaited(one: Any) -> list[Any]:
+        return [*(t.node for t in one.inputs), *one.controls]
+
+    return set(reach(awaited(node), awaited))
 
 
 @pytest.mark.parametrize("reference_variables", [True, False])

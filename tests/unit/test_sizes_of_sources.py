@@ -70,6 +70,19 @@ def test_sources_are_as_small_as_they_are_to_be(kind: str, most: int, exceptions
     assert too_large == {}, "take it apart by ideas; no exception grows"
 
 
+@pytest.mark.parametrize(("kind", "cell"), [("file", r"`([\w/]+\.py)`"), ("class", r"`(\w+)` \(`[\w/.]+`\)")])
+def test_the_page_of_code_size_has_the_ten_largest(kind: str, cell: str) -> None:
+    page = (ROOT.parent / "docs" / "code_size.md").read_text()
+    reported = {name: int(lines) for name, lines in re.findall(rf"\| {cell} \| (\d+) \|$", page, re.MULTILINE)}
+    sizes = _sizes(kind)
+    assert len(reported) == 10
+    assert {
+        name: sizes.get(name) for name, lines in reported.items() if abs(sizes.get(name, 0) - lines) > 0.05 * lines
+    } == {}
+    least = 1.05 * min(reported.values())
+    assert {name: lines for name, lines in sizes.items() if lines > least and name not in reported} == {}
+
+
 PROGRAM_TEXT = {
     "tests/docs/test_docs.py": 23,  # goes before the blocks of a page, which are one program
     "tests/docs/test_notebook.py": 13,  # a notebook's last cell

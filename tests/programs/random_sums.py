@@ -11,8 +11,7 @@ With `loops` most sums are in loops, loops inside of loops, branches and functio
 in another order than the next. TensorFlow's order of many readers of one node is by chance there, but the same in each
 run of one trace; several traces say what is expected, and more of them where these do not.
 
-With `open` values decide how many iterations these loops have. The last iteration of some adds in another order than
-TensorFlow (docs/limits.md), so no test runs this kind.
+With `open` values decide how many iterations these loops have.
 
 With `decided` sums read what conditionals give, or what they read too, and values decide which branch is taken: each
 program runs with several arguments.

@@ -61,3 +61,14 @@ def test_bits_of_random_sums_after_decisions():
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_bits_of_many_random_sums_after_decisions(first: int):
     check(first, 20, "decided")
+
+
+def test_bits_of_random_sums_in_loops_whose_length_values_decide():
+    """TensorFlow does not merge equal nodes of the loop's body here: equal constants come before the loop."""
+    check(3, 1, "open", limits=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_bits_of_many_random_sums_in_loops_whose_length_values_decide(first: int):
+    check(first, 25, "open")

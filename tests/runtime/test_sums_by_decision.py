@@ -1,4 +1,4 @@
-"""Sums whose order depends on the branches that conditionals take."""
+"""Sums whose order depends on the branches that conditionals take, or on when loops end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def normal(seed, *shape):
     return tf.random.stateless_normal(shape, (seed, 7))
 
 
-def sums_after_branches():
+def sums_by_decision():
     import tensorflow as tf
 
     w = normal(3, 64, 64) * 0.1
@@ -54,7 +54,23 @@ def sums_after_branches():
 
         return tf.while_loop(lambda i, *_: i < 20, body, [0, x, x])[1:]
 
-    return [outside, in_a_branch, of_a_branch, of_two, of_cases, in_a_loop]
+    def in_the_last_iteration(x):  # no other iteration reads its terms
+        count = 1 + tf.cast(x[0, 0] > 0, tf.int32)
+
+        def body(i, a, b):
+            m, t = tf.exp(-b * b), tf.tanh(a) * 1.1
+            return i + 1, t, tf.add_n([m, m, t]) * 0.3
+
+        return tf.while_loop(lambda i, *_: i < count, body, [0, x, x])[1:]
+
+    def after_a_loop(x):  # without iterations it gives what it was given
+        a, m = tf.tanh(x), tf.exp(-x * x)
+        count = 2 * tf.cast(x[0, 0] > 0, tf.int32)
+        b = tf.while_loop(lambda i, _: i < count, lambda i, b: (i + 1, tf.sin(b) * 1.3), [0, a])[1]
+        return tf.add_n([m, m, b]), w @ a, tf.reduce_sum(tf.exp(w @ tf.sin(x)) ** 2)
+
+    branches = [outside, in_a_branch, of_a_branch, of_two, of_cases, in_a_loop]
+    return [*branches, in_the_last_iteration, after_a_loop]
 
 
 def steps():
@@ -69,7 +85,7 @@ def steps():
         return {i: [t.numpy().tobytes() for t in f(x)] for i, x in enumerate(arguments)}
 
     entries = {}
-    for step in sums_after_branches():
+    for step in sums_by_decision():
         planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
         found = bits(planned)
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -84,7 +100,7 @@ def steps():
     return entries
 
 
-def test_a_sum_adds_as_tensorflow_s_does_after_each_branch() -> None:
+def test_a_sum_adds_as_tensorflow_s_does_whatever_is_decided() -> None:
     found = on_arena(steps, TF_NUM_INTEROP_THREADS="1")
     assert {name: entry for name, entry in found.items() if entry != [0, False]} == {}
 

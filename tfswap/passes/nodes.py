@@ -5,7 +5,7 @@ a stem, which names its tensor or node, and its role. Nodes that follow a copy t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
@@ -15,6 +15,8 @@ from tfswap.kernels.device import DeviceModel
 
 PRESERVE = "_grappler_do_not_remove"
 """Makes Grappler keep a node (grappler_item.cc, NodesToPreserve)."""
+COLOCATED = "_class"
+"""The attribute of colocation, with names of nodes."""
 
 _TENSOR_PROTO_TYPES = {
     "bfloat16": 14,
@@ -47,6 +49,11 @@ def add_copy(
     )
     made.measured, made.tape = node.measured, node.tape
     return made
+
+
+def without_colocation(attrs: Mapping[str, object]) -> Mapping[str, object]:
+    """`attrs` without the names of nodes that the node must be on one device with: those of another graph."""
+    return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs
 
 
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:

@@ -1,9 +1,10 @@
-"""Decisions by a step's values: the branches of its conditionals that are taken, in each iteration of loops.
+"""Decisions by a step's values, in each iteration of loops: which branches its conditionals take, and when loops end.
 
 A decision is read at another place of the step. Of the loops around both places, the decision is of the same iteration,
-or of the one before in the innermost of them. Of loops around the conditional only, it is of the last iteration.
+or of the one before in the innermost of them. Of loops around its own place only, it is of the last iteration.
 
-Not handled: conditionals in conditions of loops, and those whose predicate is neither a bool (If) nor an int32 (Case).
+Not handled: conditionals in conditions of loops, and those whose predicate is neither a bool (If) nor an int32 (Case);
+ends of loops whose condition can't run twice (analysis/loop_conditions.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from tfswap.analysis.loop_conditions import next_arguments, repeatable_condition
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow
 from tfswap.simulator.lowered_graph import Scope
@@ -20,17 +22,17 @@ Path = tuple[tuple[str, int], ...]
 
 
 class Predicate(NamedTuple):
-    """A tensor that decides which branch of conditionals is taken.
+    """A tensor that decides which branch of conditionals is taken, or whether a loop ends.
 
     Attributes:
-        path, tensor: where it is, and its name.
-        branches: the number of branches.
+        path, tensor: where it is, and its name; the body of a loop, and None for whether an iteration is the last.
+        branches: the number of branches; for the end of a loop 2, the first where the iteration is the last.
         default: the branch that is taken where it is zero.
         loops: how many loops are around it, by how many of `path`.
     """
 
     path: Path
-    tensor: str
+    tensor: str | None
     branches: int
     default: int
     loops: tuple[int, ...]
@@ -60,6 +62,10 @@ class Outcome:
 
     def __len__(self) -> int:
         return len(self._taken)
+
+    def expect(self, predicate: Predicate) -> None:
+        """Note that a predicate is decided from here on."""
+        self._taken.setdefault(predicate, {})
 
     def add(self, predicate: Predicate, iterations: tuple[int, ...], branch: int) -> None:
         self._taken.setdefault(predicate, {})[iterations] = branch
@@ -92,14 +98,33 @@ def predicate_of(scope: Scope, conditional: Node) -> Predicate | None:
     is_case = flow is not None and len(flow.functions) == 1
     if tensor.type.shape != () or tensor.type.dtype != ("int32" if is_case else "bool"):
         return None
+    loops = _loops_around(scope)
+    branches = len(scope.graph.bodies[conditional])
+    return None if loops is None else Predicate(path_of(scope), tensor.name, branches, 0 if is_case else 1, loops)
+
+
+def end_of(body: Scope) -> Predicate | None:
+    """Whether an iteration of a loop with this `body` is the last; None if the body can't compute it."""
+    loops = _loops_around(body)
+    if loops is None or repeatable_condition(_condition_of(body)) is None:
+        return None
+    return Predicate(path_of(body), None, 2, 1, loops)
+
+
+def _condition_of(body: Scope) -> Graph:
+    assert body.node is not None and body.outer is not None
+    return body.outer.graph.bodies[body.node][0]
+
+
+def _loops_around(scope: Scope) -> tuple[int, ...] | None:
+    """How many loops are around a scope, by how many of its path; None in the condition of one."""
     loops = [0]
     for around in scopes_around(scope)[1:]:
         is_loop = _is_loop(around)
         if is_loop and not around.number:
             return None
         loops.append(loops[-1] + is_loop)
-    branches = len(scope.graph.bodies[conditional])
-    return Predicate(path_of(scope), tensor.name, branches, 0 if is_case else 1, tuple(loops))
+    return tuple(loops)
 
 
 def decisions_seen(
@@ -117,13 +142,21 @@ def decisions_seen(
         common = next((i for i, (own, other) in enumerate(both) if own != other), min(len(path), len(predicate.path)))
         graph = chain[common].graph
         there = scopes_around(decided_in)
-        decides = _node_at(there, common) or decided_in.graph.tensor(predicate.tensor).node
+        outer = _node_at(there, common)
+        decides = _deciding(decided_in, predicate) if outer is None else [outer]
         reads = _node_at(chain, common) or node
-        if reads not in needed(graph, decides):
+        if not any(reads in needed(graph, each) for each in decides):
             found.append(Decision(predicate, common, False, path))
         if predicate.loops[common]:
             found.append(Decision(predicate, common, True, path))
     return found
+
+
+def _deciding(scope: Scope, predicate: Predicate) -> Collection[Node]:
+    """The nodes of the predicate's graph that compute it."""
+    if predicate.tensor is None:
+        return next_arguments(_condition_of(scope), scope.graph).values()
+    return [scope.graph.tensor(predicate.tensor).node]
 
 
 def scopes_around(scope: Scope) -> list[Scope]:

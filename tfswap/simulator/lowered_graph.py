@@ -57,6 +57,12 @@ class Scope(NamedTuple):
     loop: int
 
 
+def callee(outer: Scope, node: Node, number: int, loop: int) -> Scope:
+    """The scope of a body of a node of `outer`."""
+    name = f"{outer.name}{'/' if outer.name else ''}{node.name}[{number}]"
+    return Scope(name, outer.graph.bodies[node][number], node, number, outer, loop)
+
+
 class InlinedCall(NamedTuple):
     """The call of a function that was inlined at import: as call_order.Inlined, with the numbers of items."""
 
@@ -251,12 +257,6 @@ class _Lowering:
         self._waits[number] = self._add(CONTROL, scope, controls=targets or waits)
         call.removed = True
 
-    def _callee(self, item: Item, number: int, loop: int) -> Scope:
-        node, outer = item.node, item.scope
-        assert node is not None
-        name = f"{outer.name}{'/' if outer.name else ''}{node.name}[{number}]"
-        return Scope(name, outer.graph.bodies[node][number], node, number, outer, loop)
-
     def _called(self, callee: Scope, inputs: Sequence[Source], controls: Sequence[int]) -> int:
         number = self._add(CALL, callee, inputs, controls)
         self.items[number].callee = callee
@@ -281,11 +281,11 @@ class _Lowering:
         merges = {i: self._add(MERGE, inner, [(enters[i], 0), (enters[i], 0)]) for i in carried}
         around = [(enter, 0) for enter in enters]
         inputs_of_test = [(merges[i], 0) if i in merges else around[i] for i in range(len(enters))]
-        condition = self._called(self._callee(item, 0, loop), inputs_of_test, [merges[carried[0]]])
+        condition = self._called(callee(scope, node, 0, loop), inputs_of_test, [merges[carried[0]]])
         decision = self._add(LOOP_CONDITION, inner, [(condition, 0)])
         switches = {i: self._add(SWITCH, inner, [(merges[i], 0), (decision, 0)]) for i in carried}
         given = [(switches[i], 1) if i in switches else around[i] for i in range(len(enters))]
-        body = self._called(self._callee(item, 1, loop), given, [])
+        body = self._called(callee(scope, node, 1, loop), given, [])
         self.items[body].controls = [self._add(IDENTITY, inner, [(switches[carried[0]], 1)])]
         exits = {i: self._add(EXIT, inner, [(switches[i], 0)]) for i in carried}
         self._waits[number] = self._add(CONTROL, scope, controls=list(exits.values()))
@@ -309,7 +309,7 @@ class _Lowering:
         pivots = {branch: self._add(IDENTITY, scope, [(switch, branch)]) for branch in numbers}
         switches = [self._switch(item, source, ()) for source in given]
         calls = [
-            self._called(self._callee(item, branch, scope.loop), [(s, branch) for s in switches], [pivots[branch]])
+            self._called(callee(scope, node, branch, scope.loop), [(s, branch) for s in switches], [pivots[branch]])
             for branch in range(branches)
         ]
         for i in range(len(node.outputs)):

@@ -5,8 +5,8 @@ order of the kernels that add one term each.
 The runs are those of simulator/propagator.py. A buffer is held by each edge with its value, by each list that keeps it,
 and permanently by variables, arguments and results. Views and buffer forwarding are those of kernels/kernel_memory.py.
 
-A loop of unknown or large number of iterations runs a few. If integers do not decide a branch, different runs take
-different branches.
+A loop of unknown or large number of iterations runs a few. If integers do not decide a branch, or when a loop ends,
+different runs take different branches (simulator/open_loops.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import node_memory
 from tfswap.simulator.body_integers import Numbers
 from tfswap.simulator.decisions import Decision, Outcome, Predicate, decisions_seen, predicate_of
-from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope
+from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope, callee
+from tfswap.simulator.open_loops import UNKNOWN_TRIPS, OpenLoops
 from tfswap.simulator.propagator import Buffer, Frame, Iteration, LoweredProgram, Propagator
 from tfswap.simulator.sum_samples import FirstTerm, SumSamples
 
@@ -43,10 +44,8 @@ FEW_RUNS = 9
 MOST_ITEMS = 200_000
 """The most items of all runs together: large steps have fewer runs, at least one."""
 MOST_TRIPS = 24
-UNKNOWN_TRIPS = 12
 INNER_TRIPS = 6
-"""Iterations of a loop that are run: the most, the number if it is unknown, and the most inside of another loop.
-"""
+"""The most iterations of a loop that are run, outside and inside of another loop."""
 OUTCOMES = 32
 """Runs of a step whose values decide branches: all outcomes of the first five decisions of two branches."""
 
@@ -85,20 +84,22 @@ def simulate_sums(
     step = _Step(graph, device, seconds)
     found: dict[tuple[str, str], SumSamples] = {}
     orders: dict[str, Counter[tuple[str, ...]]] = {}
-    runs, seed = step.most_runs, 0
+    runs, seed, items = step.most_runs, 0, 0
     is_straight = not (step.lowered.loops or step.lowered.decides)
     while seed < runs:
         run = _Run(step, seed)
         run.run()
         if run.decides:
             runs = max(runs, OUTCOMES)
-        runs = min(runs, max(1, MOST_ITEMS // max(1, len(run.ran))))
+        items += len(run.ran)
         for name, iterations, position, decided in run.begun:
             found.setdefault(name, SumSamples(step.races)).add(iterations, position, run.outcome)
             step.decided_before[name] = max(step.decided_before.get(name, 0), decided)
         for name, order in _in_order(run, additions).items():
             orders.setdefault(name, Counter())[order] += 1
         seed += 1
+        if items + items // seed > MOST_ITEMS:
+            break
         if is_straight and all(
             leads_by(counts) > runs - seed for counts in (*orders.values(), *(s.positions for s in found.values()))
         ):
@@ -145,6 +146,7 @@ class _Step(LoweredProgram):
         self._predicates: dict[tuple[str, str], Predicate | None] = {}
         self._decided_in: dict[Predicate, Scope] = {}
         self._needed: dict[Node, set[Node]] = {}
+        self.open_loops = OpenLoops(self.lowered.loops)
         self.decided_before: dict[tuple[str, str], int] = {}
         self._memories: dict[Node, _Forwarding] = {}
 
@@ -165,6 +167,14 @@ class _Step(LoweredProgram):
             if predicate is not None:
                 self._decided_in.setdefault(predicate, scope)
         return self._predicates[key]
+
+    def end(self, loop: int) -> Predicate | None:
+        """Whether an iteration of a loop is the last; None where all runs have as many."""
+        predicate = self.open_loops.end(loop)
+        if predicate is not None:
+            node, scope, _ = self.lowered.loops[loop]
+            self._decided_in.setdefault(predicate, callee(scope, node, 1, loop))
+        return predicate
 
     def seen(self, name: tuple[str, str]) -> list[Decision]:
         """The decisions that a sum may depend on: the latest before it."""
@@ -208,14 +218,20 @@ class _Run(Propagator):
     def __init__(self, step: _Step, number: int):
         super().__init__(step, random.Random(number))
         self._sums = step
-        self._outcomes, self._first_outcomes = number, OUTCOMES
+        self._number, self._outcomes, self._first_outcomes = number, number, OUTCOMES
         self.outcome = Outcome()
         self.decides = False
+        self._open: set[int] = set()
         self.begun: list[tuple[tuple[str, str], tuple[int, ...], int, int]] = []
         self.started: list[str] = []
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
-        return self._sums.trips_of(loop, iterations)[0]
+        most, trips = self._sums.trips_of(loop, iterations)
+        if trips is not None or self._sums.end(loop) is None:
+            return most
+        self.decides = True
+        self._open.add(loop)
+        return min(most, self._sums.open_loops.trips(loop, self._number))
 
     def compute(self, number: int, frame: Frame, iteration: Iteration) -> dict[int, Buffer]:
         """The outputs of an item that is not dead."""
@@ -230,6 +246,7 @@ class _Run(Propagator):
         if item.kind == LOOP_CONDITION:
             decision = Buffer()
             decision.decision = int(iteration.number < frame.trips)
+            self._end(item.loop, frame.numbers(iteration), not decision.decision)
             return {0: decision}
         if item.kind == ARGUMENT:
             return {0: Buffer(pins=1)}
@@ -262,6 +279,15 @@ class _Run(Propagator):
         if predicate is not None:
             self.outcome.add(predicate, iterations, taken)
         return taken
+
+    def _end(self, loop: int, iterations: tuple[int, ...], is_last: bool) -> None:
+        """A condition decides whether the iteration before was the last."""
+        predicate = self._sums.end(loop) if loop in self._open else None
+        if predicate is not None:
+            *around, number = iterations
+            self.outcome.expect(predicate)
+            if number:
+                self.outcome.add(predicate, (*around, number - 1), 0 if is_last else 1)
 
     def _kernel(
         self, item: Item, node: Node, reads: list[Buffer | None], frame: Frame, iteration: Iteration

@@ -13,15 +13,16 @@ that is added first. So it is fixed here, before anything is planned:
   (passes/prepare/accumulated_sums.py).
 - In loops the order can differ from iteration to iteration: tensors of the first one are still held outside, and the
   last one overlaps with none after it. Such a sum has an order by iteration of all loops around it, as attributes.
-- Where it depends on the branches that conditionals take, their predicates are inputs of the sum, which is then
-  tfswap's own op with an order by branch too (passes/prepare/shared_decisions.py).
+- Where it depends on the branches that conditionals take, or on whether an iteration is the last of a loop whose length
+  values decide, these decisions are inputs of the sum, which is then tfswap's own op with an order by decision too
+  (passes/prepare/shared_decisions.py).
 - The sum runs tfswap's own kernel, which adds inputs in their order for any holders (csrc/core/sum_ops.cc). A portable
   model has no such kernel and adds two tensors at a time, since a + b is b + a, in the order of most iterations.
 
 Invariant: a sum adds the same numbers in the same order in every plan of a graph for a device.
 
-Not handled: sums of two inputs and of integers, which need nothing. In loops whose number of iterations the step
-decides, last iterations that differ from those before. Branches, where AccumulateNV2's order depends on them.
+Not handled: sums of two inputs and of integers, which need nothing. Loops whose length values decide, where the order
+depends on how many iterations follow the next one. Branches, where AccumulateNV2's order depends on them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
-from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
+from tfswap.passes.prepare.common_subexpressions import merge_as_executed
 from tfswap.passes.prepare.shared_decisions import SharedDecisions
 from tfswap.passes.prepare.split_add_n import split_into_pairs
 from tfswap.simulator.iteration_table import IterationTable
@@ -153,14 +154,14 @@ def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     step = graph.copy()
     step.arrange_as_executed()
     step.fetches += map(step.tensor, target.held)
-    twins = {}
-    for name, part in {"": step, **step.named_bodies()}.items():
-        # As TensorFlow does when it makes a step.
+    parts = (step, *step.named_bodies().values())
+    for part in parts:
         restore_lowered(part)
-        twins |= {(name, twin): (name, first) for twin, first in merge_all_equal_nodes(part).items()}
+    twins = merge_as_executed(step)
+    for part in parts:
         prune_as_lowered(part)
     additions = {kernel.name: node.name for node, kernels in sums_by_kernels(step).items() for kernel in kernels}
-    if not additions and not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
+    if not additions and not any(_is_undecided(part, device) for part in parts):
         return SumOrders({}, {})
     found = simulate_sums(step, device, Costs.of(device).seconds, additions, by_decision)
     found.first.update({twin: found.first[first] for twin, first in twins.items() if first in found.first})

@@ -1,35 +1,42 @@
-"""Passes the predicates of conditionals to other graphs of a step: out of branches and loops, from one iteration to the
-next, and into them.
+"""Passes decisions to other graphs of a step: out of branches and loops, from one iteration to the next, and into them.
 
-A loop passes the predicate of its last iteration on, and gives each iteration that of the one before. At first, and
-from a branch that was not taken, it is zero. What is passed is a scalar.
+A decision is the predicate of a conditional, or whether an iteration is the last of its loop. That is the condition of
+the loop for the results of the body, which a copy of the condition in the body computes.
+
+A loop passes the decision of its last iteration on, and gives each iteration that of the one before. At first, and from
+a branch that was not taken, it is zero. What is passed is a scalar.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tfswap.analysis.loop_conditions import repeatable_condition
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
+from tfswap.ir.types import TensorType
 from tfswap.passes.body_values import add_argument, add_item, add_result
-from tfswap.passes.nodes import add_scalar
-from tfswap.simulator.decisions import Decision, Path
+from tfswap.passes.nodes import add_copy, add_scalar, without_colocation
+from tfswap.simulator.decisions import Decision, Path, Predicate
 
 
 class SharedDecisions:
-    """The predicates of a step that are passed to other graphs of it."""
+    """The decisions of a step that are passed to other graphs of it."""
 
     def __init__(self, step: Graph):
         self._step = step
         self._given: dict[tuple[Node, Output], int] = {}  # arguments of a conditional, or of a loop in all iterations
         self._results: dict[tuple[Node, Output], int] = {}
+        self._ends: dict[Graph, Output] = {}  # by body of a loop
         self._before: dict[Graph, int] = {}  # how many nodes there were
 
     def at(self, decision: Decision) -> Output:
-        """The predicate of `decision` in the graph from which it is seen."""
+        """The value of `decision` in the graph from which it is seen."""
         predicate, common = decision.predicate, decision.common
         graphs = self._graphs(predicate.path)
         if decision.previous:  # the body of the innermost loop around both
             common = 1 + max(k for k in range(common) if predicate.loops[k + 1] > predicate.loops[k])
-        tensor = graphs[-1].tensor(predicate.tensor)
+        tensor = self._end(graphs, predicate) if predicate.tensor is None else graphs[-1].tensor(predicate.tensor)
         for k in reversed(range(common, len(predicate.path))):
             name, number = predicate.path[k]
             node = graphs[k][name]
@@ -47,6 +54,14 @@ class SharedDecisions:
         """Put new nodes where they are read in the insertion order, once all have been added."""
         for graph, before in self._before.items():
             graph.bring_forward(before)
+
+    def _end(self, graphs: Sequence[Graph], predicate: Predicate) -> Output:
+        """Whether an iteration is the last of its loop, in the body."""
+        body = graphs[-1]
+        if body not in self._ends:
+            loop = graphs[-2][predicate.path[-1][0]]
+            self._ends[body] = add_end(loop, *graphs[-2].bodies[loop])
+        return self._ends[body]
 
     def _graphs(self, path: Path) -> list[Graph]:
         graphs = [self._step]
@@ -91,6 +106,29 @@ class SharedDecisions:
             else:
                 add_item(node, "Tin", Dtype(tensor.type.dtype))
         return bodies[number].feeds[self._given[node, tensor]].out()
+
+
+def add_end(loop: Node, condition: Graph, body: Graph) -> Output:
+    """Add to the `body` of a loop whether an iteration is the last: whether the condition is false for its results."""
+    nodes = repeatable_condition(condition)
+    assert nodes is not None
+    now = dict(zip(condition.feeds, body.fetches, strict=True))
+
+    def result(tensor: Output) -> Output:
+        return now[tensor.node] if tensor.node in condition.feeds else now[tensor.node].node.out(tensor.index)
+
+    for node in nodes:
+        if node in condition.feeds:
+            continue
+        name = f"tfswap/{loop.name}/{node.name}"
+        made = add_copy(body, node, name, map(result, node.inputs), device=node.device or loop.device)
+        made.attrs = without_colocation(node.attrs)
+        now[node] = made.out()
+        if node in condition.small_constants:
+            body.small_constants[made] = condition.small_constants[node]
+    more = result(condition.fetches[0])
+    name = body.unique_name(f"tfswap/{loop.name}/last")
+    return body.add("LogicalNot", name, (more,), outputs=(TensorType("bool", ()),), device=loop.device).out()
 
 
 def _stem(tensor: Output) -> str:

@@ -42,7 +42,7 @@ from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_copy
+from tfswap.passes.nodes import add_copy, without_colocation
 from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
@@ -52,8 +52,6 @@ LEAST_MEAN_S = 50e-6
 """The least average seconds of a body's kernels. Bodies of 5 to 36 us took more CPU time unrolled than as loops, by 1.2
 to 2.2 times, one of 50 us as much, and those of 240 and 590 us less time.
 """
-COLOCATED = "_class"
-"""The attribute of colocation, with names of nodes of a body, which the step does not have."""
 
 
 @graph_pass(
@@ -218,7 +216,7 @@ class _Unrolling:
             controls = [copies[control] for control in waits if control in copies]
             device = node.device or loop.device
             copy = add_copy(graph, node, f"{scope}/{node.name}", inputs, controls=controls, device=device)
-            copy.attrs = _anywhere(node.attrs)
+            copy.attrs = without_colocation(node.attrs)
             copies[node] = copy
             self._nodes[loop].append(copy)
             self.named[copy.name] = node.name
@@ -264,11 +262,6 @@ def _first(nodes: Iterable[Node]) -> list[Node]:
     made = list(nodes)
     within = set(made)
     return [node for node in made if within.isdisjoint(t.node for t in node.inputs)]
-
-
-def _anywhere(attrs: Mapping[str, object]) -> Mapping[str, object]:
-    """`attrs` without the names of nodes of the body."""
-    return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs
 
 
 def _acts(graph: Graph, node: Node) -> bool:

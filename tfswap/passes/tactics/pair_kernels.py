@@ -17,6 +17,7 @@ from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_view
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import without_colocation
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
@@ -112,5 +113,4 @@ def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
 
 def alone(node: Node) -> Node:
     """The node as part of another: its inputs are given in order, without names, and it has no colocation."""
-    attrs = {key: value for key, value in node.attrs.items() if key != "_class"}
-    return Node(node.name, node.op, node.inputs, (), attrs, node.outputs, node.device)
+    return Node(node.name, node.op, node.inputs, (), without_colocation(node.attrs), node.outputs, node.device)

@@ -7,9 +7,11 @@ faster and slower in turns.
 from __future__ import annotations
 
 import pytest
+import several_gpu_kinds
 import several_gpus
 import tensorflow as tf
 from gpu_compare import draws, reporting
+from slow import slow
 
 import tfswap
 import tfswap.ops
@@ -177,3 +179,20 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
     found = on_gpus(reporting(program))
     peak, limit, unoptimised = found["kept"]
     assert found["same"] and found["report"] == [] and peak <= limit < unoptimised
+
+
+@pytest.mark.emulated_gpu(count=2)
+@pytest.mark.parametrize("kind", ["adam", *slow(*sorted(set(several_gpu_kinds.KINDS) - {"adam"}))])
+def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
+    def program(gpus):
+        tf.config.experimental.enable_op_determinism()
+        # TensorFlow's optimizers do not run on a planned step of several devices.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        make, limit = several_gpu_kinds.KINDS[kind]
+        found = several_gpus.compare(make, limit)
+        return {**found, "races": [line for line in gpus.report().splitlines() if "between devices" not in line]}
+
+    found = on_gpus(program)
+    assert found["same"] and found["races"] == [], found
+    for device, (planned, measured) in found["planned"].items():
+        assert planned == measured <= found["limits"][device], found

@@ -1,0 +1,196 @@
+"""Kinds of steps on several GPUs, for test_several_gpus.py: each gives what `several_gpus.compare` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpu_compare import draws
+from several_gpus import Made, gpus, layers, strategy, trained
+
+
+def on(replica: int, values: Any) -> Any:
+    with tf.device(gpus()[replica]):
+        return tf.constant(values)
+
+
+def rows(replica: int) -> Any:
+    return on(replica, draws(1024, 64, seed=replica))
+
+
+def dense(variables: Sequence[Any], x: Any) -> Any:
+    for variable in variables:
+        x = tf.nn.relu(tf.sin(x @ variable))
+    return tf.reduce_mean(x * x)
+
+
+def replicated(
+    loss_of: Callable[..., Any],
+    make_variables: Callable[[], Sequence[Any]],
+    *given: Callable[[int], Any],
+    make_optimizer: Callable[[], Any] | None = None,
+    change: Callable[[Any], Any] = lambda gradients: gradients,
+    replicas: Any = None,
+) -> Made:
+    """Replicas of one loss; gradients are added, changed, and applied by hand or by an optimizer."""
+    replicas = replicas or strategy()
+    with replicas.scope():
+        variables = make_variables()
+        optimizer = make_optimizer() if make_optimizer is not None else None
+        if optimizer is not None:
+            optimizer.build(variables)
+
+    def replica_step(*inputs):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, *inputs)
+        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, variables)]
+        if optimizer is not None:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+        gradients = change(tf.distribute.get_replica_context().all_reduce("sum", gradients))
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    def step(*inputs):
+        return replicas.reduce("MEAN", replicas.run(replica_step, args=inputs), axis=None)
+
+    def distributed(values: Callable[[int], Any]) -> Any:
+        return replicas.experimental_distribute_values_from_function(
+            lambda context: values(context.replica_id_in_sync_group)
+        )
+
+    return variables, step, [distributed(each) for each in given]
+
+
+def adam() -> Made:
+    return replicated(dense, lambda: layers(8), rows, make_optimizer=lambda: tf.keras.optimizers.Adam(0.01))
+
+
+def clipped() -> Made:
+    return replicated(dense, lambda: layers(8), rows, change=lambda g: tf.clip_by_global_norm(g, 0.1)[0])
+
+
+def embedding() -> Made:
+    def loss_of(variables, tokens, x):
+        return dense(variables[1:], tf.gather(variables[0], tokens) + x)
+
+    tokens = (np.arange(1024) * 7 % 500).astype("int64")
+    return replicated(loss_of, lambda: [tf.Variable(draws(500, 64)), *layers(8)], lambda i: on(i, tokens), rows)
+
+
+def convolutions() -> Made:
+    def loss_of(variables, x):
+        for variable in variables:
+            x = tf.nn.relu(tf.nn.conv2d(x, variable, 1, "SAME"))
+        return tf.reduce_mean(tf.nn.max_pool2d(x, 2, 2, "SAME") ** 2)
+
+    kernels = [0.1 * draws(3, 3, 8, 8, seed=i) for i in range(6)]
+    return replicated(loss_of, lambda: [*map(tf.Variable, kernels)], lambda i: on(i, draws(8, 32, 32, 8, seed=i)))
+
+
+def recurrent() -> Made:
+    def loss_of(variables, x):
+        def body(i, state):
+            return i + 1, tf.tanh(state @ variables[0] + x[i] @ variables[1])
+
+        _, state = tf.while_loop(lambda i, _: i < 30, body, [0, tf.zeros([256, 64])], maximum_iterations=30)
+        return tf.reduce_mean(state * state)
+
+    return replicated(loss_of, lambda: layers(2), lambda i: on(i, draws(30, 256, 64, seed=i)))
+
+
+def dropout() -> Made:
+    def loss_of(variables, x):
+        for i, variable in enumerate(variables):
+            x = tf.nn.relu(x @ variable) * tf.random.stateless_uniform([1024, 64], seed=[i, 3])
+        return tf.reduce_mean(x * x)
+
+    return replicated(loss_of, lambda: layers(8), rows)
+
+
+def half() -> Made:
+    def loss_of(variables, x):
+        x = tf.cast(x, tf.float16)
+        for variable in variables:
+            x = tf.nn.relu(x @ tf.cast(variable, tf.float16))
+        return tf.reduce_mean(tf.cast(x, tf.float32) ** 2)
+
+    return replicated(loss_of, lambda: layers(8), rows)
+
+
+def labelled() -> Made:
+    def loss_of(variables, x, labels):
+        for variable in variables:
+            x = tf.nn.relu(x @ variable)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
+
+    return replicated(loss_of, lambda: layers(8), rows, lambda i: on(i, np.arange(1024, dtype="int32") % 64))
+
+
+def nested() -> Made:
+    variables, step, inputs = adam()
+    function = tf.function(step)
+    return variables, lambda *given: function(*given) + 1.0, inputs
+
+
+def counted() -> Made:
+    """With a variable that is added up when it is read, as metrics are."""
+    replicas = strategy()
+    sums = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+    with replicas.scope():
+        total = tf.Variable(0.0, **sums)
+
+    def loss_of(variables, x):
+        loss = dense(variables, x)
+        total.assign_add(loss)
+        return loss
+
+    return replicated(loss_of, lambda: layers(8), rows, replicas=replicas)
+
+
+def split_layers() -> Made:
+    """Layers whose halves are on two devices."""
+    first, second = gpus()[:2]
+    with tf.device(first):
+        variables = [tf.Variable(0.1 * draws(64, 128, seed=i)) for i in range(3)]
+        outputs = [tf.Variable(0.1 * draws(256, 64, seed=20 + i)) for i in range(3)]
+        x = tf.constant(draws(1024, 64))
+    with tf.device(second):
+        others = [tf.Variable(0.1 * draws(64, 128, seed=9 + i)) for i in range(3)]
+
+    def loss_of(h):
+        for left, right, output in zip(variables, others, outputs, strict=True):
+            with tf.device(first):
+                half_of_it = tf.nn.relu(h @ left)
+            with tf.device(second):
+                other_half = tf.nn.relu(h @ right)
+            with tf.device(first):
+                h = tf.tanh(tf.concat([half_of_it, other_half], 1) @ output)
+        return tf.reduce_mean(h * h)
+
+    return (
+        [*variables, *others, *outputs],
+        lambda x: trained([*variables, *others, *outputs], loss_of, x),
+        [x],
+    )
+
+
+KINDS: dict[str, tuple[Callable[[], Made], str]] = {
+    each.__name__: (each, limit)
+    for each, limit in (
+        (adam, "65%"),
+        (clipped, "65%"),
+        (embedding, "65%"),
+        (convolutions, "65%"),
+        (recurrent, "65%"),
+        (dropout, "65%"),
+        (half, "65%"),
+        (labelled, "65%"),
+        (nested, "65%"),
+        (counted, "65%"),
+        (split_layers, "100%"),
+    )
+}

@@ -9,7 +9,7 @@ unoptimised step: that graph, or the result of a second run with the default opt
 The nodes of the unoptimised step come in Grappler's order, which the executor follows.
 
 Not handled: TensorFlow lowers loops and conditionals before Grappler. Here each body is optimized on its own. A step
-with them is planned as traced, unless they are assertions. A step on several devices is planned as traced.
+with them is planned as traced, unless they are assertions. So is a step on several CPUs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tfswap.ir.op_traits import control_flow, has_small_extras, is_collective
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.device_carriers import units
+from tfswap.passes.device_carriers import unit, units
 from tfswap.passes.nodes import PRESERVE
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels
 from tfswap.passes.prepare.onednn_fusion import FILTER, FUSED_3D, KERNEL_LABEL, any_size
@@ -120,7 +120,7 @@ def as_planned(
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if _is_off(options, graph) or not _matches_execution(graph) or sparse_shapes(concrete):
+    if _is_off(options, graph) or not _matches_execution(graph, device) or sparse_shapes(concrete):
         return graph
     options.memory_optimization = options.NO_MEM_OPT
     shapes = {t.op.name: None if t.shape.rank is None else tuple(t.shape.as_list()) for t in concrete.inputs}
@@ -133,9 +133,13 @@ def as_planned(
         return graph
     if _unsized(made) and not _unsized(graph):
         return graph
-    given = {node.name for node in graph if node.device}
+    several = len(units(graph)) > 1
     for node in made:
-        if node.name not in given and node.device == _device_name(device):
+        if node.name in graph and (several or not graph[node.name].device):
+            node.device = graph[node.name].device
+        elif several:
+            node.device = f"/device:{unit(node.device)}"
+        elif node.device == _device_name(device):
             node.device = ""  # the trace names no device
     for node in graph:
         call = differentiated(node)
@@ -191,9 +195,14 @@ def _leaves_memory(options: rewriter_config_pb2.RewriterConfig, graph: Graph, de
     return is_default and not device.is_gpu and not any(SWAPPED_BY_HAND in node.attrs for node in graph)
 
 
-def _matches_execution(graph: Graph) -> bool:
-    """Whether Grappler's result here is what TensorFlow would run: one device, and nothing that is lowered first."""
-    if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
+def _matches_execution(graph: Graph, device: DeviceModel) -> bool:
+    """Whether Grappler's result here is what TensorFlow would run: nothing that is lowered first, and one device, or
+    several with arenas of their own.
+    """
+    several = len(units(graph)) > 1
+    if not _only_checks(graph) or (several and not device.is_gpu):
+        return False
+    if not several and any(is_collective(node.op) for node in graph):
         return False
     kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}
     return "variant" not in kinds and not any(feed.op in REFERENCE_VARIABLES for feed in graph.feeds)
@@ -241,6 +250,9 @@ def _optimized(
     given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
     feeds = {feed.name: number for number, feed in enumerate(given)}
     arguments = arguments_of(graph, given)
+    for node in graph_def.node:
+        if node.device.startswith("/device:"):
+            node.device = _full_name(unit(node.device))
     fed = as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
     results, renamed = names_in_function(graph, given)
     add_results(graph_def, results, graph.fetches, _device_name(device))
@@ -248,7 +260,8 @@ def _optimized(
     process = ProcessNames(graph_def, renamed, bodies.made)
     process.replace(graph_def)
     kept = [process.replaced(name) for name in (*results, *targets, *kept)]
-    made = _made_of(graph_def, kept, options, device)
+    gpus = sorted(each for each in units(graph) if each.startswith("GPU:"))
+    made = _made_of(graph_def, kept, options, device, gpus)
     process.restore(made)
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
     for node in made.node:
@@ -328,15 +341,22 @@ def _made_of(
     kept: Sequence[str],
     options: rewriter_config_pb2.RewriterConfig,
     device: DeviceModel,
+    gpus: Sequence[str] = (),
 ) -> graph_pb2.GraphDef:
-    """`graph_def` after Grappler, run now or in an earlier process."""
+    """`graph_def` after Grappler, run now or in an earlier process.
+
+    Args:
+        gpus: the GPUs of a step on several.
+    """
     from google.protobuf.message import DecodeError
     from tensorflow.python.grappler import cluster
 
     named = _named_device(device)
+    others = [type(named)(properties=named.properties, name=_full_name(each)) for each in gpus]
+    devices = [named, *(each for each in others if each.name != named.name)]
 
     def make() -> graph_pb2.GraphDef:
-        return run_grappler(graph_def, kept, options, cluster.Cluster(devices=[named]))
+        return run_grappler(graph_def, kept, options, cluster.Cluster(devices=devices))
 
     def is_whole(text: bytes) -> bool:
         try:
@@ -347,7 +367,7 @@ def _made_of(
     cache = PlanCache.of_environment()
     if cache is None:
         return make()
-    given = [message.SerializeToString(deterministic=True) for message in (graph_def, options, named)]
+    given = [message.SerializeToString(deterministic=True) for message in (graph_def, options, *devices)]
     given.append(repr((kept, device, _processor())).encode())
     return type(graph_def).FromString(cache.made_of(given, lambda: make().SerializeToString(), is_whole))
 
@@ -370,7 +390,11 @@ def _folding_room(graph: Graph) -> float:
 
 
 def _device_name(device: DeviceModel) -> str:
-    return f"/job:localhost/replica:0/task:0/device:{device.kind.upper()}:0"
+    return _full_name(f"{device.kind.upper()}:0")
+
+
+def _full_name(device: str) -> str:
+    return f"/job:localhost/replica:0/task:0/device:{device}"
 
 
 def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:

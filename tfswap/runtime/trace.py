@@ -110,6 +110,8 @@ class Trace:
         measure_compiled(graph, self.concrete, given, self.device.name, model)
         several = place(self.name, graph, given, model)
         graph = as_planned(graph, self.concrete, model, keeps=keeps)
+        if several:
+            place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         planned = [device.name for device in self.devices]
         self._parts = cut(graph, planned, model) if several else None
         self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)

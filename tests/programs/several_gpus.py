@@ -52,6 +52,7 @@ def compare(make: Callable[[], Made], limit: Any = "60%", **options: Any) -> dic
         "planned": {device: [plan.planned_peak_bytes, peaks[device]] for device, plan in plans.items()},
         "limits": {device: plan.limit_bytes for device, plan in plans.items()},
         "unoptimised": unoptimised,
+        "predicted": {device: step.report(device).baseline_peak_bytes for device in gpus()},
         "moves": {device: bool(plan.moves) for device, plan in plans.items()},
     }
 

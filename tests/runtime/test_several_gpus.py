@@ -23,6 +23,7 @@ def check(found: dict, *, exact: bool = True) -> None:
     assert found["report"] == [] and found["same"], found
     for device, (planned, measured) in found["planned"].items():
         assert measured <= found["limits"][device] < found["unoptimised"][device], found
+        assert found["predicted"][device] <= 1.2 * found["unoptimised"][device], found
         assert not exact or measured == planned, found
     assert any(found["moves"].values())
 
@@ -61,13 +62,13 @@ def test_each_device_has_a_limit_of_its_own(on_gpus):
     """The first has room for all of its tensors, and the second must swap or recompute."""
 
     def program(gpus):
-        limits = {"/gpu:0": "100%", "GPU:1": "60%"}
+        limits = {"/gpu:0": "150%", "GPU:1": "60%"}
         return several_gpus.compare(several_gpus.mirrored, limits)
 
     found = on_gpus(reporting(program))
     assert found["report"] == [] and found["same"] and found["moves"] == {"GPU:0": False, "GPU:1": True}
     assert all(measured <= found["limits"][device] for device, (_, measured) in found["planned"].items())
-    assert found["limits"]["GPU:1"] < 0.7 * found["limits"]["GPU:0"]
+    assert found["limits"]["GPU:1"] < 0.5 * found["limits"]["GPU:0"]
 
 
 def test_a_part_on_the_host_has_no_limit(on_gpus):
@@ -148,7 +149,8 @@ def test_a_replica_that_fails_fails_the_step_and_the_next_one_works(on_gpus):
             return loss
 
         function = tf.function(step, input_signature=[tf.TensorSpec([1024, 64]), tf.TensorSpec([None])])
-        optimized = tfswap.optimize(function, memory_limit="70%", tactics=("swap",))
+        limits = {"GPU:0": "60%", "GPU:1": "200%"}
+        optimized = tfswap.optimize(function, memory_limit=limits, tactics=("swap",))
         x, good, bad = tf.constant(draws(1024, 64)), tf.zeros([16]), tf.zeros([15])
         optimized(x, good)
         before = [tf.config.experimental.get_memory_info(device)["current"] for device in several_gpus.gpus()]

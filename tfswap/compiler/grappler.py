@@ -79,13 +79,15 @@ def as_executed(graph: Graph, device: DeviceModel, held: Sequence[str] = ()) -> 
     """The step as TensorFlow's executor runs it on `device`, by default; as it was traced where the optimizers fail.
 
     Args:
-        graph: the step as traced, or as `as_planned` returns it.
+        graph: the step as traced, or as `as_planned` returns it. A device's part of a step stays as it is: the
+            optimizers have run on the whole step.
         held: names of traced tensors that the step gives its caller in addition.
     """
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if graph.traced is not None and not held and _leaves_memory(options, graph, device):
+    is_part = any(node.op in (custom_ops.SEND, custom_ops.RECEIVE) for node in graph)
+    if is_part or (graph.traced is not None and not held and _leaves_memory(options, graph, device)):
         planned = graph.copy()
         planned.arrange_as_executed()
         return planned

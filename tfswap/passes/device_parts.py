@@ -239,6 +239,8 @@ class _Cut:
     def _finish(self) -> None:
         """Add fetches, targets and feeds, and the order of what connects the devices."""
         whole, parts = self.parts.whole, self.parts
+        insertion = list(whole)
+        executed = {name: rank for rank, name in enumerate(whole.executed)}
         for fetch in whole.fetches:
             where = self._home.get(fetch.node) or self._unit(fetch.node)
             here, part = self._here(where, fetch), self._part(where)
@@ -259,7 +261,10 @@ class _Cut:
             part.targets = list(dict.fromkeys(part.targets))
             part.calls = {call: tuple(n for n in names if n in part) for call, names in whole.calls.items()}
             part.names_in_bodies = {n: inside for n, inside in whole.names_in_bodies.items() if n in part}
-            part.arrange({node: (self._near.get(node, 0), i) for i, node in enumerate(part)})
+            part.arrange({node: (self._near[node], i) for i, node in enumerate(part)})
+            if executed:
+                ranks = {node: executed[insertion[self._near[node]].name] for node in part}
+                part.executed = tuple(node.name for node in sorted(part, key=ranks.__getitem__))
             if where in self._planned:
                 places = self._place[where]
                 ordered = sorted(places, key=places.__getitem__)

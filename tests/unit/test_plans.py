@@ -30,6 +30,7 @@ from processes import last_json, run_python
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.concurrency import SHARES
 from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.ir import custom_ops
@@ -44,6 +45,7 @@ from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Eviction, Plan, fingerprint
 from tfswap.plan.schedule import Interval
+from tfswap.planner.concurrent import least_bytes
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -228,7 +230,22 @@ def test_what_holds_of_any_plan(graph, share, host_share):
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(training_steps(min_layers=4))
 def test_more_limit_never_costs_time_where_kernels_run_in_groups(graph):
-    more_limit_never_costs_time_and_less_never_memory(Optimizer(graph, TWO_CORES, Options()))
+    optimizer = Optimizer(graph, TWO_CORES, Options())
+    more_limit_never_costs_time_and_less_never_memory(optimizer)
+    variants, live_bytes = optimizer.search.variants, optimizer.planner.live_peak_bytes
+    for share in SHARES if variants.group_members else ():
+        schedules = variants.schedules(int(share * live_bytes))
+        for group, schedule in zip(variants.group_members, schedules, strict=True):
+            assert least_bytes(group) <= schedule.live_bytes
+
+
+@pytest.mark.tensorflow
+def test_groups_that_hold_less_than_their_kernels_one_after_another_are_found_from_their_own_peak_on():
+    """Here they hold 393,472 bytes, and 459,008 in the order with the lowest live peak."""
+    kinds = "dense 0, add 0, scale 1, relu 1, dense 0, add 2, add 2, add 6"
+    layers = [Layer(kind, int(skip)) for kind, skip in map(str.split, kinds.split(","))]
+    step = training_step(layers, rows=128, width=128, assign=True)
+    more_limit_never_costs_time_and_less_never_memory(Optimizer(step, TWO_CORES, Options()))
 
 
 @pytest.mark.tensorflow

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tfswap.compiler.rewriting import PLAIN, Rewriting
 from tfswap.compiler.variants import Variants
-from tfswap.planner.concurrent import ListSchedule, serial_bytes
+from tfswap.planner.concurrent import ListSchedule, least_bytes
 
 SHARES = (3.0, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 """The bytes that concurrent kernels may hold, as multiples of the live peak of the best order."""
@@ -30,9 +30,9 @@ def concurrent_rewritings(
         order: the order of the step's kernels with the lowest live peak.
         live_bytes: that peak.
     """
-    if variants.base != PLAIN or len(order) > MOST_KERNELS or SHARES[-1] * live_bytes > room_bytes:
+    if variants.base != PLAIN or len(order) > MOST_KERNELS or not variants.group_members:
         return []
-    if not variants.group_members or max(map(serial_bytes, variants.group_members)) > room_bytes:
+    if max(map(least_bytes, variants.group_members)) > room_bytes:  # a bound that no schedule is below
         return []
     cost_s = variants.cost_s(variants.plain)
     serial_s = sum(cost_s[i] for i in order)

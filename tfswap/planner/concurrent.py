@@ -33,6 +33,8 @@ MOST_TRIED = 64
 LONG_S, SHARED_S = 400e-6, 2e-3
 """The seconds on one core from which a kernel uses all cores, if other ready kernels leave them idle, and in any case:
 kLongS and kSharedS of csrc/core/group_run.h."""
+MOST_WEIGHED = 8
+"""The number of kernels in the midst of a group whose bytes are added up for `least_bytes`."""
 URGENT_GAIN = 1.01
 """The gain in time for which the most urgent kernels start first, which holds more bytes."""
 
@@ -164,9 +166,34 @@ def schedule_group(group: Group, cost_s: Sequence[float], rates: Rates, most_byt
     return made
 
 
-def serial_bytes(group: Group) -> int:
-    """The most bytes that a group holds if its kernels run one after another."""
-    return _Serial(group, group.members).most_bytes(0, len(group.members))
+def least_bytes(group: Group) -> int:
+    """A lower bound of the bytes that a group holds at one time, whatever its schedule.
+
+    It is the most of: what one kernel requests; what others read, which the group holds at its end; and for some
+    kernels what their predecessors make and their successors read, which is held while they run.
+    """
+    made = [(i, v) for i in group.members for _, v in group.flow.makes[i]]
+    kept = sum(group.nbytes[v] for _, v in made if v in group.outside)
+    largest = max(group.requested(i, tuple(group.over[i])).most_bytes for i in group.members)
+    bit = {i: 1 << place for place, i in enumerate(group.members)}
+    before, after = dict.fromkeys(group.members, 0), dict.fromkeys(group.members, 0)
+    for i in group.members:
+        for d in group.before[i]:
+            before[i] |= before[d] | bit[d]
+    for i in reversed(group.members):
+        for d in group.before[i]:
+            after[d] |= after[i] | bit[i]
+    readers = {v: sum(bit[user] for user in users) for v, users in group.users.items()}
+    middle = sorted(group.members, key=lambda i: -min(before[i].bit_count(), after[i].bit_count()))[:MOST_WEIGHED]
+    held = (
+        sum(
+            group.nbytes[v]
+            for maker, v in made
+            if bit[maker] & before[i] and (v in group.outside or readers.get(v, 0) & after[i])
+        )
+        for i in middle
+    )
+    return max(kept, largest, *held)
 
 
 def _by_urgency(group: Group, cost_s: Sequence[float]) -> list[int]:

@@ -181,7 +181,11 @@ def _calls_of_kernels(x: tf.Tensor) -> list[Call]:
         (core.tfswap_text, {"value": tf.make_tensor_proto(["of", "two words"]), "dtype": tf.string}),
         (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
         (core.tfswap_arena_map, {}),
-        (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused
+        (core.tfswap_signal, {}),
+        # No graph that runs has one of these: they are always refused.
+        (core.tfswap_outside, {"results": [x], "room": 1}),
+        (core.tfswap_send, {"tensor": x}),
+        (core.tfswap_receive, {"T": tf.float32, "shape": [4]}),
     ]
 
 

@@ -304,20 +304,20 @@ def checks() -> bool:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def child(*arguments: str, **env: str) -> Any:
-    """What a process of this command, with emulated GPUs, prints."""
+def child(*arguments: str, script: str = __file__, count: int = 1, **env: str) -> Any:
+    """What a process of this command, or of another one, prints, with this number of emulated GPUs."""
     from emulated_gpu import Gpus
 
     path = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "programs"), str(ROOT / "benchmarks")]
     given = {
         **os.environ,
-        **Gpus(memory=2048 * MIB).environment(),
+        **Gpus(memory=2048 * MIB // count, count=count).environment(),
         **env,
         "PYTHONPATH": os.pathsep.join(path),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    command = [sys.executable, __file__, "--child", *arguments]
+    command = [sys.executable, script, "--child", *arguments]
     ran = subprocess.run(command, env=given, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ran.stdout.splitlines()[-1])
 

@@ -1,0 +1,150 @@
+"""Steps on several emulated GPUs (docs/emulated_gpu.md): each device's peak against its limit and plan, values, time.
+
+    export PYTHONPATH=tests:tests/programs
+    python benchmarks/emulated_devices.py            # two and four devices, and 1,000 steps; five minutes
+    python benchmarks/emulated_devices.py adam       # one kind
+    python benchmarks/emulated_devices.py --steps 0  # without the 1,000 steps
+
+The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand. Values are
+compared with TensorFlow's without Grappler's memory optimizer, bit by bit. Times are medians of steps in turns, with
+and without tfswap, with kernels of a millisecond and links of 25 GB/s. Planning is the first call's time, less that of
+the step without tfswap. The 1,000 steps have delays drawn at random. Each row is a process of its own. Exit status 1
+where a limit is passed, a plan is not exact, values differ, or something races.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import emulated
+
+KERNEL_US, LINK = 1000.0, 25e9
+ROUNDS = 15
+FOUR = ("mirrored", "pipeline")
+"""Kinds that also run on four devices."""
+
+
+def kinds() -> dict[str, tuple[Any, str]]:
+    import several_gpu_kinds
+    import several_gpus
+
+    more = {"mirrored": (several_gpus.mirrored, "60%"), "pipeline": (several_gpus.pipeline, "70%")}
+    return {**more, **several_gpu_kinds.KINDS}
+
+
+def compare(kind: str, gpus: Any) -> dict[str, Any]:
+    """Peaks and values of one kind on all devices of this process."""
+    import several_gpus
+    import tensorflow as tf
+
+    tf.config.experimental.enable_op_determinism()
+    make, limit = kinds()[kind]
+    found = several_gpus.compare(make, limit)
+    races = [line for line in gpus.report().splitlines() if "between devices" not in line]  # these are TensorFlow's own
+    return {**found, "races": races}
+
+
+def times(kind: str, gpus: Any) -> dict[str, float]:
+    """The step's time over that without tfswap, and the seconds of planning."""
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import memory_optimizer_off
+
+    gpus.set_check(False)
+    make, limit = kinds()[kind]
+    _, python_function, inputs = make()
+    functions = [tf.function(python_function) for _ in range(2)]
+    for function in functions:
+        function.get_concrete_function(*inputs)  # the trace is no part of the first call's time
+    steps = [functions[0], tfswap.optimize(functions[1], memory_limit=limit)]
+    first_s = []
+    for step in steps:
+        with memory_optimizer_off():
+            began = time.monotonic()
+            step(*inputs).numpy()
+        first_s.append(time.monotonic() - began)
+    gpus.set_kernel_us(KERNEL_US)
+    gpus.set_links(LINK, LINK, 10.0)
+    found: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        for step, seconds in zip(steps, found, strict=True):
+            began = time.monotonic()
+            step(*inputs).numpy()
+            seconds.append(time.monotonic() - began)
+    plain_s, planned_s = map(statistics.median, found)
+    return {"ratio": planned_s / plain_s, "planning_s": first_s[1] - first_s[0]}
+
+
+def endure(kind: str, steps: int, gpus: Any) -> dict[str, Any]:
+    """Many steps with random delays: by device, how often each difference from the planned peak was measured."""
+    import several_gpus
+    import tensorflow as tf
+
+    import tfswap
+
+    gpus.set_kernel_us(30.0)
+    make, limit = kinds()[kind]
+    _, python_function, inputs = make()
+    step = tfswap.optimize(tf.function(python_function), memory_limit=limit)
+    differences: dict[str, dict[int, int]] = {device: {} for device in several_gpus.gpus()}
+    for _ in range(steps):
+        _, peaks = several_gpus.peaks_of(lambda: step(*inputs).numpy())
+        for device, peak in peaks.items():
+            difference = peak - step.report(device).planned_peak_bytes
+            differences[device][difference] = differences[device].get(difference, 0) + 1
+    return {"differences": differences, "races": gpus.report().splitlines()}
+
+
+def table(chosen: list[str]) -> bool:
+    """Prints a row for each kind and number of devices; returns whether all is as promised."""
+    print("| step | GPUs | limit, planned, peak of each | values | races | time | planning, s |")
+    print("|---|--:|---|---|--:|--:|--:|")
+    good = True
+    for kind in chosen:
+        for count in (2, 4) if kind in FOUR else (2,):
+            found = emulated.child("compare", kind, script=__file__, count=count)
+            took = emulated.child("times", kind, script=__file__, count=count)
+            exact = all(planned == peak for planned, peak in found["planned"].values())
+            kept = all(peak <= found["limits"][device] for device, (_, peak) in found["planned"].items())
+            good &= exact and kept and found["same"] and not found["races"]
+            sizes = [(found["limits"][device], *found["planned"][device]) for device in found["limits"]]
+            shown = "; ".join(", ".join(f"{size:,}" for size in each) for each in dict.fromkeys(sizes))
+            values = "identical" if found["same"] else "other"
+            seconds = f"{took['ratio']:.2f} | {took['planning_s']:.1f}"
+            print(f"| {kind} | {count} | {shown} | {values} | {len(found['races'])} | {seconds} |", flush=True)
+    return good
+
+
+def endurance(steps: int) -> bool:
+    found = emulated.child("endure", "mirrored", str(steps), script=__file__, count=4, EMULATED_GPU_JITTER="11")
+    print(f"{steps} steps on four devices, by difference from the planned peak: {found['differences']}")
+    return not found["races"] and all(set(each) == {"0"} for each in found["differences"].values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--steps", type=int, default=1000, help="of endurance")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        import emulated_gpu
+
+        gpus = emulated_gpu.attach()
+        part, kind, *given = arguments.child
+        run = {"compare": compare, "times": times}
+        print(json.dumps(run[part](kind, gpus) if part in run else endure(kind, int(given[0]), gpus)))
+        return 0
+    good = table(arguments.kinds or [*kinds()])
+    good &= not arguments.steps or endurance(arguments.steps)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,7 @@ Not handled: copies between devices without the host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -37,6 +37,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.nodes import add_copy, add_device_copy
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
+from tfswap.support.reach import reach
 
 Place = tuple[int, int]
 """The place of a send, its receive, or a collective in the order of the whole step."""
@@ -120,16 +121,8 @@ class _Cut:
 
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
-        made = part.add(
-            node.op,
-            node.name,
-            inputs,
-            controls=controls,
-            attrs=node.attrs,
-            outputs=node.outputs,
-            device=f"/device:{where}" if is_const(node.op) else node.device,
-        )
-        made.measured, made.tape = node.measured, node.tape
+        device = f"/device:{where}" if is_const(node.op) else ""
+        made = add_copy(part, node, node.name, inputs, controls=controls, device=device)
         if node in whole.bodies:
             part.bodies[made] = tuple(body.copy() for body in whole.bodies[node])
         if node in whole.small_constants:
@@ -277,20 +270,10 @@ def _is_virtual(node: Node) -> bool:
     return only_waits(node.op) and not node.inputs and not node.outputs
 
 
-def _sources(nodes: Iterable[Node]) -> Iterable[Node]:
+def _sources(nodes: Iterable[Node]) -> Iterator[Node]:
     """These nodes, and in place of virtual ones those that they wait for."""
-    found: dict[Node, None] = {}
-    pending, seen = list(nodes), set[Node]()
-    while pending:
-        node = pending.pop(0)
-        if node in seen:
-            continue
-        seen.add(node)
-        if _is_virtual(node):
-            pending += node.controls
-        else:
-            found[node] = None
-    return found
+    found = reach(nodes, lambda node: node.controls if _is_virtual(node) else ())
+    return (node for node in found if not _is_virtual(node))
 
 
 def _homes(graph: Graph) -> dict[Node, str]:

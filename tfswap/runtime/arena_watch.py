@@ -9,10 +9,8 @@ next plan leaves room for it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import fetched_bytes
@@ -118,21 +116,14 @@ class ArenaWatch:
         """Note that the plan is no longer carried out."""
         self._requests = {}
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """The context of the step's call: where the device has too little memory, the error names the cause."""
-        from tensorflow.python.framework import errors
-
-        try:
-            yield
-        except errors.ResourceExhaustedError as error:
-            chunks = self._arena.snapshot().chunks
-            arena_bytes = sum(size for _, size, _ in chunks)
-            if not chunks or arena_bytes >= self._expected_bytes:
-                raise
-            limit_bytes = self._limit.bytes or arena_bytes
-            cause = messages.device_is_full(self._trace.name, arena_bytes, self._expected_bytes, limit_bytes)
-            raise errors.ResourceExhaustedError(error.node_def, error.op, f"{cause}\n{error.message}") from None
+    def cause_of_lack(self) -> str:
+        """Why the device has too little memory for the step; "" where that is not known."""
+        chunks = self._arena.snapshot().chunks
+        arena_bytes = sum(size for _, size, _ in chunks)
+        if not chunks or arena_bytes >= self._expected_bytes:
+            return ""
+        limit_bytes = self._limit.bytes or arena_bytes
+        return messages.device_is_full(self._trace.name, arena_bytes, self._expected_bytes, limit_bytes)
 
     @property
     def keeps_limit(self) -> bool:

@@ -140,11 +140,16 @@ class StepParts(tuple[StepPart, ...]):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """As `ArenaWatch.explained`, of all arenas."""
-        with contextlib.ExitStack() as stack:
-            for part in self:
-                stack.enter_context(part.watch.explained())
+        """The context of the step's call: where a device has too little memory, the error names the cause."""
+        from tensorflow.python.framework import errors
+
+        try:
             yield
+        except errors.ResourceExhaustedError as error:
+            cause = next(filter(None, (part.watch.cause_of_lack() for part in self)), "")
+            if not cause:
+                raise
+            raise errors.ResourceExhaustedError(error.node_def, error.op, f"{cause}\n{error.message}") from None
 
     def notice(self, before: Sequence[CArenaReading], ticket: int, result: Any) -> None:
         """As `ArenaWatch.notice`, of all arenas."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfswap.device.live import free_functions
 from tfswap.device.placement import refuse_several
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
@@ -91,6 +92,7 @@ class OuterGradientTrace(Trace):
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
         graph = self._joint.import_graph(arguments, Target(self.device.model))
         refuse_several(self.name, graph)
+        free_functions()  # of the import: they would change the unoptimised peak
         # The addresses of large results' gradients depend on the caller. Each may get a whole chunk of up to twice its
         # size, or one that was planned for another tensor of the backward function.
         large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]

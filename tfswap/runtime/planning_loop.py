@@ -39,6 +39,7 @@ from tfswap.runtime.step_part import StepPart
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.requests import Requests
+from tfswap.support.gc_pause import without_collector
 
 PLANNING_TRIES = 4 + MOST_VARIANTS
 """Each variant may have to be made once, to find its constants."""
@@ -199,8 +200,11 @@ class PlanningLoop:
     ordered: bool = False
     first: bool = False
 
+    @without_collector
     def run(self) -> list[Planned]:
         """The plan of each part, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
+        new = [part.compiler.import_step(self.inputs) for part in self.parts]
+        free_functions(recent=any(new))
         self._parts = [self._begun(i, part) for i, part in enumerate(self.parts)]
         self.maker.making_bytes = []
         self._function: Any = None

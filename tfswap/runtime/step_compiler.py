@@ -11,7 +11,6 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
 from tfswap.compiler.request import Request
 from tfswap.compiler.reserved_slots import reserved_slots
-from tfswap.device.live import free_functions
 from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
@@ -71,6 +70,13 @@ class StepCompiler:
         self.waits = False
         self.slots: list[Any] = []
 
+    def import_step(self, inputs: Sequence[Any]) -> bool:
+        """Make the optimizer; returns whether there was none."""
+        if self.optimizer is not None:
+            return False
+        self._make_optimizer(inputs)
+        return True
+
     def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
         """The optimizer, set to the arena as it is or may be when the step runs, and that arena's snapshot.
 
@@ -78,13 +84,12 @@ class StepCompiler:
             live: whether the step runs now.
             first: whether it has not been planned yet.
         """
-        is_new = self.optimizer is None
-        optimizer = self.optimizer or self._new_optimizer(inputs)
+        optimizer = self.optimizer
+        assert optimizer is not None, "the step is imported"
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             captures = [*[None] * len(inputs), *with_placeholders(self._trace.concrete)]
             given = self._trace.given_to(optimizer.graph, captures)
             self._arena.own_buffers(optimizer, {name: each for name, each in given.items() if each is not None})
-        free_functions(recent=is_new)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
             largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
@@ -173,7 +178,7 @@ class StepCompiler:
         limit_bytes = self._limit.bytes
         return limit_bytes is None or optimizer.fits_unchanged(limit_bytes - self._margins.others_bytes)
 
-    def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
+    def _make_optimizer(self, inputs: Sequence[Any]) -> None:
         arguments = self._planned_for(inputs)
         sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
         types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
@@ -182,7 +187,6 @@ class StepCompiler:
         self._margins.others_bytes += imported.margin_bytes
         given = list(self._trace.given_to(graph, inputs).values())
         others_bytes = self._margins.add_batches(graph, given, self._batches_ahead)
-        free_functions()  # of the import: they would change the unoptimised peak
         snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(
@@ -197,7 +201,6 @@ class StepCompiler:
             plan_cache=PlanCache.of_environment(),
         )
         self._limit.compute(made, snapshot)
-        return made
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
-from tfswap.device.live import LiveDevice, devices_of
+from tfswap.device.live import LiveDevice, devices_of, free_functions
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
@@ -115,6 +115,7 @@ class Trace:
         planned = [device.name for device in self.devices]
         self._parts = cut(graph, planned, model) if several else None
         self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
+        free_functions()  # of the import: they would change the unoptimised peak
 
     def join(self, made: Mapping[str, Graph], gate: int) -> Graph:
         """The graph of the whole step from the rewritten graphs of its planned parts, by device.

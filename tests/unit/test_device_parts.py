@@ -94,7 +94,7 @@ def test_copies_keep_the_place_that_their_part_gives_them():
     """The copy from the host runs after what comes before it in its part's order, though it reads another device's."""
     graph = Graph()
     first = kernel(graph, "first", "GPU:0")
-    early = kernel(graph, "early", "GPU:1")
+    early = kernel(graph, "early", "GPU:1", op="Early")
     graph.fetches = [kernel(graph, "last", "GPU:1", [first.out(), early.out()]).out()]
     parts = cut(graph, PLANNED, GPU)
     part = parts.graphs["GPU:1"]

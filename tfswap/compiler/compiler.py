@@ -29,6 +29,7 @@ from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
+from tfswap.compiler.similar_plan import found_like
 from tfswap.compiler.step_report import report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
 from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
@@ -62,7 +63,12 @@ class Optimizer:
         held: names of tensors that the unoptimised step holds until its end.
         others_bytes: bytes that others allocate while the step runs, unoptimised too, as a data pipeline's batches.
         plan_cache: the cache to read earlier plans from, and to keep new ones in.
+
+    Attributes:
+        example: the plan of a similar step, which runs at the same time and is as fast.
     """
+
+    example: Plan | None = None
 
     @progress.task("reading the step")
     @without_collector
@@ -121,10 +127,7 @@ class Optimizer:
 
     @property
     def baseline(self) -> Baseline:
-        """The prediction of the step without tfswap, with the bytes that others allocate while it runs.
-
-        It takes seconds; a limit in bytes does not need it.
-        """
+        """As `UnoptimisedStep.baseline`. A limit in bytes does not need it."""
         return self.unoptimised.baseline
 
     def _ordered_seconds(self) -> float:
@@ -203,7 +206,7 @@ class Optimizer:
         Args:
             aim: the highest peak that it may have.
         """
-        found = self.search.fastest(aim)
+        found = found_like(self.example, self, aim) or self.search.fastest(aim)
         return None if found is None else self._freeze(limit_bytes, found)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:

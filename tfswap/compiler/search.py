@@ -24,10 +24,12 @@ from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
 from tfswap.kernels.target import Target
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import planned_choice
 from tfswap.planner.bodies import Rung, least_around
 from tfswap.planner.candidates import Candidate
 from tfswap.planner.planner import Planner
-from tfswap.planner.problem import smallest_bytes
+from tfswap.planner.problem import Choice, smallest_bytes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 OTHER_SHARE = 0.3
@@ -235,6 +237,17 @@ class Search:
                 if self.planners.has_room(variant):
                     best = _faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
+
+    def fitting(self, plan: Plan, limit_bytes: int) -> Found | None:
+        """The fastest form of a plan's order and evictions within the limit; None if none fits.
+
+        Args:
+            plan: fits the step.
+        """
+        variant = self.variants[Rewriting.of(plan)]
+        planner, choice = self.planners.of(variant), Choice(*planned_choice(variant.flow, plan))
+        found = planner.judged(choice).fitting(limit_bytes)
+        return None if found is None or not planner.tiers.fit(found.memory) else Found(variant, found)
 
     def _fastest_concurrent(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or the step with kernels in the fastest groups that the limit has room for."""

@@ -15,7 +15,8 @@ Sends, receives and collectives have one order in the whole step, and each devic
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
 at a later send. Members of a collective have one place in that order.
 
-Constants are in each part that reads them, and so are arguments in host memory.
+Constants are in each part that reads them, and so are arguments in host memory. Nodes of two parts that compute alike
+have one name (alike_parts.py); in the joined graph each has its own.
 
 Not handled: copies between devices without the host.
 """
@@ -34,6 +35,7 @@ from tfswap.ir.op_traits import is_collective, is_const, only_waits
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
+from tfswap.passes.alike_parts import names_of_alike
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.nodes import add_copy, add_device_copy
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
@@ -53,12 +55,18 @@ class Parts:
         sources: by device and name of a Receive or of a node that waits for another device, the device and the name of
             the Send, or of the node that it waits for.
         fetched: for each fetch of the step, the device and the number of the fetch there.
+        own_names: by device, names of nodes of the step, by other names that they have in the part (alike_parts.py).
     """
 
     whole: Graph
     graphs: dict[str, Graph] = field(default_factory=dict)
     sources: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     fetched: list[tuple[str, int]] = field(default_factory=list)
+    own_names: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def own_name(self, where: str, node: Node) -> str:
+        """The name in the step of a node of a part."""
+        return self.own_names.get(where, {}).get(node.name, node.name)
 
     def join(self, made: Mapping[str, Graph]) -> Graph:
         """One graph of a graph for each device, with the feeds and fetches of the whole step."""
@@ -94,6 +102,7 @@ class _Cut:
         self._place: dict[str, dict[Node, Place]] = {}  # by device, its sends, receives and collectives
         self._near: dict[Node, int] = {}  # of new nodes, their rank in the insertion order
         self._home = _homes(graph)
+        self._names = names_of_alike(graph, self._home, planned)
         for node in graph.topological():
             if node not in self._feeds and not is_const(node.op) and not _is_virtual(node):
                 self._add(node)
@@ -109,6 +118,7 @@ class _Cut:
             whole = self.parts.whole
             part.library, part.read_in_vain = whole.library, whole.read_in_vain
             self._place[where] = {}
+            self.parts.own_names[where] = {}
         return self.parts.graphs[where]
 
     def _add(self, node: Node) -> None:
@@ -122,7 +132,9 @@ class _Cut:
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
         device = f"/device:{where}" if is_const(node.op) else ""
-        made = add_copy(part, node, node.name, inputs, controls=controls, device=device)
+        made = add_copy(part, node, self._name(where, node), inputs, controls=controls, device=device)
+        if made.name != node.name:
+            self.parts.own_names[where][made.name] = node.name
         if node in whole.bodies:
             part.bodies[made] = tuple(body.copy() for body in whole.bodies[node])
         if node in whole.small_constants:
@@ -133,6 +145,10 @@ class _Cut:
         self._made[where, node] = made
         self._near[made] = self._insertion[node]
         return made
+
+    def _name(self, where: str, node: Node) -> str:
+        """The name of a node in the part of a device."""
+        return self._names.get(where, {}).get(node, node.name)
 
     def _here(self, where: str, tensor: Output) -> Output:
         """A tensor of the whole step in the part of a device."""
@@ -169,7 +185,7 @@ class _Cut:
                 self._copied[tensor] = copy.out()
             here = self._copied[tensor]
         place = self._rank[node.name], len(self.parts.sources) + 1
-        stem = f"tfswap/{node.name}_{tensor.index}"
+        stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
         send = there.add(
             custom_ops.SEND,
             there.unique_name(f"{stem}/send"),
@@ -215,7 +231,7 @@ class _Cut:
         if (where, home, nodes) not in self._awaited:
             last = max(nodes, key=lambda node: self._rank[node.name])
             there, part = self._part(home), self._part(where)
-            stem = f"tfswap/{last.name}"
+            stem = f"tfswap/{self._name(home, last)}"
             done = there.add(
                 "NoOp",
                 there.unique_name(f"{stem}/done"),
@@ -252,8 +268,10 @@ class _Cut:
         for where, part in parts.graphs.items():
             part.feeds = [self._made[where, feed] for feed in whole.feeds if (where, feed) in self._made]
             part.targets = list(dict.fromkeys(part.targets))
-            part.calls = {call: tuple(n for n in names if n in part) for call, names in whole.calls.items()}
-            part.names_in_bodies = {n: inside for n, inside in whole.names_in_bodies.items() if n in part}
+            here = {node.name: made.name for (there, node), made in self._made.items() if there == where}
+            part.calls = {call: tuple(here[n] for n in names if n in here) for call, names in whole.calls.items()}
+            inside = whole.names_in_bodies
+            part.names_in_bodies = {made: inside[n] for n, made in here.items() if n in inside}
             part.arrange({node: (self._near[node], i) for i, node in enumerate(part)})
             if executed:
                 ranks = {node: executed[insertion[self._near[node]].name] for node in part}
@@ -312,10 +330,11 @@ class _Join:
         for where, part in made.items():
             of_part = set(part.feeds)
             for node in part:
+                name = parts.own_name(where, node)
                 if node in of_part:
-                    self._made[node] = feeds[node.name] = feeds.get(node.name) or self._copy(node, part, where)
+                    self._made[node] = feeds[name] = feeds.get(name) or self._copy(node, name, part, where)
                 else:
-                    self._made[node] = self._copy(node, part, where)
+                    self._made[node] = self._copy(node, name, part, where)
         for node, copy in self._made.items():
             copy.inputs = tuple(map(self._tensor, node.inputs))
             received = (tensor.node for tensor in node.inputs if tensor.node.op == custom_ops.RECEIVE)
@@ -334,10 +353,10 @@ class _Join:
         graph.targets = list(dict.fromkeys(each for target in targets for each in self._awaited(target)))
         graph.prune()
 
-    def _copy(self, node: Node, part: Graph, where: str) -> Node:
+    def _copy(self, node: Node, name: str, part: Graph, where: str) -> Node:
         """A node of the joined graph for one of a part, without its inputs. Nodes of two parts may have one name."""
         graph = self.graph
-        copy = add_copy(graph, node, node.name, (), device=node.device or f"/device:{where}")
+        copy = add_copy(graph, node, name, (), device=node.device or f"/device:{where}")
         if node in part.bodies:
             graph.bodies[copy] = part.bodies[node]
         if node in part.small_constants:

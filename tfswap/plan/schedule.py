@@ -159,9 +159,14 @@ def _renumbered(
 
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
     """The schedule of a plan for the step, or the body, with these facts."""
+    return build_schedule(*planned_choice(flow, plan), plan.paired, plan.splits, plan.exact_chunks)
+
+
+def planned_choice(flow: Dataflow, plan: Plan | Inside) -> tuple[list[int], list[Interval]]:
+    """The order and the evictions of a plan for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     evictions = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.evictions]
-    return build_schedule(order, evictions, plan.paired, plan.splits, plan.exact_chunks)
+    return order, evictions
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

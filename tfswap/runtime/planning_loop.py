@@ -237,7 +237,7 @@ class PlanningLoop:
 
     def _try(self) -> Outcome:
         try:
-            outcomes = [self._chosen(each) for each in self._parts]
+            outcomes = [self._chosen(i) for i in range(len(self._parts))]
             if Outcome.SLOTS_MADE in outcomes:
                 return Outcome.SLOTS_MADE
             unchanged = [each.changes_nothing for each in self._parts]
@@ -259,8 +259,12 @@ class PlanningLoop:
         kept = [each.judge() for each in self._parts]
         return Outcome.PLANNED if all(kept) else Outcome.ARENA_CHANGED
 
-    def _chosen(self, planning: PartPlanning) -> Outcome | None:
-        """As of `choose`; a refusal names the part's device where there are several."""
+    def _chosen(self, number: int) -> Outcome | None:
+        """As of `choose`, with the plan of the part before as an example; a refusal names the part's device where there
+        are several.
+        """
+        planning = self._parts[number]
+        planning.optimizer.example = self._parts[number - 1].plan if number else None
         try:
             return planning.choose(self._drop_function)
         except InfeasibleMemoryLimit as error:

@@ -134,14 +134,21 @@ class Trace:
         return joined
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
-        """What the arguments of a part of the step are given, by their names there.
+        """What the arguments of the planned graph are given, by their names there.
 
         Args:
             given: for each argument of the step, with or without captures.
         """
-        whole = graph if self._parts is None else self._parts.whole
-        names = {feed.name for feed in graph.feeds}
-        return {feed.name: each for feed, each in zip(whole.feeds, given, strict=False) if feed.name in names}
+        return self.given_on(self.device.name, graph, given)
+
+    def given_on(self, device: str, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
+        """As `given_to`, for the part of the step on a device."""
+        parts = self._parts
+        if parts is None:
+            return {feed.name: each for feed, each in zip(graph.feeds, given, strict=False)}
+        by_name = {feed.name: each for feed, each in zip(parts.whole.feeds, given, strict=False)}
+        names = ((feed.name, parts.own_name(device, feed)) for feed in graph.feeds)
+        return {name: by_name[own] for name, own in names if own in by_name}
 
     def plan_made_before(self, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int) -> Plan | None:
         """A plan that came with the trace, where it keeps the limit in this arena, with the margin."""
@@ -213,4 +220,4 @@ class PartTrace(Trace):
         return Imported(self._whole.part(self.device.name, arguments, sizes, keeps=keeps))
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
-        return self._whole.given_to(graph, given)
+        return self._whole.given_on(self.device.name, graph, given)

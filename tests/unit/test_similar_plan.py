@@ -1,0 +1,121 @@
+"""Plans that are carried over to a similar step, and the names by which they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from graphs import training_steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layered_steps import Layer, training_step
+from planner_problems import optimizer_of
+
+from tfswap.compiler.similar_plan import found_like
+from tfswap.ir.graph import Dtype, Graph
+from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.device_parts import cut
+from tfswap.plan.plan import Plan
+
+LAYERS = [Layer("dense", 0)] * 6
+
+
+def tight(graph: Graph) -> tuple[Plan, int]:
+    """A plan for a limit at the step's floor, and the limit."""
+    optimizer = optimizer_of(graph)
+    limit = optimizer.floor_bytes()
+    return optimizer.plan(limit), limit
+
+
+def with_more(graph: Graph, position: int) -> Graph:
+    """The step with one more kernel that reads one of its tensors, of few bytes, and is fetched."""
+    made = graph.copy()
+    large = [n.out() for n in made if n not in made.feeds and n.outputs and n.outputs[0].dtype == "float32"]
+    read = large[position % len(large)]
+    attrs = {"T": Dtype("float32")}
+    total = made.add("L2Loss", "total", (read,), attrs=attrs, outputs=(TensorType("float32", ()),))
+    made.fetches.append(total.out())
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(training_steps())
+def test_the_same_step_takes_the_plan_as_it_is(graph):
+    plan, limit = tight(graph)
+    found = found_like(plan, optimizer_of(graph), limit)
+    if plan.changes_nothing:
+        assert found is None
+        return
+    assert found is not None and found.candidate.peak_bytes <= limit
+    made = found.plan(
+        plan.fingerprint, limit, persistent_bytes=plan.persistent_bytes, margin_bytes=0, solver=plan.solver
+    )
+    assert (made.order, made.evictions) == (plan.order, plan.evictions)
+
+
+@settings(max_examples=60, deadline=None)
+@given(training_steps(), st.integers(0, 50), st.booleans())
+def test_a_step_with_another_kernel_takes_it_only_where_it_fits(graph, position, back):
+    more = with_more(graph, position)
+    first, second = (more, graph) if back else (graph, more)
+    plan, limit = tight(first)
+    optimizer = optimizer_of(second)
+    found = found_like(plan, optimizer, limit)
+    if found is None:
+        return
+    made = found.plan(optimizer.fingerprint, limit, persistent_bytes=0, margin_bytes=0, solver="default")
+    optimizer.require_fit(made)
+    assert found.candidate.peak_bytes <= limit
+    assert set(made.order) - set(plan.order) <= {"total"}
+
+
+def test_a_kernel_that_only_this_step_has_runs_after_what_it_reads():
+    graph = training_step(LAYERS, rows=512, width=128)
+    plan, limit = tight(graph)
+    optimizer = optimizer_of(with_more(graph, 20))
+    found = found_like(plan, optimizer, limit + 4096)
+    assert plan.moves and found is not None
+    order, evictions = found.candidate.choice.named(optimizer.flow)
+    assert order.index("total") == 1 + order.index(optimizer.graph["total"].inputs[0].node.name)
+    assert tuple(name for name in order if name != "total") == plan.order
+    assert [each.tensor for each in evictions] == [each.tensor for each in plan.evictions]
+
+
+def test_a_step_with_more_room_is_planned_by_itself():
+    graph = training_step(LAYERS, rows=512, width=128)
+    plan, limit = tight(graph)
+    room = limit - plan.persistent_bytes
+    assert found_like(plan, optimizer_of(graph), limit + int(0.04 * room)) is not None
+    assert found_like(plan, optimizer_of(graph), limit + int(0.06 * room)) is None
+    assert found_like(dataclasses.replace(plan, limit_bytes=None), optimizer_of(graph), limit) is None
+
+
+def replicas() -> Graph:
+    """Two replicas of one step, with names of their own; the first also adds both results."""
+    graph = Graph()
+    kind = TensorType("float32", (256,))
+    ends = []
+    for i, prefix in enumerate(("", "replica_1/")):
+        device = f"/device:GPU:{i}"
+        x, weights = (graph.add("Placeholder", f"{prefix}{name}", outputs=(kind,), device=device) for name in "xw")
+        graph.feeds += [x, weights]
+        product = graph.add("Mul", f"{prefix}product", (x.out(), weights.out()), outputs=(kind,), device=device)
+        seeds = {"seed": 7, "seed2": 10 + i}
+        noise = graph.add("RandomUniform", f"{prefix}noise", attrs=seeds, outputs=(kind,), device=device)
+        ends.append(
+            graph.add("Add", f"{prefix}end", (product.out(), noise.out()), outputs=(kind,), device=device).out()
+        )
+    total = graph.add("AddN", "total", ends, outputs=(kind,), device="/device:GPU:0")
+    graph.fetches = [total.out()]
+    return graph
+
+
+def test_replicas_have_the_names_of_the_first_until_they_are_joined():
+    graph = replicas()
+    parts = cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu"))
+    here, there = ({node.name for node in parts.graphs[device] if "tfswap" not in node.name} for device in parts.graphs)
+    assert here - there == {"total"} and not there - here
+    joined = parts.join(parts.graphs)
+    assert {node.name for node in graph} <= {node.name for node in joined}
+    for node in graph:
+        assert joined[node.name].attrs == node.attrs and joined[node.name].device == node.device

@@ -53,7 +53,7 @@ def _part(graph: Graph, homes: Mapping[Node, str], where: str) -> Iterator[Node]
 
 
 def _kinds(graph: Graph, homes: Mapping[Node, str]) -> dict[Node, int]:
-    """By node, a hash of what it computes. Arguments of one type on a device are told apart by their number."""
+    """By node, a hash of what it computes. Arguments of one type on a device differ by their number."""
     found: dict[Node, int] = {}
     count: Counter[tuple[object, ...]] = Counter()
     numbers: dict[Node, int] = {}

@@ -27,7 +27,7 @@ from tfswap.kernels.hardware import Machine, default_rates
 from tfswap.plan.schedule import KERNELS, build_schedule
 from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
-from tfswap.report.report import ROWS_SHOWN, Report
+from tfswap.report.report import ROWS_SHOWN, Report, report_of_devices
 from tfswap.report.reporting import _named
 from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
@@ -401,6 +401,8 @@ def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path
         wide = run["width_s"] / COLUMNS
         assert all(end - start < wide for *_, start, end, count in run["blocks"] if count > 1)
     assert len(data["runs"][1]["blocks"]) > 1000
+    many = report_of_devices("step", {f"GPU:{i}": dataclasses.replace(made, device=f"GPU:{i}") for i in range(8)})
+    assert saved(many, tmp_path, ".html").stat().st_size <= MOST_BYTES
 
 
 def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

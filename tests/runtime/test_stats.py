@@ -90,7 +90,7 @@ def test_what_swaps_nothing_says_so():
     def program():
         left_alone = optimized(Net().step, memory_limit="200%")
         left_alone(batch())
-        nothing = tfswap.ops.StepStats(device_peak_bytes=left_alone.stats().device_peak_bytes)
+        nothing = tfswap.ops.StepStats(device_peaks=left_alone.stats().device_peaks)
         assert left_alone.stats() == nothing and nothing.device_peak_bytes > 0 and nothing.overlap == 1.0
         try:
             optimized(Net().step).stats()

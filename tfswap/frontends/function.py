@@ -319,14 +319,14 @@ class OptimizedFunction(Generic[P, R]):
         return self.get_concrete_function(*args, **kwargs)
 
     def report(self, device: str | None = None) -> Report:
-        """The report of the latest signature; of a step on several devices, on one of them ("GPU:1"; the first).
+        """The report of the latest signature, on all of the step's devices (`Report.devices`) or on one ("GPU:1").
 
         Raises:
             TfswapError: there has been no call yet, the latest call ran as it was traced, the step is not on that
                 device, or (VerificationError) TensorFlow ran another graph than the planned one, inside of a function
                 that calls this one.
         """
-        return self._latest.require().parts.on(device).watch.report
+        return self._latest.require().report(device)
 
     @property
     def latest_report(self) -> Report | None:
@@ -335,7 +335,7 @@ class OptimizedFunction(Generic[P, R]):
         return None if planned is None else planned.parts[0].watch.report
 
     def plan(self, device: str | None = None) -> Plan:
-        """The plan of the latest signature. Arguments and errors as of `report`."""
+        """The plan of the latest signature; of several devices, on one ("GPU:1"; the first). Errors as of `report`."""
         return self._latest.require().parts.on(device).plan
 
     def stats(self) -> StepStats:

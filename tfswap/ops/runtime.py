@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tfswap.errors import TfswapError
 from tfswap.native.load import CArenaReading, CStats, load
@@ -121,9 +121,10 @@ class StepStats:
         stalled_s: how long the step waited for copies, and copied small tensors on its own threads.
         pool_peak_bytes, disk_peak_bytes: the most that its tensors took of host memory, and on disk.
         cache_hits: tensors that stayed on the device, though the plan for larger arguments moves them.
-        device_peak_bytes: the device allocator's peak after the step, None where it keeps none. It is the program's
-            peak so far, for tfswap never resets the allocator's statistics. For the step's own peak, call
-            `tf.config.experimental.reset_memory_stats` before the step.
+        device_peaks: by the name of each device of the step, its allocator's peak after the step, None where it keeps
+            none. It is the program's peak so far, for tfswap never resets the allocator's statistics. For the step's
+            own peak, call `tf.config.experimental.reset_memory_stats` before the step. The other counters are of all
+            devices together.
     """
 
     out_bytes: int = 0
@@ -135,9 +136,14 @@ class StepStats:
     pool_peak_bytes: int = 0
     disk_peak_bytes: int = 0
     cache_hits: int = 0
-    device_peak_bytes: int | None = None
     disk_written_bytes: int = 0
     disk_read_bytes: int = 0
+    device_peaks: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def device_peak_bytes(self) -> int | None:
+        """The peak of the first device; None where its allocator keeps none."""
+        return next(iter(self.device_peaks.values()), None)
 
     @property
     def overlap(self) -> float:
@@ -284,8 +290,8 @@ def stats() -> SwapStats:
     return SwapStats(**{field.name: getattr(raw, field.name) for field in dataclasses.fields(SwapStats)})
 
 
-def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int = 0) -> StepStats:
-    """The counters of the owner's latest step. The caller gives those that the ops do not count."""
+def step_stats(owner: int) -> StepStats:
+    """The counters of the owner's latest step, but for those that the ops do not count."""
     raw = CStats()
     load().c.tfswap_step_stats(owner, ctypes.byref(raw))
     return StepStats(
@@ -297,8 +303,6 @@ def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int
         stalled_s=raw.release_stall_s + raw.await_stall_s + raw.inline_copy_s,
         pool_peak_bytes=raw.pool_peak_bytes,
         disk_peak_bytes=raw.disk_peak_bytes,
-        cache_hits=cache_hits,
-        device_peak_bytes=device_peak_bytes,
         disk_written_bytes=raw.disk_written_bytes,
         disk_read_bytes=raw.disk_read_bytes,
     )

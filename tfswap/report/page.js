@@ -49,6 +49,12 @@ function last(rows, part, at) {
   return low;
 }
 
+// The number of the last chart with the tensor, which is of the planned step; of the last chart for one in none.
+function shownIn(name) {
+  const found = data.runs.findLastIndex(run => run.holds.some(h => data.names[h[0]] === name));
+  return found < 0 ? data.runs.length - 1 : found;
+}
+
 document.querySelectorAll(".plot").forEach((plot, number) => {
   const {columns, holds, blocks, count, width_s} = data.runs[number];
   const box = plot.querySelector(".box"), lanes = plot.querySelector(".lanes"), times = plot.querySelector(".times");
@@ -104,7 +110,7 @@ document.querySelectorAll(".plot").forEach((plot, number) => {
     const columnOf = state => state <= begins[0][0] ? begins[0][1] : state > begins.at(-1)[0] ? count : begins[last(begins, 0, state)][1];
     lives = holds.filter(h => data.names[h[0]] === name).map(h => ({elements: layer("life"), begin: columnOf(h[3]), end: Math.max(columnOf(h[4]), columnOf(h[3]) + 1)}));
     layAll();
-    if (source === "table" && number === data.runs.length - 1) {
+    if (source === "table" && number === shownIn(name)) {
       if (lives.length) show(lives[0].begin);
       box.scrollIntoView({block: "center"});
     }
@@ -142,14 +148,14 @@ const table = document.querySelector("table.tensors");
 if (table) {
   const body = table.tBodies[0], find = document.querySelector("input[type=search]"), more = document.querySelector(".more");
   const found = document.querySelector(".found");
-  for (const row of data.rows) for (const part of ["name", "op", "reason", "source"]) row[part] = data.names[row[part]];
+  for (const row of data.rows) for (const part of ["name", "op", "where", "reason", "source"]) row[part] = data.names[row[part]];
   const switches = [...document.querySelectorAll(".switch")], tactics = new Set();
   let rows = data.rows, sorted = null, down = true, shown = SHOWN, chosen = null;
   const keys = [r => r.nbytes, r => r.tactic, r => r.name, r => r.reason, r => r.moved, r => r.cost_s];
   function draw() {
     const word = find.value.toLowerCase();
     rows = data.rows.filter(r => !tactics.size || r.tactic.split(", ").some(tactic => tactics.has(tactic)));
-    rows = rows.filter(r => !word || `${r.name} ${r.op} ${r.tactic} ${r.source}`.toLowerCase().includes(word));
+    rows = rows.filter(r => !word || `${r.name} ${r.op} ${r.tactic} ${r.source} ${r.where}`.toLowerCase().includes(word));
     if (sorted !== null) {
       const key = keys[sorted], order = (a, b) => typeof a === "number" ? a - b : a.localeCompare(b, "en", {numeric: true});
       rows.sort((a, b) => down ? order(key(b), key(a)) : order(key(a), key(b)));
@@ -157,7 +163,7 @@ if (table) {
     body.replaceChildren(...rows.slice(0, shown).map(r => made("tr", {className: r.name === chosen ? "chosen" : ""},
       made("td", {className: "n"}, size(r.nbytes)),
       made("td", {}, made("span", {className: `tactic ${r.tactic.split(", ").pop()}`}, r.tactic)),
-      made("td", {className: "name"}, pick(r.name, "table"), made("br", {}), made("span", {className: "soft"}, r.source ? `${r.op} · ${r.source}` : r.op)),
+      made("td", {className: "name"}, pick(r.name, "table"), made("br", {}), made("span", {className: "soft"}, [r.op, r.source, r.where && `on ${r.where}`].filter(Boolean).join(" · "))),
       made("td", {className: "why"}, r.reason),
       made("td", {className: "n"}, r.moved ? size(r.moved) : ""),
       made("td", {className: "n"}, r.cost_s ? time(r.cost_s) : ""))));

@@ -2,17 +2,18 @@
 with its reason.
 
 The markup is in `templates/`, its values are computed here, and `page.js` shows details under the pointer. A page stays
-below MOST_BYTES for graphs of any size: time is divided into columns, each of which shows its maximum, and tensors and
-kernels that are too small to be seen are summed up.
+below MOST_BYTES for graphs of any size, on any number of devices: time is divided into columns, each of which shows its
+maximum, and tensors and kernels that are too small to be seen are summed up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.report.markup import render, ticks, trusted
+from tfswap.report.printed import FIGURES, device_rows, merged_rows, notes_of
 from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, MARGIN, OTHERS, Block, Run, Timeline
 from tfswap.support.sizes import format_bytes
 
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from tfswap.report.report import Report
     from tfswap.report.rows import TensorRow
 
+    Drawn = tuple[Report, Timeline | None]
+
 MOST_BYTES = 6 << 20
 COLUMNS = 3000
 """Columns of a chart, enough for zooming in on a third of it."""
+LEAST_COLUMNS = 500
+"""Columns of a chart of a step on many devices."""
 HEIGHT = 1000
 HOLDS = 4000
 """The number of a run's tensors and workspaces, the largest, that the page lists one by one."""
@@ -42,41 +47,78 @@ BLOCKS = {"run": "kernels", "again": "recomputed kernels", "wait": "waiting for 
 """The legend of the lanes' blocks, by kind."""
 
 
-def page(report: Report, timeline: Timeline | None) -> str:
+class Axes(NamedTuple):
+    """What all charts of a page share.
+
+    Attributes:
+        width_s: the seconds that the width of a chart stands for.
+        columns: the columns of a chart.
+        holds: the most buffers of a run that the page lists.
+    """
+
+    width_s: float
+    columns: int
+    holds: int
+
+    @classmethod
+    def of(cls, drawn: Sequence[Drawn]) -> Axes:
+        """For these devices. The more there are, the fewer details each has, so that the page stays small."""
+        width_s = max((run.total_s for _, timeline in drawn for _, run in _runs(timeline)), default=0.0) or 1.0
+        return cls(width_s, max(LEAST_COLUMNS, COLUMNS // len(drawn)), HOLDS // len(drawn))
+
+    def states(self, run: Run) -> list[int]:
+        """The states of a run that are drawn."""
+        return sorted({column.state for column in run.columns(self.columns, self.width_s)})
+
+
+def page(report: Report, drawn: Sequence[Drawn]) -> str:
     """The whole page.
 
     Args:
-        timeline: the simulated step. None: the page has no charts.
+        drawn: the report on each device, with its timeline. None: the device has no charts.
     """
-    tensors = sorted((*report.rows, *report.others), key=lambda row: (row.tactic == "keep", -row.nbytes))
-    names = _Names()
+    tensors = merged_rows(report.devices, rest=True)
+    axes, names = Axes.of(drawn), _Names()
     data = {
         "kinds": KINDS,
         "margin": MARGIN,
-        "columns": COLUMNS,
+        "columns": axes.columns,
         "width": BLOCK_COLUMNS,
-        "runs": [_run_data(run, _width_s(timeline), names) for _, run in _runs(timeline)],
-        "rows": [_row(row, names) for row in tensors[:ROWS]],
+        "runs": [_run_data(run, axes, names) for _, timeline in drawn for _, run in _runs(timeline)],
+        "rows": [_row(row, where if len(drawn) > 1 else "", names) for row, where in tensors[:ROWS]],
     }
     data["names"] = names.all
-    counts = Counter(tactic for row in tensors for tactic in row.tactic.split(", "))
+    counts = Counter(tactic for row, _ in tensors for tactic in row.tactic.split(", "))
     return render(
         "report.html",
-        **_summary(report),
-        **_charts(report, timeline),
+        **_devices(report, drawn, axes),
         title=report.title,
         tensors=bool(tensors),
         tactics=sorted(counts.items(), key=lambda item: (item[0] == "keep", item[0])),
         left_out=len(tensors[ROWS:]),
-        largest_left_out=max((row.nbytes for row in tensors[ROWS:]), default=0),
+        largest_left_out=max((row.nbytes for row, _ in tensors[ROWS:]), default=0),
         data=_script_json(data),
         script=trusted("page.js"),
     )
 
 
-def cell(report: Report, timeline: Timeline | None, rows: int) -> str:
+def cell(report: Report, drawn: Sequence[Drawn], rows: int) -> str:
     """The output of a notebook's cell: the figures, the charts without details, and the first rows."""
-    return render("cell.html", **_summary(report), **_charts(report, timeline), rows=report.rows[:rows])
+    shown = [(row, where) for row, where in merged_rows(report.devices)[:rows]]
+    return render("cell.html", **_devices(report, drawn, Axes.of(drawn)), rows=shown)
+
+
+def _devices(report: Report, drawn: Sequence[Drawn], axes: Axes) -> dict[str, Any]:
+    """The figures and charts of each device, and what they share."""
+    return {
+        "columns": axes.columns,
+        "height": HEIGHT,
+        "figures": FIGURES,
+        "figures_of_devices": device_rows(report.devices) if len(drawn) > 1 else [],
+        "parts": [{**_summary(each), **_charts(each, timeline, axes)} for each, timeline in drawn],
+        "notes": notes_of(report.devices),
+        "unmodelled": list(dict.fromkeys(kernel for each, _ in drawn for kernel in each.unmodelled)),
+    }
 
 
 def _summary(report: Report) -> dict[str, Any]:
@@ -106,14 +148,9 @@ def _runs(timeline: Timeline | None) -> list[tuple[str, Run]]:
     return [("Before: the step as it is", timeline.before), *planned]
 
 
-def _width_s(timeline: Timeline | None) -> float:
-    """The seconds that the width of all charts stands for."""
-    return max((run.total_s for _, run in _runs(timeline)), default=0.0) or 1.0
-
-
-def _charts(report: Report, timeline: Timeline | None) -> dict[str, Any]:
-    """The charts of all runs, on the same axes, and their legend."""
-    runs, width_s = _runs(timeline), _width_s(timeline)
+def _charts(report: Report, timeline: Timeline | None, axes: Axes) -> dict[str, Any]:
+    """The charts of a device's runs, on the same axes, and their legend."""
+    runs, width_s = _runs(timeline), axes.width_s
     if not runs:
         return {"runs": []}
     lines = [("limit", "dashed", report.memory_limit_bytes), ("measured", "dotted", report.measured_peak_bytes)]
@@ -123,45 +160,39 @@ def _charts(report: Report, timeline: Timeline | None) -> dict[str, Any]:
     top = 1.04 * max(peak, *(nbytes for _, nbytes in shown), 1)
     last = runs[-1][1]
     at_peak = last.at([last.record.peak_state])[0]
-    present = {k for _, run in runs for row in run.at(_states(run, width_s)) for k in STACK if row[k]}
+    present = {k for _, run in runs for row in run.at(axes.states(run)) for k in STACK if row[k]}
     return {
-        "columns": COLUMNS,
-        "height": HEIGHT,
         "legend": [(KINDS[k], at_peak[k]) for k in reversed(STACK) if k in present],
         "rules": rules,
         "marks": [(name, _y(nbytes, top)) for name, nbytes in shown],
         "time_ticks": [(t, t / width_s) for t in ticks(0, width_s) if t <= 0.97 * width_s],
-        "runs": [_chart(title, run, width_s, top) for title, run in runs],
+        "runs": [_chart(title, run, axes, top) for title, run in runs],
     }
-
-
-def _states(run: Run, width_s: float) -> list[int]:
-    return sorted({column.state for column in run.columns(COLUMNS, width_s)})
 
 
 def _y(nbytes: float, top: float) -> int:
     return round(HEIGHT * (1 - nbytes / top))
 
 
-def _chart(title: str, run: Run, width_s: float, top: float) -> dict[str, Any]:
+def _chart(title: str, run: Run, axes: Axes, top: float) -> dict[str, Any]:
     """One run's memory, stacked, and its lanes."""
-    columns = run.columns(COLUMNS, width_s)
-    end = max(1, round(run.total_s * COLUMNS / width_s))
-    states = _states(run, width_s)
+    columns = run.columns(axes.columns, axes.width_s)
+    end = max(1, round(run.total_s * axes.columns / axes.width_s))
+    states = axes.states(run)
     kinds = dict(zip(states, run.at(states), strict=True))
     areas: list[tuple[str, str]] = []
     for layer in range(len(STACK), 0, -1):  # each area reaches down to zero, so the highest is drawn first
         edge = [(c, _y(sum(kinds[state][k] for k in STACK[:layer]), top)) for c, state in columns]
         areas.append((KINDS[STACK[layer - 1]], _area(edge, end)))
     drawn = {block.kind for block in run.blocks}
-    blocks = _drawn(run, width_s)
+    blocks = _merged(run, axes)
     return {
         "title": title,
         "peak_bytes": run.peak_bytes,
         "total_s": run.total_s,
         "areas": areas,
         "byte_ticks": [(t, _y(t, top)) for t in _byte_ticks(top)],
-        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], width_s)) for lane in LANES if run.blocks],
+        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], axes)) for lane in LANES if run.blocks],
         "key": [(COLOURS[kind], meaning) for kind, meaning in BLOCKS.items() if kind in drawn],
     }
 
@@ -177,16 +208,16 @@ def _area(edge: Sequence[tuple[int, int]], end: int) -> str:
     return f"{''.join(path)}H{end}V{HEIGHT}Z"
 
 
-Drawn = tuple[str, str, str, float, float, int]
+Bar = tuple[str, str, str, float, float, int]
 """Lane, kind, name, start, end, and the number of blocks that were merged into it."""
 
 
-def _drawn(run: Run, width_s: float) -> list[Drawn]:
+def _merged(run: Run, axes: Axes) -> list[Bar]:
     """The blocks of all lanes. Neighbours that are too narrow to be seen are merged."""
-    narrow_s = BLOCK_COLUMNS * width_s / COLUMNS
-    found: list[Drawn] = []
+    narrow_s = BLOCK_COLUMNS * axes.width_s / axes.columns
+    found: list[Bar] = []
     for lane in LANES:
-        merged: list[Drawn] = []
+        merged: list[Bar] = []
         for block in (b for b in run.blocks if b.lane == lane):
             if merged and block.end_s - merged[-1][3] < narrow_s:
                 merged[-1] = _joined(merged[-1], block)
@@ -196,18 +227,19 @@ def _drawn(run: Run, width_s: float) -> list[Drawn]:
     return found
 
 
-def _joined(before: Drawn, block: Block) -> Drawn:
+def _joined(before: Bar, block: Block) -> Bar:
     lane, kind, name, start, end, count = before
     if block.end_s - block.start_s > end - start:
         kind, name = block.kind, block.name
     return lane, kind, name, start, block.end_s, count + 1
 
 
-def _bars(blocks: Iterable[Drawn], width_s: float) -> list[tuple[str, str]]:
+def _bars(blocks: Iterable[Bar], axes: Axes) -> list[tuple[str, str]]:
     """The SVG paths of a lane's blocks, each with its colour."""
     paths: dict[str, list[str]] = {}
     for _, kind, _, start, end, _ in blocks:
-        x, width = start / width_s * COLUMNS, max((end - start) / width_s * COLUMNS, BLOCK_COLUMNS / 2)
+        per_s = axes.columns / axes.width_s
+        x, width = start * per_s, max((end - start) * per_s, BLOCK_COLUMNS / 2)
         paths.setdefault(kind, []).append(f"M{x:.1f} 1h{width:.1f}v8h-{width:.1f}z")
     return [(COLOURS[kind], "".join(path)) for kind, path in paths.items()]
 
@@ -239,29 +271,30 @@ class _Names:
         return list(self._number)
 
 
-def _run_data(run: Run, width_s: float, names: _Names) -> dict[str, Any]:
+def _run_data(run: Run, axes: Axes, names: _Names) -> dict[str, Any]:
     """The details of a run for page.js."""
-    columns = run.columns(COLUMNS, width_s)
-    states = _states(run, width_s)
+    columns = run.columns(axes.columns, axes.width_s)
+    states = axes.states(run)
     kinds = dict(zip(states, run.at(states), strict=True))
-    largest = sorted(run.record.holds, key=lambda hold: -hold.nbytes)[:HOLDS]
+    largest = sorted(run.record.holds, key=lambda hold: -hold.nbytes)[: axes.holds]
     return {
-        "width_s": width_s,
-        "count": max(1, round(run.total_s * COLUMNS / width_s)),
+        "width_s": axes.width_s,
+        "count": max(1, round(run.total_s * axes.columns / axes.width_s)),
         "peak": next(c.column for c in columns if run.record.in_use_bytes[c.state] == run.record.peak_bytes),
         "columns": [[column, state, *kinds[state]] for column, state in columns],
         "holds": [[names.number(run.name(h)), run.kind(h), h.nbytes, h.first, h.last] for h in largest if h.nbytes],
         "blocks": [
             [lane, kind, names.number(name), float(f"{start:.5g}"), float(f"{end:.5g}"), count]
-            for lane, kind, name, start, end, count in _drawn(run, width_s)
+            for lane, kind, name, start, end, count in _merged(run, axes)
         ],
     }
 
 
-def _row(row: TensorRow, names: _Names) -> dict[str, Any]:
+def _row(row: TensorRow, where: str, names: _Names) -> dict[str, Any]:
     return {
         "name": names.number(row.name),
         "op": names.number(row.op),
+        "where": names.number(where),
         "nbytes": row.nbytes,
         "tactic": row.tactic,
         "reason": names.number(row.reason, REASON_LENGTH),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
@@ -55,21 +56,28 @@ def png(figure: Any) -> bytes:
     return drawn.getvalue()
 
 
-def picture(report: Report, timeline: Timeline) -> bytes:
-    """Memory over the step by kind, before and planned, with the limit and the measured peak as lines."""
-    runs = [("before", timeline.before)]
-    if timeline.after is not None:
-        runs.append(("planned", timeline.after))
+def picture(report: Report, timelines: Sequence[Timeline]) -> bytes:
+    """Memory over the step by kind, before and planned, with the limit and the measured peak as lines.
+
+    Args:
+        timelines: of each of the report's devices.
+    """
+    runs: list[tuple[Report, str, Run, bool]] = []
+    for (device, each), timeline in zip(report.devices.items(), timelines, strict=True):
+        where = f" on {device}" if len(timelines) > 1 else ""
+        runs.append((each, f"before{where}", timeline.before, timeline.after is None))
+        if timeline.after is not None:
+            runs.append((each, f"planned{where}", timeline.after, True))
     figure = new_figure(9, 1.2 + 2.6 * len(runs))
-    width_s = max(run.total_s for _, run in runs) or 1.0
+    width_s = max(run.total_s for _, _, run, _ in runs) or 1.0
     figure.suptitle(report.title, fontsize=11)
     panels = figure.subplots(len(runs), sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (title, run) in zip(panels, runs, strict=True):
+    for axes, (each, title, run, is_measured) in zip(panels, runs, strict=True):
         _stack(axes, run, width_s)
         axes.set_title(f"{title}: peak {format_bytes(run.peak_bytes)}, predicted", fontsize=9, loc="left")
-        lines = [("limit", report.memory_limit_bytes, "--")]
-        if run is timeline.after or timeline.after is None:
-            lines.append(("measured peak", report.measured_peak_bytes, ":"))
+        lines = [("limit", each.memory_limit_bytes, "--")]
+        if is_measured:
+            lines.append(("measured peak", each.measured_peak_bytes, ":"))
         for label, nbytes, style in lines:
             if nbytes is not None:
                 axes.axhline(nbytes / 2**20, color="black", linestyle=style, linewidth=1, label=label)

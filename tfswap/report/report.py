@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
@@ -16,8 +16,9 @@ from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
+from tfswap.report.printed import ROWS_SHOWN, printed
 from tfswap.report.rows import TensorRow
-from tfswap.report.tables import as_text, figures, listing, stacked
+from tfswap.report.tables import as_text
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
 from tfswap.simulator.unordered import Baseline
@@ -29,9 +30,6 @@ from tfswap.support.sizes import format_bytes, format_count
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADS = ("bytes", "tactic", "tensor", "why")
-ROWS_SHOWN = 20
-ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
 BY_HAND = "this report was constructed by hand and has no step: use a report that tfswap made"
 HTML, PNG, TRACE, JSON, GRAPHML, DOT = ".html", ".png", ".trace.json", ".json", ".graphml", ".dot"
@@ -94,6 +92,7 @@ class Report:
             the process has had a higher peak before (its statistics can be reset).
         step: the name of the function or graph that the figures are of.
         notes: what the figures assume, and what could not be planned.
+        device: the device that the figures are of ("GPU:0"); "" where the report is of a file.
     """
 
     planned_peak_bytes: int
@@ -112,6 +111,8 @@ class Report:
     measured_peak_bytes: int | None = None
     step: str = ""
     notes: tuple[str, ...] = ()
+    device: str = ""
+    _devices: Mapping[str, Report] = field(repr=False, compare=False, default_factory=dict)
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
@@ -121,6 +122,11 @@ class Report:
     _others: Callable[[], tuple[TensorRow, ...]] = field(repr=False, compare=False, default=lambda: ())
     _reuse: Callable[[], Reuse] = field(repr=False, compare=False, default=lambda: Reuse(0, 0, 0))
     _rooms: Callable[[], tuple[ConvolutionRow, ...]] = field(repr=False, compare=False, default=lambda: ())
+
+    @property
+    def devices(self) -> Mapping[str, Report]:
+        """The report on each device of the step, by its name. The figures of a step on several are the first one's."""
+        return self._devices or {self.device: self}
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
@@ -210,12 +216,10 @@ class Report:
         return tuple(row for row in self.rows if "recompute" in row.tactic)
 
     def to_json(self) -> str:
-        """All figures as JSON text."""
-        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
-        content["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        content |= {name: getattr(self, name) for name in COMPUTED}
-        content["reuse"] = dataclasses.asdict(self.reuse)
-        content["convolutions"] = [dataclasses.asdict(row) for row in self.convolutions]
+        """All figures as JSON text; of several devices each one's, by its name in "devices"."""
+        content = _content(self)
+        if self._devices:
+            content["devices"] = {name: _content(each) for name, each in self._devices.items()}
         return json.dumps(content, indent=1, sort_keys=True)
 
     @without_collector
@@ -284,18 +288,7 @@ class Report:
         return f"peak {format_bytes(self.planned_peak_bytes)}, {done}"
 
     def __rich__(self) -> RenderableType:
-        shown, alive = self.rows[:ROWS_SHOWN], self.alive_at_peak[:ALIVE_SHOWN]
-        parts: list[RenderableType] = [figures(self.summary())]
-        if shown:
-            rows = [(format_bytes(row.nbytes), row.tactic, row.name, row.reason) for row in shown]
-            rest = len(self.rows) - len(shown)
-            rows += [("", "", f"and {rest} more", "")] * (rest > 0)
-            parts += ["", listing(HEADS, rows)]
-        there = [(format_bytes(nbytes), name) for name, nbytes in alive]
-        if rest := self.alive_at_peak[ALIVE_SHOWN:]:
-            there.append((format_bytes(sum(nbytes for _, nbytes in rest)), f"in {len(rest)} more"))
-        parts += ["", listing(("bytes", "alive at the peak"), there)]
-        return stacked(*parts, *(f"note: {note}" for note in self.notes))
+        return printed(self)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -303,7 +296,7 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return cell(self, self._drawn(), ROWS_SHOWN)
+        return cell(self, self._all_drawn(), ROWS_SHOWN)
 
     def explain(self, tensor: str) -> Explanation:
         """Explain why a tensor is kept, swapped or recomputed: its uses, and the cost of each tactic.
@@ -325,7 +318,8 @@ class Report:
         - `.png`: memory over the step. Needs matplotlib (the extra "plot").
         - `.trace.json`: a trace for https://ui.perfetto.dev and Chrome: kernels, copies, and memory by kind.
         - `.json`: all figures, as `to_json` gives them.
-        - `.graphml`, `.dot`: the planned graph, with the tactic of each tensor. `.dot` needs pydot.
+        - `.graphml`, `.dot`: the planned graph, of several devices the first one's, with the tactic of each tensor.
+          `.dot` needs pydot.
 
         Times and memory over the step are simulated.
 
@@ -339,13 +333,13 @@ class Report:
         write_whole(path, writers[ending]())
 
     def _page(self) -> str:
-        return page(self, self._drawn())
+        return page(self, self._all_drawn())
 
     def _picture(self) -> bytes:
-        return picture(self, self._required())
+        return picture(self, [each._required() for each in self.devices.values()])
 
     def _trace(self) -> str:
-        return json.dumps(trace(self, self._required()), separators=(",", ":"))
+        return json.dumps(trace([(each, each._required()) for each in self.devices.values()]), separators=(",", ":"))
 
     def _graphml(self) -> bytes:
         return graphml(self, self._required_graph())
@@ -364,11 +358,34 @@ class Report:
             return None
         return dataclasses.replace(self._timeline(), planned_peak_bytes=self.planned_peak_bytes)
 
+    def _all_drawn(self) -> list[tuple[Report, Timeline | None]]:
+        return [(each, each._drawn()) for each in self.devices.values()]
+
     def _required(self) -> Timeline:
         found = self._drawn()
         if found is None:
             raise TfswapError(BY_HAND)
         return found
+
+
+def _content(report: Report) -> dict[str, Any]:
+    content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if not f.name.startswith("_")}
+    content["rows"] = [dataclasses.asdict(row) for row in report.rows]
+    content |= {name: getattr(report, name) for name in COMPUTED}
+    content["reuse"] = dataclasses.asdict(report.reuse)
+    content["convolutions"] = [dataclasses.asdict(row) for row in report.convolutions]
+    return content
+
+
+def report_of_devices(step: str, reports: Mapping[str, Report]) -> Report:
+    """The report of a step on several devices.
+
+    Args:
+        step: the step's name.
+        reports: the report on each device, by its name.
+    """
+    first = next(iter(reports.values()))
+    return dataclasses.replace(first, step=step, _devices=reports) if len(reports) > 1 else first
 
 
 def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KINDS)) -> str:

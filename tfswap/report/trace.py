@@ -1,13 +1,14 @@
 """A simulated step as a trace in Chrome's format, for https://ui.perfetto.dev and chrome://tracing.
 
-Times are the simulator's, in microseconds from the step's start. The planned step is one process, with a thread for
-each lane and a counter of memory by kind. The unoptimised step, whose kernels overlap at random, is another process
-with the counter only. Format: "Trace Event Format", Google.
+Times are the simulator's, in microseconds from the step's start. On each device the planned step is one process, with a
+thread for each lane and a counter of memory by kind. The unoptimised step, whose kernels overlap at random, is another
+process with the counter only. Devices are not simulated together: each one's time begins with its first kernel, and a
+tensor of another device is there when it is read. Format: "Trace Event Format", Google.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, Run, Timeline
@@ -16,27 +17,40 @@ if TYPE_CHECKING:
     from tfswap.report.report import Report
 
 PLANNED, BEFORE = 1, 2
+PROCESSES = 2
+"""The number of processes of a device."""
 THREADS = {COMPUTE: 1, COPIES_OUT: 2, COPIES_IN: 3}
 MICROSECONDS = 1e6
+FIGURES = ("baseline_peak_bytes", "planned_peak_bytes", "memory_limit_bytes", "measured_peak_bytes")
 
 
-def trace(report: Report, timeline: Timeline) -> dict[str, Any]:
-    """The trace as a JSON object."""
+def trace(drawn: Sequence[tuple[Report, Timeline]]) -> dict[str, Any]:
+    """The trace as a JSON object.
+
+    Args:
+        drawn: the report on each device, with its timeline.
+    """
     events: list[dict[str, Any]] = []
+    for number, (report, timeline) in enumerate(drawn):
+        events += _events(report, timeline, number * PROCESSES)
+    figures = {report.device: {name: getattr(report, name) for name in FIGURES} for report, _ in drawn}
+    first = next(iter(figures.values()))
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**first, "devices": figures}}
+
+
+def _events(report: Report, timeline: Timeline, before: int) -> Iterator[dict[str, Any]]:
+    """The events of a device.
+
+    Args:
+        before: the number of the processes of other devices.
+    """
     runs = [(BEFORE, "unoptimised", timeline.before)]
     if timeline.after is not None:
         runs.insert(0, (PLANNED, "planned", timeline.after))
     for process, name, run in runs:
-        events.append(_named("process_name", process, 0, f"{report.step or 'step'}, {name}"))
-        events += _slices(process, run)
-        events += _counters(process, run)
-    figures = {
-        "baseline_peak_bytes": report.baseline_peak_bytes,
-        "planned_peak_bytes": report.planned_peak_bytes,
-        "memory_limit_bytes": report.memory_limit_bytes,
-        "measured_peak_bytes": report.measured_peak_bytes,
-    }
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
+        yield _named("process_name", before + process, 0, f"{report.step or 'step'}, {name}")
+        yield from _slices(before + process, run)
+        yield from _counters(before + process, run)
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

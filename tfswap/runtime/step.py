@@ -6,18 +6,19 @@ checked again (`arena_watch.py`); a step that would not fit is planned again bef
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
-from tfswap.device import arena
 from tfswap.device.cudnn import limit_workspaces, without_redzones
 from tfswap.device.live import free_functions, runs_eagerly
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.native.forks import calls_steps
 from tfswap.plan.plan import Plan
+from tfswap.report.report import Report, report_of_devices
 from tfswap.runtime import messages, turn
 from tfswap.runtime.agreement import plan_with_others
 from tfswap.runtime.captures import captured
@@ -135,16 +136,22 @@ class Step:
         """
         self._maker.audit()
 
+    def report(self, device: str | None) -> Report:
+        """The report on a device, by its name; for None on all. Raises TfswapError where the step is not on it."""
+        if device is not None:
+            return self.parts.on(device).watch.report
+        return report_of_devices(self.name, {part.trace.device.name: part.watch.report for part in self.parts})
+
     def stats(self) -> StepStats:
         """The swaps of the function's latest run."""
         from tfswap.ops.runtime import StepStats, step_stats
 
-        info = arena.memory_info(self._trace.device.name)
-        peak = None if info is None else info.peak_bytes
-        hits = 0 if self.instead_of is None else _spared(self.plan, self.instead_of.plan)
-        if self._request.changes_nothing or self.plan.changes_nothing:
-            return StepStats(device_peak_bytes=peak, cache_hits=hits)
-        return step_stats(self._program.owner, peak, hits)
+        hits = 0
+        if self.instead_of is not None:
+            hits = sum(map(_spared, self.parts.plans, self.instead_of.parts.plans))
+        unchanged = self._request.changes_nothing or all(plan.changes_nothing for plan in self.parts.plans)
+        counted = StepStats() if unchanged else step_stats(self._program.owner)
+        return dataclasses.replace(counted, device_peaks=self.parts.device_peaks(), cache_hits=hits)
 
     def __call__(self, inputs: Sequence[Any], plain: bool = False) -> Any:
         """Run the step under its limit.

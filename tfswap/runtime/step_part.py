@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.request import Request
+from tfswap.device.arena import memory_info
 from tfswap.errors import TfswapError
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
@@ -79,7 +80,9 @@ class StepPart:
             self.watch.complain(complaint)
         floor = functools.partial(self._floor_bytes, rewritten=planned.gate is not None)
         report = optimizer.report(self.plan, planned.snapshot)
-        self.watch.renew(planned, dataclasses.replace(report, step=self.trace.name, _floor=floor))
+        self.watch.renew(
+            planned, dataclasses.replace(report, step=self.trace.name, device=self.trace.device.name, _floor=floor)
+        )
 
     def assume_made(self, planned: Planned) -> None:
         """Note that the constants of the plan's function are in the arena: the reported floor is of this arena."""
@@ -119,6 +122,11 @@ class StepParts(tuple[StepPart, ...]):
     def wait(self) -> bool:
         """Whether kernels of the step may wait for others."""
         return any(part.compiler.waits for part in self)
+
+    def device_peaks(self) -> dict[str, int | None]:
+        """The allocator's peak on each device, by its name; None where it keeps none."""
+        found = {part.trace.device.name: memory_info(part.trace.device.name) for part in self}
+        return {name: None if info is None else info.peak_bytes for name, info in found.items()}
 
     def on(self, device: str | None) -> StepPart:
         """The part on a device, by its name; for None the first. Raises TfswapError where there is none."""

@@ -1,0 +1,128 @@
+"""A report as text: the figures, the tensors with a tactic or of the largest size, and those alive at the peak.
+
+A step on several devices has a row of figures for each. Tensors that several devices plan alike have one row, which
+names these devices: replicas have the names of the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from tfswap.report.tables import figures, listing, stacked
+from tfswap.support.sizes import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from tfswap.report.report import Report
+    from tfswap.report.rows import TensorRow
+
+T = TypeVar("T")
+
+HEADS = ("bytes", "tactic", "tensor", "why")
+ROWS_SHOWN = 20
+ALIVE_SHOWN = 10
+FIGURES = (
+    "device",
+    "memory limit",
+    "peak before, predicted",
+    "peak planned",
+    "peak measured",
+    "persistent",
+    "smallest limit",
+    "swapped",
+    "recomputed",
+    "host memory",
+    "predicted time",
+)
+"""The columns of the table of devices."""
+
+ALIKE = "nodes that compute alike on several devices have the names of the first of these devices"
+
+
+def printed(report: Report) -> RenderableType:
+    """The whole report."""
+    reports = report.devices
+    parts = [figures(report.summary()) if len(reports) == 1 else listing(FIGURES, device_rows(reports))]
+    if rows := merged_rows(reports):
+        shown = [(*_cells(row), where) for row, where in rows[:ROWS_SHOWN]]
+        if rest := len(rows) - len(shown):
+            shown.append(("", "", f"and {rest} more", "", ""))
+        parts.append(_listing(reports, HEADS, shown))
+    alive = _merged({name: each.alive_at_peak for name, each in reports.items()}, lambda each: each)
+    alive.sort(key=lambda each: -each[0][1])
+    there = [(format_bytes(nbytes), name, where) for (name, nbytes), where in alive[:ALIVE_SHOWN]]
+    if more := alive[ALIVE_SHOWN:]:
+        there.append((format_bytes(sum(nbytes for (_, nbytes), _ in more)), f"in {len(more)} more", ""))
+    parts.append(_listing(reports, ("bytes", "alive at the peak"), there))
+    spaced = [each for part in parts for each in ("", part)][1:]
+    return stacked(*spaced, *(f"note: {note}" for note in notes_of(reports)))
+
+
+def device_rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
+    """The figures of each device, under FIGURES."""
+    return [(name, *_figures(each)) for name, each in reports.items()]
+
+
+def merged_rows(reports: Mapping[str, Report], *, rest: bool = False) -> list[tuple[TensorRow, str]]:
+    """The rows of all devices, each with the devices that it is of: those with a tactic first, then the largest.
+
+    Args:
+        rest: the tensors that were not considered as well.
+    """
+    rows = {name: (*each.rows, *each.others) if rest else each.rows for name, each in reports.items()}
+    merged = _merged(rows, lambda row: (row.name, row.op, row.nbytes, row.tactic))  # a reason may have each one's time
+    return sorted(merged, key=lambda row: (row[0].tactic == "keep", -row[0].nbytes))
+
+
+def notes_of(reports: Mapping[str, Report]) -> list[str]:
+    """The notes of all devices, each once, and one on names where there are several."""
+    alike = [ALIKE] if len(reports) > 1 else []
+    return list(dict.fromkeys([note for each in reports.values() for note in each.notes] + alike))
+
+
+def _figures(report: Report) -> tuple[str, ...]:
+    limit, measured = report.memory_limit_bytes, report.measured_peak_bytes
+    kept = "" if report.keeps_limit else " NOT KEPT"
+    return (
+        "none" if limit is None else format_bytes(limit) + kept,
+        format_bytes(report.baseline_peak_bytes),
+        format_bytes(report.planned_peak_bytes),
+        "not known" if measured is None else format_bytes(measured),
+        format_bytes(report.persistent_bytes),
+        format_bytes(report.floor_bytes),
+        _amount(report.swapped),
+        _amount(report.recomputed),
+        format_bytes(report.host_bytes),
+        f"x{report.time_ratio:.2f}, {report.costs}",
+    )
+
+
+def _amount(rows: Sequence[TensorRow]) -> str:
+    return f"{format_bytes(sum(row.nbytes for row in rows))} in {format_count(len(rows), 'tensor')}" if rows else "none"
+
+
+def _cells(row: TensorRow) -> tuple[str, str, str, str]:
+    return format_bytes(row.nbytes), row.tactic, row.name, row.reason
+
+
+def _merged(by_device: Mapping[str, Iterable[T]], alike: Callable[[T], Hashable]) -> list[tuple[T, str]]:
+    """The first of those that are alike, with the names of their devices. Those of one device are never merged."""
+    found: dict[tuple[Hashable, int], tuple[T, list[str]]] = {}
+    for name, each in by_device.items():
+        seen: Counter[Hashable] = Counter()
+        for one in each:
+            key = alike(one)
+            found.setdefault((key, seen[key]), (one, []))[1].append(name)
+            seen[key] += 1
+    return [(one, ", ".join(names)) for one, names in found.values()]
+
+
+def _listing(reports: Mapping[str, Report], heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of rows whose last column is of devices; it is left out where there is one device."""
+    if len(reports) > 1:
+        return listing((*heads, "on"), rows)
+    return listing(heads, [row[:-1] for row in rows])

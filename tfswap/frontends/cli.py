@@ -26,7 +26,8 @@ from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
 from tfswap.kernels.hardware import NAMES
 from tfswap.planner.planner import TACTICS
-from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
+from tfswap.report.printed import HEADS
+from tfswap.report.report import HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
 from tfswap.support import progress
 from tfswap.support.files import require_new_folder

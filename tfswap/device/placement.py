@@ -66,7 +66,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
                 "devices inside of a loop or a conditional are not planned. Optimize the function that makes one step, "
                 "and call it in a loop outside."
             )
-    _place(graph, given, first, hosted)
+    _Placer(graph, given, first, hosted).place()
     return device.is_gpu
 
 
@@ -160,43 +160,70 @@ def refuse_several(name: str, graph: Graph) -> None:
         )
 
 
-def _place(graph: Graph, given: Sequence[Any], first: str, hosted: Collection[Node]) -> None:
-    """Give nodes without a device one.
+class _Placer:
+    """Gives nodes without a device one, in place.
 
     Args:
         first: the device of those that no rule gives one.
         hosted: as of `_hosted`.
     """
-    known = dict(units(graph))
-    feeds = dict(zip(graph.feeds, given, strict=False))
-    on: dict[Node, str] = {}
-    lists = dict[Node, None]()  # empty ones, which are where they are filled
-    for node in graph.topological():
-        if node in feeds:
-            on[node] = unit(getattr(feeds[node], "device", None) or f"/device:{first}")
-            if first != FIRST and node.outputs[0].dtype == "resource":
-                node.device = known.setdefault(on[node], f"/device:{on[node]}")
-        elif node.device:
-            on[node] = unit(node.device)
-        else:
-            held = (t for t in node.inputs if t.type.dtype in HANDLES and t.node not in lists)
-            handles = {on[t.node] for t in held}
-            read = handles or {on[t.node] for t in node.inputs if t.node not in feeds and not is_const(t.node.op)}
-            on[node] = read.pop() if len(read) == 1 else first
-            if first != FIRST and not handles:
-                if _is_on_cpu(node, hosted):
-                    on[node] = FIRST
-                elif on[node] == FIRST:
-                    on[node] = first
-            if first != FIRST and _makes_list(node):
-                lists[node] = None
-            elif node.inputs or (first != FIRST and not is_const(node.op)):
-                node.device = known.setdefault(on[node], f"/device:{on[node]}")
 
-    if lists:
-        readers = {t.node: node for node in reversed(list(graph)) for t in node.inputs if node.device}
+    def __init__(self, graph: Graph, given: Sequence[Any], first: str, hosted: Collection[Node]):
+        self._graph = graph
+        self._given = dict(zip(graph.feeds, given, strict=False))
+        self._first = first
+        self._hosted = hosted
+        self._on_gpus = first != FIRST
+        self._unit: dict[Node, str] = {}
+        self._names = dict(units(graph))  # of devices, by unit
+
+    def place(self) -> None:
+        for node in self._graph.topological():
+            self._unit[node] = self._choose(node)
+            if self._needs_name(node):
+                node.device = self._name(self._unit[node])
+        if self._on_gpus:
+            self._place_lists()
+
+    def _choose(self, node: Node) -> str:
+        """The device of a node: that of the first rule that holds."""
+        if node in self._given:
+            return unit(getattr(self._given[node], "device", None) or f"/device:{self._first}")
+        if node.device:
+            return unit(node.device)
+        handles = {self._unit[t.node] for t in node.inputs if t.type.dtype in HANDLES and not self._is_list(t.node)}
+        if handles:
+            return self._only(handles)
+        if self._on_gpus and _is_on_cpu(node, self._hosted):
+            return FIRST
+        read = self._only(
+            {self._unit[t.node] for t in node.inputs if t.node not in self._given and not is_const(t.node.op)}
+        )
+        return self._first if self._on_gpus and read == FIRST else read
+
+    def _only(self, found: Collection[str]) -> str:
+        return next(iter(found)) if len(found) == 1 else self._first
+
+    def _needs_name(self, node: Node) -> bool:
+        """Whether a node gets the name of its device."""
+        if node in self._given:
+            return self._on_gpus and node.outputs[0].dtype == "resource"
+        if node.device or self._is_list(node):
+            return False
+        return bool(node.inputs) or (self._on_gpus and not is_const(node.op))
+
+    def _name(self, where: str) -> str:
+        return self._names.setdefault(where, f"/device:{where}")
+
+    def _is_list(self, node: Node) -> bool:
+        """Whether a node without a device makes an empty list, which is where it is filled."""
+        return self._on_gpus and not node.device and node not in self._given and _makes_list(node)
+
+    def _place_lists(self) -> None:
+        lists = [node for node in self._graph if self._is_list(node)]
+        readers = {t.node: node for node in reversed(list(self._graph)) for t in node.inputs if node.device}
         for node in lists:
-            node.device = readers[node].device if node in readers else f"/device:{first}"
+            node.device = readers[node].device if node in readers else f"/device:{self._first}"
 
 
 def _makes_list(node: Node) -> bool:

@@ -9,6 +9,7 @@ Grappler drops them. A planned step does not run them. Where the holders of buff
 from __future__ import annotations
 
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import control_flow, is_random
 
 
@@ -43,15 +44,7 @@ def restore_lowered(graph: Graph) -> None:
         if node.name not in graph:
             inputs = (Output(graph[source.name], index) for source, index in node.inputs)
             controls = (graph[source.name] for source in node.controls)
-            added = graph.add(
-                node.op,
-                node.name,
-                inputs,
-                controls=controls,
-                attrs=node.attrs,
-                outputs=node.outputs,
-                device=node.device,
-            )
+            added = add_copy(graph, node, node.name, inputs, controls=controls)
             ranks[added] = place[node.name]
     graph.arrange(ranks)
 

@@ -31,13 +31,14 @@ from tfswap.analysis.output_bytes import is_on_host
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import is_collective, is_const, only_waits
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.alike_parts import names_of_alike
 from tfswap.passes.device_carriers import unit
-from tfswap.passes.nodes import add_copy, add_device_copy
+from tfswap.passes.nodes import add_device_copy
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.support.reach import reach
 
@@ -132,16 +133,10 @@ class _Cut:
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
         device = f"/device:{where}" if is_const(node.op) else ""
-        made = add_copy(part, node, self._name(where, node), inputs, controls=controls, device=device)
+        name = self._name(where, node)
+        made = add_copy(part, node, name, inputs, controls=controls, device=device, source=whole)
         if made.name != node.name:
             self.parts.own_names[where][made.name] = node.name
-        if node in whole.bodies:
-            part.bodies[made] = tuple(body.copy() for body in whole.bodies[node])
-        if node in whole.small_constants:
-            part.small_constants[made] = whole.small_constants[node]
-        for i in range(len(node.outputs)) if whole.permits else ():
-            if (permit := whole.permits.get(node.out(i))) is not None:
-                part.permits[made.out(i)] = permit
         self._made[where, node] = made
         self._near[made] = self._insertion[node]
         return made
@@ -355,13 +350,7 @@ class _Join:
 
     def _copy(self, node: Node, name: str, part: Graph, where: str) -> Node:
         """A node of the joined graph for one of a part, without its inputs. Nodes of two parts may have one name."""
-        graph = self.graph
-        copy = add_copy(graph, node, name, (), device=node.device or f"/device:{where}")
-        if node in part.bodies:
-            graph.bodies[copy] = part.bodies[node]
-        if node in part.small_constants:
-            graph.small_constants[copy] = part.small_constants[node]
-        return copy
+        return add_copy(self.graph, node, name, (), device=node.device or f"/device:{where}", source=part)
 
     def _tensor(self, tensor: Output) -> Output:
         """A tensor of a part in the joined graph: that which was sent, for a received one."""

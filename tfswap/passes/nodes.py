@@ -34,23 +34,6 @@ VARIANT = TensorType("variant", ())
 """The type of handles and tickets."""
 
 
-def add_copy(
-    graph: Graph, node: Node, name: str, inputs: Iterable[Output], *, controls: Iterable[Node] = (), device: str = ""
-) -> Node:
-    """A node with the op, attributes, types and measured facts of `node`, on `device`, else on the device of `node`."""
-    made = graph.add(
-        node.op,
-        graph.unique_name(name),
-        inputs,
-        controls=controls,
-        attrs=node.attrs,
-        outputs=node.outputs,
-        device=device or node.device,
-    )
-    made.measured, made.tape = node.measured, node.tape
-    return made
-
-
 def without_colocation(attrs: Mapping[str, object]) -> Mapping[str, object]:
     """`attrs` without the names of nodes that the node must be on one device with: those of another graph."""
     return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs

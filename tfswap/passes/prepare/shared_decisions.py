@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 from tfswap.analysis.loop_conditions import repeatable_condition
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.types import TensorType
 from tfswap.passes.body_values import add_argument, add_item, add_result
-from tfswap.passes.nodes import add_copy, add_scalar, without_colocation
+from tfswap.passes.nodes import add_scalar, without_colocation
 from tfswap.simulator.decisions import Decision, Path, Predicate
 
 
@@ -121,11 +122,10 @@ def add_end(loop: Node, condition: Graph, body: Graph) -> Output:
         if node in condition.feeds:
             continue
         name = f"tfswap/{loop.name}/{node.name}"
-        made = add_copy(body, node, name, map(result, node.inputs), device=node.device or loop.device)
+        device = node.device or loop.device
+        made = add_copy(body, node, name, map(result, node.inputs), device=device, source=condition)
         made.attrs = without_colocation(node.attrs)
         now[node] = made.out()
-        if node in condition.small_constants:
-            body.small_constants[made] = condition.small_constants[node]
     more = result(condition.fetches[0])
     name = body.unique_name(f"tfswap/{loop.name}/last")
     return body.add("LogicalNot", name, (more,), outputs=(TensorType("bool", ()),), device=loop.device).out()

@@ -27,6 +27,7 @@ from tfswap.analysis.analyse import analyse_body
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import (
     acts,
     calls_functions,
@@ -42,7 +43,7 @@ from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_copy, without_colocation
+from tfswap.passes.nodes import without_colocation
 from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
@@ -215,21 +216,16 @@ class _Unrolling:
             inputs = [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in node.inputs]
             controls = [copies[control] for control in waits if control in copies]
             device = node.device or loop.device
-            copy = add_copy(graph, node, f"{scope}/{node.name}", inputs, controls=controls, device=device)
+            name = f"{scope}/{node.name}"
+            copy = add_copy(graph, node, name, inputs, controls=controls, device=device, source=body)
             copy.attrs = without_colocation(node.attrs)
             copies[node] = copy
             self._nodes[loop].append(copy)
             self.named[copy.name] = node.name
             if is_shared:
                 shared[node] = copy
-            if node in body.small_constants:
-                graph.small_constants[copy] = body.small_constants[node]
-            if node in body.bodies:
-                graph.bodies[copy] = tuple(inner.copy() for inner in body.bodies[node])
         for tensor, permit in body.permits.items():
-            if tensor.node in copies:
-                graph.restrict(copies[tensor.node].out(tensor.index), permit)
-            elif tensor.node in given:
+            if tensor.node in given:
                 graph.restrict(origin(given[tensor.node]), permit)
         return copies
 

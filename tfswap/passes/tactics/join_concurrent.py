@@ -12,11 +12,11 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.groups import Concurrent, passes_on_buffers
 from tfswap.ir.custom_ops import GROUP
 from tfswap.ir.graph import Dtype, Graph, Measured, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import only_waits
 from tfswap.ir.types import TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_copy
 from tfswap.passes.tactics.pair_kernels import alone
 from tfswap.support.reach import reach
 

@@ -16,13 +16,12 @@ from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.loop_recompute import Passage, find_passages
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import is_const
-from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
 from tfswap.kernels.target import Target
 from tfswap.passes.body_values import add_argument, add_result
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_copy
 
 
 @graph_pass(
@@ -90,13 +89,9 @@ class _Rewrite:
             return
         body = self._passage.backward
         inputs = [self._in_backward(t) for t in node.inputs]
-        made = add_copy(body, node, f"tfswap/{node.name}/again", inputs)
-        values = self._passage.forward.small_constants.get(node)
-        if values is not None:
-            body.small_constants[made] = values
+        made = add_copy(body, node, f"tfswap/{node.name}/again", inputs, source=self._passage.forward)
         for i in range(len(node.outputs)):
             self._there.setdefault(node.out(i), made.out(i))
-            body.restrict(made.out(i), self._passage.forward.permits.get(node.out(i), ANYTHING))
         self._copied.add(node)
         self.kernels += not is_const(node.op)
 

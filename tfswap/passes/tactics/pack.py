@@ -17,6 +17,7 @@ from tfswap.analysis.lossless_forms import SPARSE, Form, Packing, form_of
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import is_const, is_feed, is_view, passes_on, reads_metadata_only, reads_variable
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
@@ -24,7 +25,6 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import node_memory
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_copy
 from tfswap.passes.tactics.encode import shape_of
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import (
     add_await,
-    add_copy,
     add_exact_chunks,
     add_free_rest,
     add_identity,

@@ -1,7 +1,7 @@
 """Carries the plan of one step over to a similar one, such as another replica's, which names most nodes alike.
 
-Kernels that only the other step has are left out, with the evictions of their tensors. Those that only this step has
-run as early as they can. The plan is then checked and simulated as any other.
+Kernels that only the other step has are left out, with the evictions of their tensors. Kernels that
+only this step has start as early as possible. The plan is then checked and simulated as any other.
 """
 
 from __future__ import annotations

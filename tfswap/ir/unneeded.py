@@ -2,8 +2,8 @@
 
 TensorFlow keeps ops with a state, and Switch and Merge, to which it lowers loops and conditionals (RemoveDeadNodes,
 common_runtime/function_utils.cc). The gradient of a conditional by an input that is no variable is an example. Only
-Grappler drops them. A planned step does not run them. Where the holders of buffers decide bits, they count
-(passes/prepare/ordered_sums.py).
+Grappler drops them. A planned step does not run them. They hold buffers in an unplanned one, where the number of
+holders decides the bits of sums (passes/prepare/ordered_sums.py).
 """
 
 from __future__ import annotations

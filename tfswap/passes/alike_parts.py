@@ -19,7 +19,7 @@ OWN = frozenset((TOKEN, "seed", "seed2"))
 
 
 def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[str]) -> dict[str, dict[Node, str]]:
-    """By device, the name of each node that is in its part: that of the node on the first device that computes alike.
+    """By device, the names of the nodes of its part: each has the name of the first device's node that computes alike.
 
     Nodes compute alike if they have the same op and attributes, and their inputs are computed alike. Of several such
     nodes on a device, the n-th has the name of the first device's n-th.

@@ -18,7 +18,7 @@ at a later send. Members of a collective have one place in that order.
 Constants are in each part that reads them, and so are arguments in host memory. Nodes of two parts that compute alike
 have one name (alike_parts.py); in the joined graph each has its own.
 
-Not handled: copies between devices without the host.
+Not handled: copies from one device to another that do not pass through host memory.
 """
 
 from __future__ import annotations
@@ -316,6 +316,8 @@ def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
 
 
 class _Join:
+    """The joined graph, made of the rewritten graph of each part."""
+
     def __init__(self, parts: Parts, made: Mapping[str, Graph]):
         self.graph = graph = Graph()
         self._made: dict[Node, Node] = {}  # by node of a part; an argument of several parts is one node

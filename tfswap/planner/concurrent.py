@@ -31,8 +31,8 @@ from tfswap.support.topological import topological
 MOST_TRIED = 64
 """The number of ready kernels that are tried for room within the bound."""
 LONG_S, SHARED_S = 400e-6, 2e-3
-"""The seconds on one core from which a kernel uses all cores, if other ready kernels leave them idle, and in any case:
-kLongS and kSharedS of csrc/core/group_run.h."""
+"""Seconds of a kernel on one core. From LONG_S on it uses all cores if other ready kernels leave them idle, from
+SHARED_S on in any case: kLongS and kSharedS of csrc/core/group_run.h."""
 MOST_WEIGHED = 8
 """The number of kernels in the midst of a group whose bytes are added up for `least_bytes`."""
 URGENT_GAIN = 1.01
@@ -74,7 +74,7 @@ def find_members(flow: Dataflow, order: Sequence[int]) -> list[list[int]]:
     edges = _edges(flow)
     order_of_all = topological(edges)
     if len(order_of_all) < len(edges):
-        return []  # what decides the order of some kernels is no order of all of these edges
+        return []  # a cycle: edges without memory contradict an order of kernels
     for i in order_of_all:
         before = [level[d] for d in edges[i]]
         # Anything else between two kernels of a group would close a cycle.
@@ -153,10 +153,10 @@ def _without_ends(
 
 
 def schedule_group(group: Group, cost_s: Sequence[float], rates: Rates, most_bytes: float) -> ListSchedule:
-    """The fastest schedule of a group within the memory.
+    """The faster of two schedules of a group, each within the memory.
 
-    Kernels start in the order that holds few bytes, or those first on whose results the longest work depends. In the
-    second case kernels without waiting readers run late, while another kernel uses only one core.
+    In one, kernels start in the order of the group, which holds few bytes. In the other, the kernels before the longest
+    path of work start first, and those that no kernel waits for run late, while another kernel uses only one core.
     """
     low = ListSchedule(group, group.members, cost_s, rates, most_bytes)
     urgent = ListSchedule(group, _by_urgency(group, cost_s), cost_s, rates, most_bytes)

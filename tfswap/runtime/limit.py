@@ -60,7 +60,7 @@ class StepLimit:
             requested = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
                 requested = max(requested, self._granted_bytes)
-            # A limit above the arena's own is not one that can be reached.
+            # No step can use more than the arena's own limit.
             self.bytes = min(requested, snapshot.limit_bytes or requested)
 
     def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
@@ -74,7 +74,7 @@ class StepLimit:
     def allows_unchanged(self, optimizer: Optimizer, *, ordered: bool) -> bool:
         """Whether a step without a plan may run as it was traced.
 
-        It may where the limit is a share, of at least the whole unoptimised peak. The ops added to a rewritten step can
+        It may where the limit is a share, and no less than the unoptimised peak. The ops added to a rewritten step can
         need more memory than a tiny step does.
         """
         limit = self._request.limit(self._trace.device.name)

@@ -5,7 +5,7 @@ has made its function. So a plan is simulated in the arena after its function is
 the next one is chosen for the arena with these constants. Each try has an `Outcome`:
 
     choose --> UNCHANGED                     the step runs as it was traced
-      |------> SLOTS_MADE -----> again       a plan is missed for want of room in one piece: slots are reserved
+      |------> SLOTS_MADE -----> again       no plan fits since free memory is in pieces: slots are reserved
       |------> (refusal is raised)
       v
     make ----> UNSEEN                        the arena is not the one in which the step runs
@@ -90,9 +90,14 @@ class PartPlanning:
         part: the part.
         optimizer: its optimizer.
         snapshot: its arena before the step.
+        live, ordered, first: as of PlanningLoop.
+        given: the plan to carry out instead of choosing one.
         plan: the plan of the latest try.
         fits: whether that plan was found for the limit.
         instantiated: whether it was chosen for the arena with the step's constants.
+        requests: the requests of its function; None before it is simulated, and where nothing is changed.
+        peak_bytes: the simulated peak.
+        lacking_bytes: the most by which a plan has passed the limit so far.
     """
 
     part: StepPart
@@ -260,8 +265,8 @@ class PlanningLoop:
         return Outcome.PLANNED if all(kept) else Outcome.ARENA_CHANGED
 
     def _chosen(self, number: int) -> Outcome | None:
-        """As of `choose`, with the plan of the part before as an example; a refusal names the part's device where there
-        are several.
+        """Choose the plan of a part, with the plan of the part before as an example. Of several parts, a refusal names
+        the device.
         """
         planning = self._parts[number]
         planning.optimizer.example = self._parts[number - 1].plan if number else None

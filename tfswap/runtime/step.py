@@ -202,7 +202,7 @@ class Step:
         return result
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
-        """Run a part of the step that comes later, under the limit."""
+        """Run, under the limit, what the call has left for later."""
         if not self._trace.device.has_arena:
             result = run()
             self._maker.audit_new(self._trace.device.read_arena(before=False))

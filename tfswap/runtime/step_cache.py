@@ -234,7 +234,7 @@ class StepCache:
         return made
 
     def _limit_of_sizes(self) -> Limit:
-        """The limit of functions that compute sizes, as far as it is known: what a share of the steps' peaks is."""
+        """The limit of functions that compute sizes, as far as it is known; in bytes if the request is a share."""
         limit = self._request.memory_limit
         device = machine.current_device()[0]
         known = self.granted_bytes(device) if limit is None or is_share(limit) else limit
@@ -296,5 +296,5 @@ class StepCache:
 
 
 def _granted_by(steps: Iterable[Step], device: str) -> int:
-    """The highest limit on a device of steps whose peaks are known, of which a share then is; 0 where no peak is."""
+    """The highest limit in bytes that these steps have on a device; 0 where none is known."""
     return max((step.limit_on(device) for step in steps), default=0)

@@ -102,7 +102,7 @@ class StepCompiler:
         return optimizer, snapshot
 
     def choose(self, optimizer: Optimizer, *, ordered: bool, first: bool, lacking_bytes: int = 0) -> Plan:
-        """The plan for the limit with the largest margins that have a plan.
+        """The plan for the limit, with the largest margins with which there is one.
 
         Args:
             ordered: order the step also where its limit is well above the unoptimised peak.
@@ -203,7 +203,7 @@ class StepCompiler:
         self._limit.compute(made, snapshot)
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:
-        """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
+        """The bytes of each input of the step that the function around it computes later."""
         captures = with_placeholders(self._trace.concrete)
         pairs = list(zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True))
         given = self._trace.given_to(graph, pairs).values()
@@ -220,8 +220,9 @@ class StepCompiler:
 
 
 def _is_made_around(given: Any, planned: Any) -> bool:
-    """Whether the function around a step computes what the step is given, as far as the size is known; what is fed to
-    that function is its caller's, who calls it now.
+    """Whether an input of a step is computed by the function around the step, and has a known size.
+
+    An argument of that function is not: it exists before the call.
     """
     import tensorflow as tf
 

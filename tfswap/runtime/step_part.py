@@ -37,7 +37,7 @@ class StepPart:
         trace: the part's trace.
         maker: makes the functions of the whole step.
         granted_bytes: the highest limit of another trace of the function.
-        Others: as of Step.
+        Other arguments: as of Step.
 
     Attributes:
         plan: the latest plan.

@@ -134,7 +134,7 @@ class Trace:
         return joined
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
-        """What the arguments of the planned graph are given, by their names there.
+        """The values for the arguments of the planned graph, by the names of these arguments.
 
         Args:
             given: for each argument of the step, with or without captures.
@@ -197,7 +197,7 @@ class Trace:
 
         Args:
             result: of `call`.
-            run_part: runs a part of the step that comes later, under the limit.
+            run_part: runs, under the limit, what the call has left for later.
         """
         return result
 

@@ -1,7 +1,8 @@
 """Decisions by a step's values, in each iteration of loops: which branches its conditionals take, and when loops end.
 
-A decision is read at another place of the step. Of the loops around both places, the decision is of the same iteration,
-or of the one before in the innermost of them. Of loops around its own place only, it is of the last iteration.
+A decision is made at one place of the step, and read at another. In loops around both places, what is read is the
+decision of the same iteration, or, in the innermost of them, of the iteration before. In loops around the first place
+only, it is that of the last iteration.
 
 Not handled: conditionals in conditions of loops, and those whose predicate is neither a bool (If) nor an int32 (Case);
 ends of loops whose condition can't run twice (analysis/loop_conditions.py).
@@ -28,7 +29,7 @@ class Predicate(NamedTuple):
         path, tensor: where it is, and its name; the body of a loop, and None for whether an iteration is the last.
         branches: the number of branches; for the end of a loop 2, the first where the iteration is the last.
         default: the branch that is taken where it is zero.
-        loops: how many loops are around it, by how many of `path`.
+        loops: the number of loops among the first n entries of `path`, by n.
     """
 
     path: Path

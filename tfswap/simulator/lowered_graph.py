@@ -73,7 +73,7 @@ class InlinedCall(NamedTuple):
 
 @dataclass
 class Item:
-    """A node of the executor's.
+    """A node of the executor.
 
     Attributes:
         node: of the graph, where the item is a kernel.

@@ -1,10 +1,10 @@
 """Passes decisions to other graphs of a step: out of branches and loops, from one iteration to the next, and into them.
 
-A decision is the predicate of a conditional, or whether an iteration is the last of its loop. That is the condition of
-the loop for the results of the body, which a copy of the condition in the body computes.
+A decision is the predicate of a conditional, or whether an iteration is the last of its loop. The body computes the
+latter by a copy of the loop's condition, which reads the body's results.
 
-A loop passes the decision of its last iteration on, and gives each iteration that of the one before. At first, and from
-a branch that was not taken, it is zero. What is passed is a scalar.
+A decision is passed as a scalar. A loop returns that of its last iteration, and passes that of each iteration to the
+next. It is zero in the first iteration, and as the result of a branch that was not taken.
 """
 
 from __future__ import annotations

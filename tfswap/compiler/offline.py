@@ -14,13 +14,14 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import machine
-from tfswap.errors import TfswapError
+from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
+from tfswap.passes.device_carriers import units
 from tfswap.passes.memory_reservation import reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
@@ -123,7 +124,13 @@ def offline_optimizer(
     keeps_results: bool = True,
     plan_cache: PlanCache | None = None,
 ) -> Optimizer:
-    """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
+    """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it.
+
+    Raises:
+        UnsupportedGraph: the step is on several GPUs, which have an arena each. CPUs share one.
+    """
+    if model.is_gpu:
+        _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(dtype, shape) for dtype, shape in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
@@ -135,6 +142,15 @@ def offline_optimizer(
     slack = min(largest, int(made.search.planners.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(snapshot.total_bytes, SLACK_BYTES))
     return made
+
+
+def _refuse_several_gpus(graph: Graph) -> None:
+    named = {where for part in (graph, *graph.all_bodies()) for where in units(part) if where.startswith("GPU:")}
+    if len(named) > 1:
+        raise UnsupportedGraph(
+            f"the step is on {', '.join(sorted(named))}, and plans of files and predictions are of one GPU: decorate "
+            "the function itself with tfswap.optimize, which plans for each GPU."
+        )
 
 
 def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:

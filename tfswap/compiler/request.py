@@ -18,6 +18,7 @@ from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
 from tfswap.planner.planner import TACTICS
+from tfswap.support.limit_file import LimitFile, watched
 from tfswap.support.sizes import Limit, check_limits, format_bytes, parse_limit
 
 MODES = ("optimize", "analyze")
@@ -49,12 +50,14 @@ class Request:
         options: the other options.
         plan: an earlier plan to apply; None to make one.
         mode: one of MODES.
+        limit_file: where the limit is read before each call; None where it changes by assignment only.
     """
 
     memory_limit: Limit
     options: Options
     plan: Plan | None
     mode: str
+    limit_file: LimitFile | None = None
 
     @property
     def changes_nothing(self) -> bool:
@@ -112,10 +115,11 @@ class Request:
 
     def with_limit(self, limit: Limit) -> Request:
         """The same request with another limit. Raises TfswapError where it is no limit, or a plan was given."""
+        limit, file = watched(limit)
         limit = check_limits(limit)
         if self.plan is not None:
             raise TfswapError("memory_limit can't change where a plan was given (plan=): it was made for one limit")
-        return dataclasses.replace(self, memory_limit=limit)
+        return dataclasses.replace(self, memory_limit=limit, limit_file=file)
 
     def complaint(self, step: str, plan: Plan) -> str | None:
         """The error message for a given plan that exceeds its limit here; None where it keeps it."""
@@ -143,6 +147,7 @@ def check(
     policy: Any = None,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
+    memory_limit, file = watched(memory_limit)
     memory_limit = check_limits(memory_limit)
     one_of("mode", mode, MODES)
     host = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
@@ -162,7 +167,11 @@ def check(
         portable=as_bool("portable", portable),
         policy=as_policy(policy),
     )
-    return Request(memory_limit, options, plan, mode)
+    if file is not None and plan is not None:
+        raise TfswapError(
+            f"memory_limit is the file {file.path}, and a plan (plan=) is for one limit: give one of them"
+        )
+    return Request(memory_limit, options, plan, mode, file)
 
 
 def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfswap.support.sizes import Limit
+from tfswap.compiler.request import Request
 
 if TYPE_CHECKING:
     from tfswap.frontends.function import OptimizedFunction
@@ -37,7 +37,7 @@ class DerivedFunctions:
         """Add a clone, for as long as it exists."""
         self._clones.add(clone)
 
-    def change_limit(self, limit: Limit) -> None:
-        """Change the limit of all."""
+    def change_request(self, request: Request) -> None:
+        """Change the request of all."""
         for each in (*self._bound.values(), *self._clones):
-            each.memory_limit = limit
+            each.change_request(request)

@@ -20,11 +20,12 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, overload
 
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import HIDES, refuse_compiled_caller
 from tfswap.errors import UnsupportedGraph
+from tfswap.frontends.changeable_limit import ChangeableLimit
 from tfswap.frontends.derived_functions import DerivedFunctions
 from tfswap.frontends.latest_step import LatestStep
 from tfswap.frontends.rewritten_functions import RewrittenFunctions
@@ -48,7 +49,6 @@ from tfswap.runtime.shapes import Shapes, shapes_of
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache
 from tfswap.runtime.trace import Trace
-from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
     from tfswap.ops.runtime import StepStats
@@ -64,7 +64,7 @@ MAX_PLAIN = 1024
 """The most calls that are remembered by their `plain_key`. A trace with open dimensions has a key for each size."""
 
 
-class OptimizedFunction(Generic[P, R]):
+class OptimizedFunction(ChangeableLimit[P, R]):
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
     It passes for a `tf.function`, in `isinstance` and by its attributes, so that TensorFlow can save an object that
@@ -134,8 +134,7 @@ class OptimizedFunction(Generic[P, R]):
 
         return polymorphic_function.Function
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_in_late_child(self.__name__)
+    def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._function._run_functions_eagerly:
             self._latest.warn_once(
                 "tf.config.run_functions_eagerly is on, so it runs eagerly, without its memory limit."
@@ -199,22 +198,6 @@ class OptimizedFunction(Generic[P, R]):
     def traced(self) -> Any:
         """The `tf.function` that this was made from."""
         return self._function
-
-    @property
-    def memory_limit(self) -> Limit:
-        """The limit as it was given. A new one counts from the next call on, which plans for it without a new trace;
-        setting it raises TfswapError where it is no limit, and where a plan was given.
-        """
-        return self._request.memory_limit
-
-    @memory_limit.setter
-    def memory_limit(self, limit: Limit) -> None:
-        changed = self._request.with_limit(limit)
-        with self._lock:
-            self._request = changed
-            self._plain.clear()
-            self._steps.change_limit(limit)
-            self._derived.change_limit(limit)
 
     @property
     def batches_ahead(self) -> int:
@@ -312,7 +295,7 @@ class OptimizedFunction(Generic[P, R]):
         refuse_in_late_child(self.__name__)
         concrete = self._trace(args, kwargs)
         arguments = stand_ins(self._function, concrete, args, kwargs)
-        return self._rewritten.of(concrete, arguments, self._step, self.call_trace)
+        return self._rewritten.of(concrete, arguments, self._step, functools.partial(self._under_file, self.call_trace))
 
     def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
         """The method that TensorFlow calls to save a `tf.function` as a signature."""

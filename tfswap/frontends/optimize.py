@@ -15,6 +15,7 @@ from tfswap.frontends.function import OptimizedFunction
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
+from tfswap.support.limit_file import from_environment
 from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def optimize(
         function: a `tf.function` or a Python function; None when used as a decorator.
         memory_limit: the most that the allocator's peak may be: bytes, a size ("6GiB"), a share of the unoptimised
             step's predicted peak ("60%"), or None for all that the device's allocator may have. Of several GPUs
-            each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}.
+            each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}. "file:/run/job/limit" names a file
+            that has the limit, read before each call; processes can share a budget in it.
         tactics: of ("swap", "recompute", "encode"); () for an order of kernels alone, which is always chosen.
         host_memory_limit: the most host memory for swapped tensors, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
@@ -93,7 +95,7 @@ def optimize(
     """
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
     request = check(
-        memory_limit,
+        from_environment(memory_limit) if plan is None else memory_limit,
         tactics,
         host_memory_limit,
         plan,

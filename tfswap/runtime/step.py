@@ -225,8 +225,12 @@ class Step:
 
     def _run_nested(self, inputs: Sequence[Any]) -> Any:
         """Run it now for the function that calls it."""
-        self.prepare(inputs)  # its limit may have changed since that was traced
-        return self._in_turn(inputs, plain=True, captures=None)
+
+        def run() -> Any:
+            self.prepare(inputs)  # its limit may have changed since that was traced
+            return self._in_turn(inputs, plain=True, captures=None)
+
+        return self._program.call(run)
 
     def _inside(self) -> Any:
         """The function that a caller's trace calls: it runs this step when the caller runs, where Python can."""

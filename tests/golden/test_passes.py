@@ -121,7 +121,7 @@ def test_onednn_fusion():
 def test_assign_in_place():
     golden = Golden("assign_in_place")
     before = edges(golden.graph), len(golden.graph)
-    assert assign_in_place(golden.graph, Target(DeviceModel())) == 2
+    assert assign_in_place(golden.graph, Target(DeviceModel())) == 4
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert assign_in_place(golden.graph, Target(DeviceModel())) == 0

@@ -151,6 +151,65 @@ def counted() -> Made:
     return replicated(loss_of, lambda: layers(8), rows, replicas=replicas)
 
 
+def scaled() -> Made:
+    """With an optimizer that applies gradients where they are finite: collectives in a conditional on all devices."""
+    optimizers = tf.keras.optimizers
+    return replicated(
+        dense,
+        lambda: layers(8),
+        rows,
+        make_optimizer=lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), dynamic_growth_steps=2),
+    )
+
+
+def branches() -> Made:
+    """Conditionals on both devices, one in the other, whose results, arguments and effects are on either. The third
+    step takes another branch.
+    """
+    first, second = gpus()[:2]
+    with tf.device(first):
+        variables = [tf.Variable(0.1 * draws(64, 64, seed=i)) for i in range(6)]
+        x = tf.constant(draws(1024, 64))
+    with tf.device(second):
+        others = [tf.Variable(0.1 * draws(64, 64, seed=9 + i)) for i in range(6)]
+        count = tf.Variable(0.0)
+
+    def through(h, variable, device):
+        with tf.device(device):
+            return tf.nn.relu(tf.sin(h @ variable))
+
+    def deep(h):
+        with tf.device(second):
+            count.assign_add(1.0)
+        h = through(h, variables[4], first)
+        here, there = through(h, variables[5], first), through(h, others[4], second)
+
+        def inner():
+            with tf.control_dependencies([through(there, others[5], second)]):
+                return through(there, variables[3], first), tf.identity(there)
+
+        with tf.device(first):
+            return tf.cond(tf.reduce_max(here) > 0.1, inner, lambda: (tf.sin(here), through(here, others[3], second)))
+
+    def shallow(h):
+        return through(h, others[5], second), tf.sin(h)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for i in range(3):
+                h = through(through(h, variables[i], first), others[i], second)
+            loss = tf.reduce_mean(h * h)
+        ends = tf.cond(count < 2.0, lambda: deep(h), lambda: shallow(h))
+        trained_here = [*variables[:3], *others[:3]]
+        for variable, gradient in zip(trained_here, tape.gradient(loss, trained_here), strict=True):
+            variable.assign_sub(gradient)
+        with tf.device(first):
+            return loss + tf.reduce_sum(ends[0]) * 1e-6 + tf.reduce_sum(ends[1]) * 1e-6 + 0.0 * count
+
+    return [*variables, *others, count], step, [x]
+
+
 def split_layers() -> Made:
     """Layers whose halves are on two devices."""
     first, second = gpus()[:2]
@@ -191,6 +250,8 @@ KINDS: dict[str, tuple[Callable[[], Made], str]] = {
         (labelled, "65%"),
         (nested, "65%"),
         (counted, "65%"),
+        (scaled, "65%"),
+        (branches, "100%"),
         (split_layers, "100%"),
     )
 }

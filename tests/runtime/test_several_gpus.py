@@ -28,6 +28,11 @@ def check(found: dict, *, exact: bool = True) -> None:
     assert any(found["moves"].values())
 
 
+def own_races(gpus) -> list[str]:
+    """The races but for those of TensorFlow's own copies between devices, in the step without tfswap."""
+    return [line for line in gpus.report().splitlines() if "between devices" not in line]
+
+
 def mirrored(gpus):
     return several_gpus.compare(several_gpus.mirrored)
 
@@ -67,6 +72,25 @@ def test_a_replica_with_less_room_has_a_plan_of_its_own(on_gpus):
     found = on_gpus(reporting(program))
     check(found)
     assert found["limits"]["GPU:1"] < 0.75 * found["limits"]["GPU:0"]
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=5, kernel_us=20.0)
+def test_gradients_are_scaled_and_applied_in_a_conditional_on_all_devices(on_gpus):
+    """The branches' own branches run in some steps only; their constants are in the arenas from the start."""
+
+    def program(gpus):
+        from unittest import mock
+
+        from tfswap.runtime.step import Step
+
+        tf.config.experimental.enable_op_determinism()
+        with mock.patch.object(Step, "plan_now", autospec=True, side_effect=Step.plan_now) as plan_now:
+            found = several_gpus.compare(*several_gpu_kinds.KINDS["scaled"])
+        return {**found, "planned_times": plan_now.call_count, "report": own_races(gpus)}
+
+    found = on_gpus(program)
+    check(found)
+    assert found["planned_times"] == 1
 
 
 REDUCTIONS = {
@@ -209,13 +233,13 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
 
 
 @pytest.mark.emulated_gpu(count=2)
-@pytest.mark.parametrize("kind", ["adam", *slow(*sorted(set(several_gpu_kinds.KINDS) - {"adam"}))])
+@pytest.mark.parametrize("kind", ["branches", *slow(*sorted(set(several_gpu_kinds.KINDS) - {"branches"}))])
 def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
     def program(gpus):
         tf.config.experimental.enable_op_determinism()
         make, limit = several_gpu_kinds.KINDS[kind]
         found = several_gpus.compare(make, limit)
-        return {**found, "races": [line for line in gpus.report().splitlines() if "between devices" not in line]}
+        return {**found, "races": own_races(gpus)}
 
     found = on_gpus(program)
     assert found["same"] and found["races"] == [], found

@@ -9,10 +9,11 @@ import pytest
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_parts import Parts, cut
+from tfswap.passes.join_parts import join
 
 GPU = DeviceModel("gpu")
 FLOATS = TensorType("float32", (256,))
@@ -64,7 +65,7 @@ def test_the_joined_graph_has_no_cycle_and_every_dependency_whatever_the_orders(
     graph = drawn(seed)
     parts = cut(graph, PLANNED, GPU)
     made = ordered(parts, random.Random(seed))
-    joined = parts.join(made)
+    joined = join(parts, made)
     joined.topological()  # raises where there is a cycle
     assert [feed.name for feed in joined.feeds] == [feed.name for feed in graph.feeds]
     assert len(joined.fetches) == len(graph.fetches)
@@ -81,7 +82,7 @@ def test_the_joined_graph_has_no_cycle_and_every_dependency_whatever_the_orders(
 def test_no_kernel_of_a_planned_part_reads_another_devices_arena(seed):
     graph = drawn(seed)
     parts = cut(graph, PLANNED, GPU)
-    joined = parts.join(ordered(parts, random.Random(seed)))
+    joined = join(parts, ordered(parts, random.Random(seed)))
     feeds = set(joined.feeds)
     for node in joined:
         for source in (tensor.node for tensor in node.inputs if tensor.node not in feeds):
@@ -100,7 +101,7 @@ def test_copies_keep_the_place_that_their_part_gives_them():
     part = parts.graphs["GPU:1"]
     receive = next(node for node in part if node.op == custom_ops.RECEIVE)
     part.add_control(receive, part["early"])
-    joined = parts.join(parts.graphs)
+    joined = join(parts, parts.graphs)
     copy = next(node for node in joined if node.op == custom_ops.TO_DEVICE)
     assert joined["early"] in copy.controls
 
@@ -113,3 +114,134 @@ def test_a_list_that_goes_to_another_device_is_refused():
     graph.fetches = [read.out()]
     with pytest.raises(UnsupportedGraph, match="'list' .* on GPU:0, which is read on GPU:1"):
         cut(graph, PLANNED, GPU)
+
+
+# --- conditionals on several devices ----------------------------------------------------------------------------------
+
+
+def conditional(graph: Graph, name: str, device: str, given: list[Output], branches: list[Graph]) -> Node:
+    chosen = graph.add("Placeholder", f"{name}/chosen", outputs=(TensorType("bool", ()),), device=f"/device:{device}")
+    graph.feeds.append(chosen)
+    node = graph.add(
+        "If",
+        name,
+        (chosen.out(), *given),
+        attrs={"Tin": (Dtype("float32"),) * len(given), "Tout": (Dtype("float32"),) * len(branches[0].fetches)},
+        outputs=[FLOATS] * len(branches[0].fetches),
+        device=f"/device:{device}",
+    )
+    graph.bodies[node] = tuple(branches)
+    return node
+
+
+def drawn_branch(draw: random.Random, feeds: int, results: int) -> Graph:
+    branch = Graph()
+    branch.feeds = [branch.add("Placeholder", f"argument_{i}", outputs=(FLOATS,)) for i in range(feeds)]
+    nodes = [*branch.feeds]
+    for i in range(draw.randrange(1, 9)):
+        inputs = [draw.choice(nodes).out() for _ in range(draw.randrange(1, 3))]
+        kernels = [node for node in nodes if node.op == "AddN"]
+        controls = draw.sample(kernels, min(len(kernels), draw.choice((0, 1, 2))))
+        nodes.append(kernel(branch, f"inside_{i}", draw.choice(PLANNED), inputs, controls))
+    branch.fetches = [draw.choice(nodes).out() for _ in range(results)]
+    branch.targets = [node for node in nodes if node.op == "AddN"][-1:]
+    branch.prune()
+    return branch
+
+
+def drawn_with_conditionals(seed: int) -> Graph:
+    draw = random.Random(seed)
+    graph = Graph()
+    graph.feeds = [graph.add("Placeholder", f"feed_{i}", outputs=(FLOATS,)) for i in range(2)]
+    tensors = [feed.out() for feed in graph.feeds]
+    for i in range(draw.randrange(3, 14)):
+        inputs = [draw.choice(tensors) for _ in range(draw.randrange(1, 4))]
+        if draw.random() < 0.4:
+            results = draw.randrange(0, 3)
+            branches = [drawn_branch(draw, len(inputs), results) for _ in range(2)]
+            made = conditional(graph, f"cond_{i}", draw.choice(PLANNED), inputs, branches)
+            graph.targets.append(made)
+        else:
+            made = kernel(graph, f"kernel_{i}", draw.choice(PLANNED), inputs)
+        tensors += [made.out(j) for j in range(len(made.outputs))]
+    graph.fetches = draw.sample(tensors, 2)
+    return graph
+
+
+def run(made: dict[str, Graph], joined: Graph, taken: int) -> None:
+    """Run the parts, each device one node after the other in its order, until all have ended; fails in a deadlock."""
+
+    def steps(graph: Graph, device: str) -> list[Node]:
+        found: list[Node] = []
+        for node in graph.topological():
+            if device in node.device and node not in graph.feeds:
+                inside = steps(graph.bodies[node][taken], device) if node in graph.bodies else []
+                found += [*inside, node]
+        return found
+
+    waiting = {device: steps(joined, device) for device in made}
+    done: set[Node] = set()
+    sent: set[object] = set()
+    feeds = {*joined.feeds, *(feed for body in joined.all_bodies() for feed in body.feeds)}
+    while any(waiting.values()):
+        before = len(done)
+        for nodes in waiting.values():
+            while nodes and _is_ready(nodes[0], done | feeds, sent):
+                node = nodes.pop(0)
+                done.add(node)
+                sent |= {node.attrs["channel"]} if node.op == custom_ops.SEND else set()
+        assert len(done) > before, {device: nodes[0] for device, nodes in waiting.items() if nodes}
+
+
+def _is_ready(node: Node, done: set[Node], sent: set[object]) -> bool:
+    if node.op == custom_ops.RECEIVE and node.attrs["channel"] not in sent:
+        return False
+    return all(source in done for source in (*(tensor.node for tensor in node.inputs), *node.controls))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_conditionals_on_several_devices_end_whatever_the_orders(seed):
+    graph = drawn_with_conditionals(seed)
+    parts = cut(graph, PLANNED, GPU)
+    made = ordered(parts, random.Random(seed))
+    joined = join(parts, made)
+    for body in joined.all_bodies():
+        assert len({node.device for node in body if node.device and node not in body.feeds}) <= 1
+    for taken in range(2):
+        run(made, joined, taken)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_channel_of_a_branch_has_two_ends_on_two_devices(seed):
+    graph = drawn_with_conditionals(seed)
+    parts = cut(graph, PLANNED, GPU)
+    joined = join(parts, parts.graphs)
+    ends: dict[object, list[tuple[str, str]]] = {}
+    for node in (each for body in joined.all_bodies() for each in body):
+        if node.op in (custom_ops.SEND, custom_ops.RECEIVE):
+            ends.setdefault(node.attrs["channel"], []).append((node.op, node.device))
+    for both in ends.values():
+        assert sorted(op for op, _ in both) == [custom_ops.RECEIVE, custom_ops.SEND]
+        assert len({device for _, device in both}) == 2
+
+
+def test_a_conditional_gives_each_device_what_it_reads_and_computes():
+    graph = Graph()
+    first, second = kernel(graph, "first", "GPU:0"), kernel(graph, "second", "GPU:1", op="Second")
+    branches = []
+    for _ in range(2):
+        branch = Graph()
+        branch.feeds = [branch.add("Placeholder", f"argument_{i}", outputs=(FLOATS,)) for i in range(2)]
+        here = kernel(branch, "here", "GPU:0", [branch.feeds[0].out()])
+        there = kernel(branch, "there", "GPU:1", [branch.feeds[1].out(), here.out()])
+        branch.fetches = [there.out(), here.out()]
+        branches.append(branch)
+    node = conditional(graph, "cond", "GPU:0", [first.out(), second.out()], branches)
+    graph.fetches = [node.out(0), node.out(1)]
+    parts = cut(graph, PLANNED, GPU)
+    here, there = (parts.graphs[device]["cond"] for device in ("GPU:0", "GPU:1"))
+    assert [tensor.node.name for tensor in here.inputs] == ["cond/chosen", "first"] and len(here.outputs) == 1
+    assert there.inputs[1].node.name == "second" and len(there.outputs) == 1
+    assert [where for where, _ in parts.fetched] == ["GPU:1", "GPU:0"]
+    joined = join(parts, parts.graphs)
+    assert [fetch.node.device for fetch in joined.fetches] == ["/device:GPU:1", "/device:GPU:0"]

@@ -11,10 +11,12 @@ from layered_steps import Layer, training_step
 from planner_problems import optimizer_of
 
 from tfswap.compiler.similar_plan import found_like
-from tfswap.ir.graph import Dtype, Graph
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dims, Dtype, Graph
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_parts import cut
+from tfswap.passes.join_parts import join
 from tfswap.plan.plan import Plan
 
 LAYERS = [Layer("dense", 0)] * 6
@@ -81,6 +83,22 @@ def test_a_kernel_that_only_this_step_has_runs_after_what_it_reads():
     assert [each.tensor for each in evictions] == [each.tensor for each in plan.evictions]
 
 
+def test_what_another_device_gives_is_waited_for_as_late_as_it_can_be():
+    graph = training_step(LAYERS, rows=512, width=128)
+    plan, limit = tight(graph)
+    with_receive = graph.copy()
+    last = next(node for node in with_receive if node.name == plan.order[-1])
+    kind, attrs = TensorType("float32", ()), {"T": Dtype("float32")}
+    received = with_receive.add(custom_ops.RECEIVE, "received", attrs={**attrs, "shape": Dims(())}, outputs=(kind,))
+    read = with_receive.add("Identity", "read", (received.out(),), attrs=attrs, outputs=(kind,))
+    with_receive.add_control(last, read)
+    optimizer = optimizer_of(with_receive)
+    found = found_like(plan, optimizer, limit + 4096)
+    assert found is not None
+    order, _ = found.candidate.choice.named(optimizer.flow)
+    assert order[-3:] == ("received", "read", last.name) or order[-2:] == ("received", last.name)
+
+
 def test_a_step_with_more_room_is_planned_by_itself():
     graph = training_step(LAYERS, rows=512, width=128)
     plan, limit = tight(graph)
@@ -115,7 +133,7 @@ def test_replicas_have_the_names_of_the_first_until_they_are_joined():
     parts = cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu"))
     here, there = ({node.name for node in parts.graphs[device] if "tfswap" not in node.name} for device in parts.graphs)
     assert here - there == {"total"} and not there - here
-    joined = parts.join(parts.graphs)
+    joined = join(parts, parts.graphs)
     assert {node.name for node in graph} <= {node.name for node in joined}
     for node in graph:
         assert joined[node.name].attrs == node.attrs and joined[node.name].device == node.device

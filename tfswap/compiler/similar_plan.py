@@ -1,7 +1,7 @@
 """Carries the plan of one step over to a similar one, such as another replica's, which names most nodes alike.
 
-Kernels that only the other step has are left out, with the evictions of their tensors. Kernels that
-only this step has start as early as possible. The plan is then checked and simulated as any other.
+Kernels that only the other step has are left out, with the evictions of their tensors; those that only this step has
+are added. The plan is then checked and simulated as any other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.rewriting import Found
 from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
 from tfswap.plan.plan import Eviction, Plan
 from tfswap.planner.validate import require_accumulators
 
@@ -23,7 +24,7 @@ MORE_ROOM = 1.05
 """A step that has more than this multiple of a similar step's room is planned by itself."""
 
 Place = tuple[int, int]
-"""A position in the other step's order, and the number of a kernel that comes after it here; 0 for the one there."""
+"""A position in the other step's order, and a number that orders kernels of this step alone around the one there."""
 
 
 def found_like(example: Plan | None, step: Optimizer, limit_bytes: int | None) -> Found | None:
@@ -70,18 +71,32 @@ def carried_over(plan: Plan, flow: Dataflow, fingerprint: str) -> Plan:
 
 
 def _placed(plan: Plan, flow: Dataflow) -> list[tuple[Place, str]]:
-    """The kernels of this step in the order of `plan`, each with its place."""
+    """The kernels of this step in the order of `plan`, each with its place.
+
+    Kernels that only this step has run as late as they can: a Receive that comes early holds up all that follows. A
+    Send runs as early as it can, since another device waits for it.
+    """
     kernels = {node.name for node, is_kernel in zip(flow.nodes, flow.is_kernel, strict=True) if is_kernel}
     found = [((position, 0), name) for position, name in enumerate(plan.order) if name in kernels]
     place: dict[str, Place] = {}
     for at, name in found:
         place.setdefault(name, at)
-    missing = kernels - place.keys()
+    own = [i for i, node in enumerate(flow.nodes) if node.name in kernels - place.keys()]
+    missing, count = set(own), 0
     ready: list[Place] = []  # by node: the place of the last kernel that it needs, itself included
     for i, node in enumerate(flow.nodes):
         needed = max((ready[d] for d in flow.own_deps[i]), default=(-1, 0))
-        if node.name in missing:
-            place[node.name] = needed[0], len(found)
-            found.append((place[node.name], node.name))
+        if i in missing:
+            count += 1
+            place[node.name] = needed[0], count
         ready.append(place.get(node.name, needed))
-    return sorted(found)
+    waited: dict[int, Place] = {}  # by node: the place of the first kernel that needs it, itself not included
+    for i in reversed(range(len(flow.nodes))):
+        node = flow.nodes[i]
+        if i in missing and i in waited and waited[i][1] <= 0 and node.op != custom_ops.SEND:
+            count += 1
+            place[node.name] = waited[i][0], -count
+        at = place.get(node.name) or waited.get(i)
+        for d in flow.own_deps[i] if at is not None else ():
+            waited[d] = min(waited.get(d, at), at)
+    return sorted([*found, *((place[flow.nodes[i].name], flow.nodes[i].name) for i in own)])

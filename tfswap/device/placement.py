@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfswap.device.machine import type_of
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Dtype, Graph, Node
-from tfswap.ir.op_traits import is_const
+from tfswap.ir.op_traits import control_flow, is_const
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import FIRST, unit, units
@@ -58,15 +58,8 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     first = FIRST_GPU if device.is_gpu else FIRST
     if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
-    for loop, bodies in graph.bodies.items():
-        inside = {unit(node.device) for body in bodies for node in body if node.device}
-        if inside - {unit(loop.device)}:
-            raise UnsupportedGraph(
-                f"{name}: {loop.name!r} ({loop.op}) runs nodes on {', '.join(sorted(inside))}, and steps on several "
-                "devices inside of a loop or a conditional are not planned. Optimize the function that makes one step, "
-                "and call it in a loop outside."
-            )
     _Placer(graph, given, first, hosted).place()
+    _place_inside(name, graph)
     return device.is_gpu
 
 
@@ -224,6 +217,41 @@ class _Placer:
         readers = {t.node: node for node in reversed(list(self._graph)) for t in node.inputs if node.device}
         for node in lists:
             node.device = readers[node].device if node in readers else f"/device:{self._first}"
+
+
+def _place_inside(name: str, graph: Graph) -> None:
+    """Place loops and conditionals where their bodies are, and the nodes of conditionals that run on several devices;
+    refuse such loops.
+    """
+    feeds = set(graph.feeds)
+    for node, bodies in graph.bodies.items():
+        inside = {unit(each.device) for body in bodies for each in body if each.device}
+        kind = control_flow(node.op)
+        if kind is None or not inside - {unit(node.device)}:
+            continue
+        if len(inside) == 1:
+            node.device = f"/device:{inside.pop()}"
+            continue
+        if kind.is_loop:
+            raise UnsupportedGraph(
+                f"{name}: {node.name!r} ({node.op}) runs nodes on {', '.join(sorted(inside))}, and loops over steps on "
+                "several devices are not planned. Optimize the function that makes one step, and call it in a loop "
+                "outside."
+            )
+        given = [source.device if source in feeds else "" for source, _ in node.inputs[kind.first_argument :]]
+        for body in bodies:
+            _Placer(body, [Located(device) for device in given], unit(node.device), set()).place()
+            _place_inside(name, body)
+
+
+class Located(NamedTuple):
+    """An argument of a conditional.
+
+    Attributes:
+        device: of the object that it is a handle of; empty for tensors.
+    """
+
+    device: str
 
 
 def _makes_list(node: Node) -> bool:

@@ -164,6 +164,15 @@ TEXT: Final = "Tfswap>Text"
 # and FIRST_SHAPE, which after the loops have an entry for each branch of each decision. AddN as tfswap's kernel adds.
 SUM: Final = "Tfswap>Sum"
 
+# --- parts of a step on several devices (csrc/core/channel_ops.cc, passes/device_parts.py) -----------------
+
+# (tensor: T) -> (); attrs T, channel (string). Passes a tensor in host memory to another device. Without a channel it
+# represents the other devices while one part is planned, and no graph that runs has it.
+SEND: Final = "Tfswap>Send"
+
+# () -> (tensor: T); attrs T, shape, channel. Gives the tensor that Send passes.
+RECEIVE: Final = "Tfswap>Receive"
+
 # --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------
 
 # (results...) -> (gradients...); attrs T: their types, room: int (the number of further tensors of each result's size).
@@ -174,14 +183,6 @@ OUTSIDE: Final = "Tfswap>Outside"
 # (inputs of all members...) -> (outputs of all members...); attr members. Represents, while a step is planned,
 # collectives that run concurrently (passes/prepare/collective_order.py). It is no registered op.
 TOGETHER: Final = "Tfswap>Together"
-
-# (tensor: T) -> (); attr T. Represents, while the part of one device is planned, the devices that a tensor in host
-# memory is passed to. No graph that runs has one (passes/device_parts.py).
-SEND: Final = "Tfswap>Send"
-
-# () -> (tensor: T); attrs T, shape. Represents, while the part of one device is planned, the device that a tensor in
-# host memory comes from. No graph that runs has one.
-RECEIVE: Final = "Tfswap>Receive"
 
 # (tensor: T) -> (carrier: variant); attr T. Holds the tensor for a Deliver in the step's other function.
 CARRY: Final = "Tfswap>Carry"

@@ -1,4 +1,4 @@
-"""Cuts a step on several devices into a graph for each, and joins the graphs that carry out their plans.
+"""Cuts a step on several devices into a graph for each.
 
 Each device with an arena of its own has a plan of its own. A tensor that another device reads is copied to host memory
 by the device that computes it, and from there by the device that reads it:
@@ -7,9 +7,9 @@ by the device that computes it, and from there by the device that reads it:
     parts:         f -> ToHost -> Send               Receive -> ToDevice -> g
     carried out:   f -> ToHost ----------------------------------> ToDevice -> g
 
-`Send` and `Receive` stand for the other device while a part is planned. So each arena has the requests of its own
-kernels alone, in the order of its own plan, and no peak depends on which device is faster. A control edge between
-devices becomes a pair of nodes without tensors.
+`Send` and `Receive` stand for the other device while a part is planned; then the graphs that carry out the plans are
+joined (join_parts.py). So each arena has the requests of its own kernels alone, in the order of its own plan, and no
+peak depends on which device is faster. A control edge between devices becomes a pair of nodes without tensors.
 
 Sends, receives and collectives have one order in the whole step, and each device keeps its part of that order, by
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
@@ -18,27 +18,30 @@ at a later send. Members of a collective have one place in that order.
 Constants are in each part that reads them, and so are arguments in host memory. Nodes of two parts that compute alike
 have one name (alike_parts.py); in the joined graph each has its own.
 
-Not handled: copies from one device to another that do not pass through host memory.
+A conditional whose branches run on several devices is on each of them, with the part of its branches that is there. All
+take the same branch. In it, tensors go from one device to another by a Send and a Receive that stay (channel_ops.cc).
+
+Not handled: copies from one device to another that do not pass through host memory; such loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple, cast
 
 from tfswap.analysis.output_bytes import is_on_host
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
-from tfswap.ir.op_traits import is_collective, is_const, only_waits
-from tfswap.ir.types import TensorType
+from tfswap.ir.op_traits import control_flow, is_collective, is_const, only_waits, stateful_form
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.alike_parts import names_of_alike
 from tfswap.passes.device_carriers import unit
-from tfswap.passes.nodes import add_device_copy
+from tfswap.passes.nodes import add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.support.reach import reach
 
@@ -69,9 +72,17 @@ class Parts:
         """The name in the step of a node of a part."""
         return self.own_names.get(where, {}).get(node.name, node.name)
 
-    def join(self, made: Mapping[str, Graph]) -> Graph:
-        """One graph of a graph for each device, with the feeds and fetches of the whole step."""
-        return _Join(self, made).graph
+
+class Branch(NamedTuple):
+    """A branch of a conditional that runs on several devices.
+
+    Attributes:
+        name: of the conditional and the branch, unique in the step.
+        results: the device of each result.
+    """
+
+    name: str
+    results: Sequence[str]
 
 
 def cut(graph: Graph, planned: Collection[str], device: DeviceModel) -> Parts:
@@ -89,10 +100,13 @@ def cut(graph: Graph, planned: Collection[str], device: DeviceModel) -> Parts:
 
 
 class _Cut:
-    def __init__(self, graph: Graph, planned: Collection[str], device: DeviceModel):
+    """The cut of a step, or of a branch, whose arguments are on each device that reads them."""
+
+    def __init__(self, graph: Graph, planned: Collection[str], device: DeviceModel, branch: Branch | None = None):
         self.parts = Parts(graph)
+        self._branch = branch
         self._planned = planned
-        self._device = device
+        self._device_model = device
         self._feeds = set(graph.feeds)
         self._rank = _ranks(graph, device)
         self._insertion = {node: i for i, node in enumerate(graph)}
@@ -103,7 +117,8 @@ class _Cut:
         self._place: dict[str, dict[Node, Place]] = {}  # by device, its sends, receives and collectives
         self._near: dict[Node, int] = {}  # of new nodes, their rank in the insertion order
         self._home = _homes(graph)
-        self._names = names_of_alike(graph, self._home, planned)
+        self._names = {} if branch else names_of_alike(graph, self._home, planned)
+        self._results: dict[Output, tuple[str, Output]] = {}  # of conditionals on several devices, and their devices
         for node in graph.topological():
             if node not in self._feeds and not is_const(node.op) and not _is_virtual(node):
                 self._add(node)
@@ -122,13 +137,62 @@ class _Cut:
             self.parts.own_names[where] = {}
         return self.parts.graphs[where]
 
+    def _devices(self, node: Node) -> list[str]:
+        """The devices that a node runs on: a conditional with such branches on several."""
+        return _devices(self.parts.whole, node)
+
+    def _device(self, tensor: Output) -> str:
+        """The device that has a tensor."""
+        if tensor in self._results:
+            return self._results[tensor][0]
+        return self._home.get(tensor.node) or self._unit(tensor.node)
+
     def _add(self, node: Node) -> None:
+        if len(devices := self._devices(node)) > 1:
+            self._add_conditional(node, devices)
+            return
         where = unit(node.device)
         inputs = [self._here(where, tensor) for tensor in node.inputs]
         controls = self._controls(where, node.controls)
         made = self._copy(where, node, inputs, controls)
         if is_collective(node.op):
             self._place[where][made] = self._rank[node.name], 0
+
+    def _add_conditional(self, node: Node, devices: Sequence[str]) -> None:
+        """Add a conditional on each of several devices, with the part of its branches on that device.
+
+        All take the same branch. They have one place in the order, as members of a collective have.
+        """
+        kind = control_flow(node.op)
+        assert kind is not None and not kind.is_loop, "such loops are refused"
+        bodies = self.parts.whole.bodies[node]
+        within = f"{self._branch.name}/" if self._branch else ""
+        results = [_device_of_result(bodies, i, unit(node.device)) for i in range(len(node.outputs))]
+        cuts = [
+            _Cut(body, self._planned, self._device_model, Branch(f"{within}{node.name}/{k}", results)).parts
+            for k, body in enumerate(bodies)
+        ]
+        deciding, given = node.inputs[: kind.first_argument], node.inputs[kind.first_argument :]
+        for where in devices:
+            made, read = _branches(cuts, where)
+            inputs = [self._here(where, tensor) for tensor in (*deciding, *(given[i] for i in read))]
+            own = [i for i, device in enumerate(results) if device == where]
+            controls = self._controls(where, node.controls)
+            part = self._part(where)
+            copy = part.add(
+                stateful_form(node.op),
+                part.unique_name(node.name),
+                inputs,
+                controls=controls,
+                attrs=_attributes(node, [given[i] for i in read], own),
+                outputs=[node.outputs[i] for i in own],
+                device=f"/device:{where}",
+            )
+            part.bodies[copy] = tuple(made)
+            self._made[where, node] = copy
+            self._near[copy] = self._insertion[node]
+            self._place[where][copy] = self._rank[node.name], 0
+            self._results |= {node.out(i): (where, copy.out(n)) for n, i in enumerate(own)}
 
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
@@ -148,9 +212,14 @@ class _Cut:
     def _here(self, where: str, tensor: Output) -> Output:
         """A tensor of the whole step in the part of a device."""
         node = tensor.node
-        if (where, node) in self._made:
+        if tensor in self._results:
+            home, result = self._results[tensor]
+            if home == where:
+                return result
+        elif (where, node) in self._made:
             return self._made[where, node].out(tensor.index)
-        if is_const(node.op) or (node in self._feeds and (self._is_hosted(tensor) or self._home[node] == where)):
+        is_here = self._branch is not None or self._is_hosted(tensor) or self._home.get(node) == where
+        if is_const(node.op) or (node in self._feeds and is_here):
             return self._copy(where, node, (), ()).out(tensor.index)
         if (where, tensor) not in self._received:
             self._received[where, tensor] = self._receive(where, tensor)
@@ -160,16 +229,16 @@ class _Cut:
         """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""
         if tensor.node in self._feeds:
             return tensor.type.dtype in ("int32", "string")
-        return is_on_host(tensor.node, tensor.index, self._device)
+        return is_on_host(tensor.node, tensor.index, self._device_model)
 
     def _receive(self, where: str, tensor: Output) -> Output:
         node = tensor.node
+        home = self._device(tensor)
         if tensor.type.dtype in ("resource", "variant"):
             raise UnsupportedGraph(
-                f"{node.name!r} ({node.op}) gives a handle or a list on {unit(node.device)}, which is read on {where}. "
+                f"{node.name!r} ({node.op}) gives a handle or a list on {home}, which is read on {where}. "
                 "Read it on the device that it is on, and pass what it has."
             )
-        home = self._home.get(node) or unit(node.device)
         here = self._here(home, tensor)
         stays = self._is_hosted(tensor)
         there, part = self._part(home), self._part(where)
@@ -179,30 +248,39 @@ class _Cut:
                 self._near[copy] = self._near[here.node]
                 self._copied[tensor] = copy.out()
             here = self._copied[tensor]
-        place = self._rank[node.name], len(self.parts.sources) + 1
         stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
-        send = there.add(
-            custom_ops.SEND,
-            there.unique_name(f"{stem}/send"),
-            (here,),
-            attrs={"T": Dtype(tensor.type.dtype)},
-            device=f"/device:{home}",
-        )
-        there.targets.append(send)
-        receive = part.add(
-            custom_ops.RECEIVE,
-            part.unique_name(f"{stem}/receive"),
-            attrs={"T": Dtype(tensor.type.dtype), "shape": Dims(tensor.type.shape or ())},
-            outputs=(tensor.type,),
-            device=f"/device:{where}",
-        )
-        self._connect((home, send), (where, receive), place, self._insertion[node])
-        received = receive.out()
+        received = self._send(stem, (home, here), where, node).out()
         if where in self._planned and not (stays and tensor.type.dtype in ("int32", "string")):
             copy = add_device_copy(part, custom_ops.TO_DEVICE, "to_device", received, f"/device:{where}")
             self._near[copy] = self._insertion[node]
             received = copy.out()
         return received
+
+    def _send(self, stem: str, source: tuple[str, Output], where: str, node: Node) -> Node:
+        """A Receive on a device of a tensor in host memory that another sends.
+
+        Args:
+            source: that device, and the tensor.
+            node: of the whole step, which has to do with it.
+        """
+        (home, tensor), kind = source, source[1].type
+        there, part = self._part(home), self._part(where)
+        name = there.unique_name(f"{stem}/send")
+        attrs: dict[str, object] = {"T": Dtype(kind.dtype)}
+        if self._branch is not None:
+            attrs["channel"] = f"{self._branch.name}/{name} {home} {where}".encode()
+        send = there.add(custom_ops.SEND, name, (tensor,), attrs=attrs, device=f"/device:{home}")
+        there.targets.append(send)
+        receive = part.add(
+            custom_ops.RECEIVE,
+            part.unique_name(f"{stem}/receive"),
+            attrs={**attrs, "shape": Dims(kind.shape or ())},
+            outputs=(kind,),
+            device=f"/device:{where}",
+        )
+        place = self._rank[node.name], len(self.parts.sources) + 1
+        self._connect((home, send), (where, receive), place, self._insertion[node])
+        return receive
 
     def _connect(self, first: tuple[str, Node], second: tuple[str, Node], place: Place, near: int) -> None:
         """Note that a node of one device comes before one of another."""
@@ -215,8 +293,8 @@ class _Cut:
         """The nodes of a device's part that stand for these nodes of the whole step."""
         by_device: dict[str, dict[Node, None]] = {}
         for node in _sources(controls):
-            if node not in self._feeds and not is_const(node.op):
-                by_device.setdefault(unit(node.device), {})[node] = None
+            for device in self._devices(node) if node not in self._feeds and not is_const(node.op) else ():
+                by_device.setdefault(device, {})[node] = None
         found = [self._made[where, node] for node in by_device.pop(where, ())]
         found += [self._await(where, home, frozenset(nodes)) for home, nodes in by_device.items()]
         return found
@@ -227,16 +305,17 @@ class _Cut:
             last = max(nodes, key=lambda node: self._rank[node.name])
             there, part = self._part(home), self._part(where)
             stem = f"tfswap/{self._name(home, last)}"
-            done = there.add(
-                "NoOp",
-                there.unique_name(f"{stem}/done"),
-                controls=sorted((self._made[home, node] for node in nodes), key=lambda node: node.name),
-                device=f"/device:{home}",
-            )
-            there.targets.append(done)
-            awaits = part.add("NoOp", part.unique_name(f"{stem}/await"), device=f"/device:{where}")
-            place = self._rank[last.name], len(self.parts.sources) + 1
-            self._connect((home, done), (where, awaits), place, self._insertion[last])
+            before = sorted((self._made[home, node] for node in nodes), key=lambda node: node.name)
+            if self._branch is not None:
+                signal = add_signal(there, f"{stem}/done", before, f"/device:{home}")
+                self._near[signal] = self._insertion[last]
+                awaits = self._send(stem, (home, signal.out()), where, last)
+            else:
+                done = there.add("NoOp", there.unique_name(f"{stem}/done"), controls=before, device=f"/device:{home}")
+                there.targets.append(done)
+                awaits = part.add("NoOp", part.unique_name(f"{stem}/await"), device=f"/device:{where}")
+                place = self._rank[last.name], len(self.parts.sources) + 1
+                self._connect((home, done), (where, awaits), place, self._insertion[last])
             self._awaited[where, home, nodes] = awaits
         return self._awaited[where, home, nodes]
 
@@ -245,19 +324,18 @@ class _Cut:
         whole, parts = self.parts.whole, self.parts
         insertion = list(whole)
         executed = {name: rank for rank, name in enumerate(whole.executed)}
-        for fetch in whole.fetches:
-            where = self._home.get(fetch.node) or self._unit(fetch.node)
+        for number, fetch in enumerate(whole.fetches):
+            where = self._branch.results[number] if self._branch else self._device(fetch)
             here, part = self._here(where, fetch), self._part(where)
             parts.fetched.append((where, len(part.fetches)))
             part.fetches.append(here)
         for target in _sources(whole.targets):
-            if target not in self._feeds:
-                where = self._unit(target)
+            for where in () if target in self._feeds else self._devices(target) or [self._unit(target)]:
                 part = self._part(where)
                 if is_const(target.op):
                     self._here(where, target.out())
                 part.targets.append(self._made[where, target])
-        for feed in whole.feeds:
+        for feed in () if self._branch else whole.feeds:
             if not any((where, feed) in self._made for where in parts.graphs):
                 self._copy(self._home[feed], feed, (), ())
         for where, part in parts.graphs.items():
@@ -276,6 +354,49 @@ class _Cut:
                 ordered = sorted(places, key=places.__getitem__)
                 for before, node in pairwise(ordered):
                     part.add_control(node, before)
+
+
+def _devices(graph: Graph, node: Node) -> list[str]:
+    """The devices that a node runs on, its own first; none where it names none."""
+    found = dict.fromkeys([unit(node.device)] if node.device else ())
+    kind = control_flow(node.op)
+    if kind is not None and not kind.is_loop:
+        for body in graph.bodies.get(node, ()):
+            feeds = set(body.feeds)
+            inside = (each for each in body if each not in feeds and not is_const(each.op) and not _is_virtual(each))
+            found |= dict.fromkeys(device for each in inside for device in _devices(body, each))
+    return list(found)
+
+
+def _device_of_result(bodies: Sequence[Graph], number: int, default: str) -> str:
+    """The device of a conditional's result: that of a branch which computes it."""
+    for body in bodies:
+        node = body.fetches[number].node
+        if node.device and node not in body.feeds and not is_const(node.op):
+            return unit(node.device)
+    return default
+
+
+def _branches(cuts: Sequence[Parts], where: str) -> tuple[list[Graph], list[int]]:
+    """A conditional's branches on a device, and the numbers of the arguments that these take."""
+    made = [cut.graphs.get(where) or Graph() for cut in cuts]
+    feeds = [[feed.name for feed in cut.whole.feeds] for cut in cuts]
+    count = len(feeds[0])
+    read = [i for i in range(count) if any(names[i] in part for part, names in zip(made, feeds, strict=True))]
+    for part, cut in zip(made, cuts, strict=True):
+        part.library = cut.whole.library
+        own = [cut.whole.feeds[i] for i in read]
+        part.feeds = [part[feed.name] if feed.name in part else add_copy(part, feed, feed.name, ()) for feed in own]
+    return made, read
+
+
+def _attributes(node: Node, given: Sequence[Output], results: Sequence[int]) -> dict[str, object]:
+    """The attributes of a conditional with these arguments, and those of its results that have these numbers."""
+    attrs = {**node.attrs, "Tin": tuple(Dtype(tensor.type.dtype) for tensor in given)}
+    attrs["Tout"] = tuple(Dtype(node.outputs[i].dtype) for i in results)
+    if shapes := cast("Sequence[object]", node.attrs.get("output_shapes", ())):
+        attrs["output_shapes"] = tuple(shapes[i] for i in results)
+    return attrs
 
 
 def _is_virtual(node: Node) -> bool:
@@ -313,75 +434,3 @@ def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
         if node.op == custom_ops.TOGETHER:
             found |= {member[0]: rank for member in node.attrs["members"]}  # pyright: ignore[reportGeneralTypeIssues] written by join_collectives
     return found
-
-
-class _Join:
-    """The joined graph, made of the rewritten graph of each part."""
-
-    def __init__(self, parts: Parts, made: Mapping[str, Graph]):
-        self.graph = graph = Graph()
-        self._made: dict[Node, Node] = {}  # by node of a part; an argument of several parts is one node
-        ends = parts.sources.items()
-        self._source_of = {made[where][name]: made[home][source] for (where, name), (home, source) in ends}
-        feeds: dict[str, Node] = {}
-        for where, part in made.items():
-            of_part = set(part.feeds)
-            for node in part:
-                name = parts.own_name(where, node)
-                if node in of_part:
-                    self._made[node] = feeds[name] = feeds.get(name) or self._copy(node, name, part, where)
-                else:
-                    self._made[node] = self._copy(node, name, part, where)
-        for node, copy in self._made.items():
-            copy.inputs = tuple(map(self._tensor, node.inputs))
-            received = (tensor.node for tensor in node.inputs if tensor.node.op == custom_ops.RECEIVE)
-            before = (each for earlier in (*node.controls, *received) for each in self._awaited(earlier))
-            copy.controls = tuple(dict.fromkeys(before))
-        for node, source in self._source_of.items():
-            if node.op != custom_ops.RECEIVE:
-                _wait(graph, self._made[node], self._made[source])
-        gates = [node for node in graph if node.op == custom_ops.GATE]
-        for gate in gates[1:]:
-            _wait(graph, gate, gates[0])  # where the step begins
-        graph.library = parts.whole.library
-        graph.feeds = [feeds[feed.name] for feed in parts.whole.feeds]
-        graph.fetches = [self._tensor(made[where].fetches[i]) for where, i in parts.fetched]
-        targets = (target for part in made.values() for target in part.targets)
-        graph.targets = list(dict.fromkeys(each for target in targets for each in self._awaited(target)))
-        graph.prune()
-
-    def _copy(self, node: Node, name: str, part: Graph, where: str) -> Node:
-        """A node of the joined graph for one of a part, without its inputs. Nodes of two parts may have one name."""
-        return add_copy(self.graph, node, name, (), device=node.device or f"/device:{where}", source=part)
-
-    def _tensor(self, tensor: Output) -> Output:
-        """A tensor of a part in the joined graph: that which was sent, for a received one."""
-        node = tensor.node
-        if node.op == custom_ops.RECEIVE:
-            return self._tensor(self._source_of[node].inputs[0])
-        return Output(self._made[node], tensor.index)
-
-    def _awaited(self, node: Node) -> Iterable[Node]:
-        """The nodes that a node waits for in the joined graph where it waited for this one in its part."""
-        if node.op not in (custom_ops.SEND, custom_ops.RECEIVE):
-            return (self._made[node],)
-        before = (*(tensor.node for tensor in node.inputs), *node.controls)
-        return [each for earlier in before for each in self._awaited(earlier)]
-
-
-def _wait(graph: Graph, node: Node, source: Node) -> None:
-    """Make a node wait for one of another device. A control edge would request memory on both (graph_partition.cc)."""
-    kind = TensorType("int32", ())
-    stem = f"tfswap/{source.name}"
-    signal = graph.add(
-        custom_ops.SIGNAL,
-        graph.unique_name(f"{stem}/signal"),
-        controls=(source,),
-        outputs=(kind,),
-        device=source.device,
-    )
-    name = graph.unique_name(f"{stem}/signalled")
-    attrs = {"T": Dtype("int32")}
-    graph.add_control(
-        node, graph.add("Identity", name, (signal.out(),), attrs=attrs, outputs=(kind,), device=node.device)
-    )

@@ -225,3 +225,9 @@ def move_behind_sources(graph: Graph, copies: Iterable[Node]) -> None:
     for copy in copies:
         followers.setdefault(copy.inputs[0].node, []).append(copy)
     graph.move_behind(followers)
+
+
+def add_signal(graph: Graph, stem: str, controls: Iterable[Node], device: str) -> Node:
+    """A number in host memory, made after these nodes."""
+    kind = TensorType("int32", ())
+    return graph.add(custom_ops.SIGNAL, graph.unique_name(stem), controls=controls, outputs=(kind,), device=device)

@@ -14,6 +14,7 @@ from tfswap.device.live import LiveDevice, devices_of, free_functions
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
+from tfswap.passes.join_parts import join
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
@@ -129,7 +130,7 @@ class Trace:
         others = {name: part.copy() for name, part in self._parts.graphs.items() if name not in made}
         for number, (name, part) in enumerate(others.items()):
             part.targets.append(add_gate(part, gate + number, f"/device:{name}"))
-        joined = self._parts.join({**made, **others})
+        joined = join(self._parts, {**made, **others})
         verify(joined)
         return joined
 

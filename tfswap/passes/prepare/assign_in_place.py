@@ -18,11 +18,9 @@ from tfswap.passes.contract import graph_pass
     ensures="variables that the step assigns keep their buffers",
 )
 def assign_in_place(graph: Graph, _: Target) -> int:
-    """Replace the assignments of `graph`, in place; returns how many."""
-    count = 0
-    for node in graph:
-        if adopts_value(node.op):
-            node.op = custom_ops.ASSIGN_IN_PLACE
-            node.attrs = {"T": node.attrs["dtype"]}
-            count += 1
-    return count
+    """Replace the assignments of `graph` and its bodies, in place; returns how many."""
+    assignments = [node for part in (graph, *graph.all_bodies()) for node in part if adopts_value(node.op)]
+    for node in assignments:
+        node.op = custom_ops.ASSIGN_IN_PLACE
+        node.attrs = {"T": node.attrs["dtype"]}
+    return len(assignments)

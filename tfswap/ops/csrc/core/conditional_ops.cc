@@ -115,6 +115,8 @@ class ConditionalOp : public AsyncOpKernel {
       OP_REQUIRES_OK(ctx, ctx->GetAttr("else_branch", &branches_[1]));
     }
     OP_REQUIRES_OK(ctx, Relocation::Read(ctx, &relocated_));
+    // Their constants are in the arena before the step that runs them for the first time.
+    if (auto* const library = ctx->function_library()) OP_REQUIRES_OK(ctx, Make(library));
   }
 
   ~ConditionalOp() override {
@@ -145,19 +147,28 @@ class ConditionalOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  // The branches are instantiated at the first run, which is after the gate, once for each library.
-  absl::Status GetBranch(OpKernelContext* ctx, size_t chosen, FunctionLibraryRuntime::Handle* branch) {
-    auto* const library = ctx->function_library();
-    if (library == nullptr) return absl::InternalError("A conditional has no library of functions.");
+  // Instantiates the branches, once for each library.
+  absl::Status Make(FunctionLibraryRuntime* library) {
+    FunctionLibraryRuntime::InstantiateOptions options;
+    options.create_kernels_eagerly = true;
     std::lock_guard<std::mutex> lock(mu_);
     std::vector<FunctionLibraryRuntime::Handle>& made = made_[library];
     while (made.size() < branches_.size()) {
       const auto& function = branches_[made.size()];
       FunctionLibraryRuntime::Handle handle;
-      TF_RETURN_IF_ERROR(library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), &handle));
+      TF_RETURN_IF_ERROR(
+          library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), options, &handle));
       made.push_back(handle);
     }
-    *branch = made[chosen];
+    return absl::OkStatus();
+  }
+
+  absl::Status GetBranch(OpKernelContext* ctx, size_t chosen, FunctionLibraryRuntime::Handle* branch) {
+    auto* const library = ctx->function_library();
+    if (library == nullptr) return absl::InternalError("A conditional has no library of functions.");
+    TF_RETURN_IF_ERROR(Make(library));
+    std::lock_guard<std::mutex> lock(mu_);
+    *branch = made_[library][chosen];
     return absl::OkStatus();
   }
 

@@ -312,6 +312,11 @@ class WhileOp : public AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("cond", &condition_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("body", &body_));
     OP_REQUIRES_OK(ctx, Relocation::Read(ctx, &relocated_));
+    // Their constants are in the arena before the step that runs them for the first time.
+    Functions functions;
+    if (auto* const library = ctx->function_library()) {
+      OP_REQUIRES_OK(ctx, GetFunctions(library, *ctx->device(), &functions));
+    }
   }
 
   ~WhileOp() override {
@@ -322,17 +327,17 @@ class WhileOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    auto* const library = ctx->function_library();
+    OP_REQUIRES_ASYNC(ctx, library != nullptr, absl::InternalError("A loop has no library of functions."), done);
     Functions functions;
-    OP_REQUIRES_OK_ASYNC(ctx, GetFunctions(ctx, &functions), done);
+    OP_REQUIRES_OK_ASYNC(ctx, GetFunctions(library, *ctx->device(), &functions), done);
     Loop::Start(ctx, functions, &sharing_, std::move(done));
   }
 
  private:
-  // The functions are instantiated at the first run, which is after the gate, and their kernels with them. A session
-  // may run one kernel with several libraries.
-  absl::Status GetFunctions(OpKernelContext* ctx, Functions* functions) {
-    auto* const library = ctx->function_library();
-    if (library == nullptr) return absl::InternalError("A loop has no library of functions.");
+  // The functions, which are instantiated once for each library: a session may run one kernel with several.
+  absl::Status GetFunctions(FunctionLibraryRuntime* library, const tensorflow::DeviceBase& device,
+                            Functions* functions) {
     std::lock_guard<std::mutex> lock(mu_);
     auto found = functions_.find(library);
     if (found == functions_.end()) {
@@ -340,7 +345,7 @@ class WhileOp : public AsyncOpKernel {
       made.library = library;
       TF_RETURN_IF_ERROR(Make(condition_, library, &made.condition));
       TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
-      const bool on_host = ctx->device()->tensorflow_accelerator_device_info() == nullptr;
+      const bool on_host = device.tensorflow_accelerator_device_info() == nullptr;
       if (on_host) made.simple_condition = LoopCondition::Of(library->GetFunctionBody(made.condition));
       made.relocated = relocated_;
       made.unread = UnreadArguments(library->GetFunctionBody(made.body));
@@ -352,7 +357,9 @@ class WhileOp : public AsyncOpKernel {
 
   static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library,
                            FunctionLibraryRuntime::Handle* handle) {
-    return library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), handle);
+    FunctionLibraryRuntime::InstantiateOptions options;
+    options.create_kernels_eagerly = true;
+    return library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), options, handle);
   }
 
   tensorflow::NameAttrList condition_;

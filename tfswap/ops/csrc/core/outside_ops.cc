@@ -6,9 +6,6 @@
 //   Carry    puts a tensor into a carrier, a variant outside of the arena
 //   Deliver  removes the tensor from its carrier: it is then freed after its last reader, as any tensor of the step
 //
-// A step on several devices is cut by device in the same way: while the part of one of them is planned, Send and Receive
-// stand for the others (passes/device_parts.py).
-//
 // The first function's results are no substitute: the caller of the second holds its arguments until it ends.
 
 #include <memory>
@@ -51,27 +48,6 @@ pass. No graph that runs has one, and there is no kernel.
 results: What the caller gets.
 gradients: What he gives, of each result.
 room: Number of further tensors of each result's size that the caller may hold.
-)doc");
-
-REGISTER_OP("Tfswap>Send")
-    .Input("tensor: T")
-    .Attr("T: type")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Stands, while the part of one device is planned, for the devices that a tensor in host memory is
-passed to. No graph that runs has one, and there is no kernel.
-)doc");
-
-REGISTER_OP("Tfswap>Receive")
-    .Output("tensor: T")
-    .Attr("T: type")
-    .Attr("shape: shape")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ExplicitShape)
-    .Doc(R"doc(
-Stands, while the part of one device is planned, for the device that a tensor in host memory comes
-from. No graph that runs has one, and there is no kernel.
 )doc");
 
 REGISTER_OP("Tfswap>Carry")

@@ -1,0 +1,79 @@
+"""Joins the graphs that carry out the plans of a step's parts (device_parts.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.node_copies import add_copy
+from tfswap.passes.device_parts import Parts
+from tfswap.passes.nodes import add_signal
+
+
+def join(parts: Parts, made: Mapping[str, Graph]) -> Graph:
+    """One graph of a graph for each device, with the feeds and fetches of the whole step."""
+    return _Join(parts, made).graph
+
+
+class _Join:
+    def __init__(self, parts: Parts, made: Mapping[str, Graph]):
+        self.graph = graph = Graph()
+        self._made: dict[Node, Node] = {}  # by node of a part; an argument of several parts is one node
+        ends = parts.sources.items()
+        self._source_of = {made[where][name]: made[home][source] for (where, name), (home, source) in ends}
+        feeds: dict[str, Node] = {}
+        for where, part in made.items():
+            of_part = set(part.feeds)
+            for node in part:
+                name = parts.own_name(where, node)
+                if node in of_part:
+                    self._made[node] = feeds[name] = feeds.get(name) or self._copy(node, name, part, where)
+                else:
+                    self._made[node] = self._copy(node, name, part, where)
+        for node, copy in self._made.items():
+            copy.inputs = tuple(map(self._tensor, node.inputs))
+            received = (tensor.node for tensor in node.inputs if tensor.node.op == custom_ops.RECEIVE)
+            before = (each for earlier in (*node.controls, *received) for each in self._awaited(earlier))
+            copy.controls = tuple(dict.fromkeys(before))
+        for node, source in self._source_of.items():
+            if node.op != custom_ops.RECEIVE:
+                _wait(graph, self._made[node], self._made[source])
+        gates = [node for node in graph if node.op == custom_ops.GATE]
+        for gate in gates[1:]:
+            _wait(graph, gate, gates[0])  # where the step begins
+        graph.library = parts.whole.library
+        graph.feeds = [feeds[feed.name] for feed in parts.whole.feeds]
+        graph.fetches = [self._tensor(made[where].fetches[i]) for where, i in parts.fetched]
+        targets = (target for part in made.values() for target in part.targets)
+        graph.targets = list(dict.fromkeys(each for target in targets for each in self._awaited(target)))
+        graph.prune()
+
+    def _copy(self, node: Node, name: str, part: Graph, where: str) -> Node:
+        """A node of the joined graph for one of a part, without its inputs. Nodes of two parts may have one name."""
+        return add_copy(self.graph, node, name, (), device=node.device or f"/device:{where}", source=part)
+
+    def _tensor(self, tensor: Output) -> Output:
+        """A tensor of a part in the joined graph: that which was sent, for a received one."""
+        node = tensor.node
+        if node.op == custom_ops.RECEIVE:
+            return self._tensor(self._source_of[node].inputs[0])
+        return Output(self._made[node], tensor.index)
+
+    def _awaited(self, node: Node) -> Iterable[Node]:
+        """The nodes that a node waits for in the joined graph where it waited for this one in its part."""
+        if node.op not in (custom_ops.SEND, custom_ops.RECEIVE):
+            return (self._made[node],)
+        before = (*(tensor.node for tensor in node.inputs), *node.controls)
+        return [each for earlier in before for each in self._awaited(earlier)]
+
+
+def _wait(graph: Graph, node: Node, source: Node) -> None:
+    """Make a node wait for one of another device. A control edge would request memory on both (graph_partition.cc)."""
+    stem = f"tfswap/{source.name}"
+    signal = add_signal(graph, f"{stem}/signal", (source,), source.device)
+    name = graph.unique_name(f"{stem}/signalled")
+    attrs = {"T": Dtype("int32")}
+    graph.add_control(
+        node, graph.add("Identity", name, (signal.out(),), attrs=attrs, outputs=signal.outputs, device=node.device)
+    )

@@ -4,21 +4,25 @@
     python benchmarks/emulated_devices.py            # two and four devices, and 1,000 steps; five minutes
     python benchmarks/emulated_devices.py adam       # one kind
     python benchmarks/emulated_devices.py --steps 0  # without the 1,000 steps
+    python benchmarks/emulated_devices.py nets       # the acceptance nets on two and four devices; half an hour
 
-The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand. Values are
-compared with TensorFlow's without Grappler's memory optimizer, bit by bit. Times are medians of steps in turns, with
-and without tfswap, with kernels of a millisecond and links of 25 GB/s. Planning is the first call's time, less that of
-the step without tfswap. The 1,000 steps have delays drawn at random. Each row is a process of its own. Exit status 1
-where a limit is passed, a plan is not exact, values differ, or something races.
+The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand; nets are
+Keras models in small sizes, with a limit of its own for each device. Values are compared with TensorFlow's without
+Grappler's memory optimizer, bit by bit. Times are medians of steps in turns, with and without tfswap, with kernels of a
+millisecond and links of 25 GB/s. Planning is the first call's time, less that of the step without tfswap. The 1,000
+steps have delays drawn at random. Each row is a process of its own. Exit status 1 where a limit is passed, a plan is
+not exact, values differ, or something races.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import emulated
@@ -29,12 +33,71 @@ FOUR = ("mirrored", "pipeline")
 """Kinds that also run on four devices."""
 
 
-def kinds() -> dict[str, tuple[Any, str]]:
+SHARES = ("60%", "55%", "60%", "65%")
+"""Of each device, of its own unoptimised peak."""
+
+
+def kinds() -> dict[str, tuple[Any, Any]]:
     import several_gpu_kinds
     import several_gpus
 
     more = {"mirrored": (several_gpus.mirrored, "60%"), "pipeline": (several_gpus.pipeline, "70%")}
-    return {**more, **several_gpu_kinds.KINDS}
+    limits = dict(zip(several_gpus.gpus(), SHARES, strict=False))
+    nets = {name: (functools.partial(replicated_net, name), limits) for name in MODELS}
+    return {**more, **several_gpu_kinds.KINDS, **nets}
+
+
+def replicated_net(name: str) -> Any:
+    """A Keras model on all devices, with momentum."""
+    import keras
+    import numpy as np
+    import several_gpu_kinds
+    from gpu_compare import draws
+
+    keras.utils.set_random_seed(0)
+    make, shape = MODELS[name]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model: Any = None
+
+    def make_variables() -> Any:
+        nonlocal model
+        model = make(keras, shape[1:])
+        return model.trainable_variables
+
+    return several_gpu_kinds.replicated(
+        lambda _, x, y: loss(y, model(x, training=True)) / shape[0],
+        make_variables,
+        lambda i: several_gpu_kinds.on(i, draws(*shape, seed=i)),
+        lambda i: several_gpu_kinds.on(i, np.arange(shape[0]) % 10),
+        make_optimizer=lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    )
+
+
+def mlp(keras: Any, shape: tuple[int, ...]) -> Any:
+    hidden = [keras.layers.Dense(64, "relu") for _ in range(24)]
+    return keras.Sequential([keras.Input(shape), *hidden, keras.layers.Dense(10)])
+
+
+def transformer(keras: Any, shape: tuple[int, ...]) -> Any:
+    x = inputs = keras.Input(shape)
+    for _ in range(4):
+        x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(4, 16)(x, x))
+        h = keras.layers.Dense(256, "relu")(x)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(64)(h))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling1D()(x)))
+
+
+def resnet50(keras: Any, shape: tuple[int, ...]) -> Any:
+    body = keras.applications.ResNet50(weights=None, input_shape=shape, include_top=False, pooling="avg")
+    return keras.Model(body.input, keras.layers.Dense(10)(body.output))
+
+
+MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "mlp": (mlp, (512, 64)),
+    "transformer": (transformer, (8, 64, 64)),
+    "resnet50": (resnet50, (16, 96, 96, 3)),
+}
+"""The acceptance nets, each with the shape of a replica's batch."""
 
 
 def compare(kind: str, gpus: Any) -> dict[str, Any]:
@@ -107,7 +170,7 @@ def table(chosen: list[str]) -> bool:
     print("|---|--:|---|---|--:|--:|--:|")
     good = True
     for kind in chosen:
-        for count in (2, 4) if kind in FOUR else (2,):
+        for count in (2, 4) if kind in (*FOUR, *MODELS) else (2,):
             found = emulated.child("compare", kind, script=__file__, count=count)
             took = emulated.child("times", kind, script=__file__, count=count)
             exact = all(planned == peak for planned, peak in found["planned"].values())
@@ -141,8 +204,9 @@ def main() -> int:
         run = {"compare": compare, "times": times}
         print(json.dumps(run[part](kind, gpus) if part in run else endure(kind, int(given[0]), gpus)))
         return 0
-    good = table(arguments.kinds or [*kinds()])
-    good &= not arguments.steps or endurance(arguments.steps)
+    nets = arguments.kinds == ["nets"]
+    good = table([*MODELS] if nets else arguments.kinds or [kind for kind in kinds() if kind not in MODELS])
+    good &= nets or not arguments.steps or endurance(arguments.steps)
     return 0 if good else 1
 
 

@@ -81,8 +81,9 @@ def _placed(plan: Plan, flow: Dataflow) -> list[tuple[Place, str]]:
     place: dict[str, Place] = {}
     for at, name in found:
         place.setdefault(name, at)
-    own = [i for i, node in enumerate(flow.nodes) if node.name in kernels - place.keys()]
-    missing, count = set(own), 0
+    missing_names = kernels - place.keys()
+    missing = {i for i, node in enumerate(flow.nodes) if node.name in missing_names}
+    count = 0
     ready: list[Place] = []  # by node: the place of the last kernel that it needs, itself included
     for i, node in enumerate(flow.nodes):
         needed = max((ready[d] for d in flow.own_deps[i]), default=(-1, 0))
@@ -97,6 +98,6 @@ def _placed(plan: Plan, flow: Dataflow) -> list[tuple[Place, str]]:
             count += 1
             place[node.name] = waited[i][0], -count
         at = place.get(node.name) or waited.get(i)
-        for d in flow.own_deps[i] if at is not None else ():
-            waited[d] = min(waited.get(d, at), at)
-    return sorted([*found, *((place[flow.nodes[i].name], flow.nodes[i].name) for i in own)])
+        if at is not None:
+            waited |= {d: min(waited.get(d, at), at) for d in flow.own_deps[i]}
+    return sorted([*found, *((place[flow.nodes[i].name], flow.nodes[i].name) for i in missing)])

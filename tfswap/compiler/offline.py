@@ -129,7 +129,7 @@ def offline_optimizer(
     Raises:
         UnsupportedGraph: the step is on several GPUs, which have an arena each. CPUs share one.
     """
-    if model.is_gpu:
+    if model.host_is_separate:
         _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(dtype, shape) for dtype, shape in variables]

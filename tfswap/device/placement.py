@@ -59,7 +59,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
     _Placer(graph, given, first, hosted).place()
-    _place_inside(name, graph)
+    _place_inside(name, graph, cut=device.is_gpu)
     return device.is_gpu
 
 
@@ -219,9 +219,12 @@ class _Placer:
             node.device = readers[node].device if node in readers else f"/device:{self._first}"
 
 
-def _place_inside(name: str, graph: Graph) -> None:
+def _place_inside(name: str, graph: Graph, *, cut: bool) -> None:
     """Place loops and conditionals where their bodies are, and the nodes of conditionals that run on several devices;
     refuse such loops.
+
+    Args:
+        cut: whether the step is cut by device. Otherwise such conditionals are refused too.
     """
     feeds = set(graph.feeds)
     for node, bodies in graph.bodies.items():
@@ -229,19 +232,19 @@ def _place_inside(name: str, graph: Graph) -> None:
         kind = control_flow(node.op)
         if kind is None or not inside - {unit(node.device)}:
             continue
-        if len(inside) == 1:
+        if cut and len(inside) == 1:
             node.device = f"/device:{inside.pop()}"
             continue
-        if kind.is_loop:
+        if kind.is_loop or not cut:
             raise UnsupportedGraph(
-                f"{name}: {node.name!r} ({node.op}) runs nodes on {', '.join(sorted(inside))}, and loops over steps on "
-                "several devices are not planned. Optimize the function that makes one step, and call it in a loop "
-                "outside."
+                f"{name}: {node.name!r} ({node.op}) runs nodes on {', '.join(sorted(inside))}, and steps on several "
+                "devices inside of a loop are not planned, nor are those on several CPUs inside of a conditional. "
+                "Optimize the function that makes one step, and call it in a loop outside."
             )
         given = [source.device if source in feeds else "" for source, _ in node.inputs[kind.first_argument :]]
         for body in bodies:
             _Placer(body, [Located(device) for device in given], unit(node.device), set()).place()
-            _place_inside(name, body)
+            _place_inside(name, body, cut=cut)
 
 
 class Located(NamedTuple):

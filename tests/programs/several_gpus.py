@@ -17,7 +17,8 @@ Made = tuple[Sequence[Any], Callable[..., Any], Sequence[Any]]
 
 
 def gpus() -> list[str]:
-    return [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
+    """Those of this process; logical ones are also those of other workers."""
+    return [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
 
 
 def peaks_of(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:

@@ -263,17 +263,13 @@ def _makes_list(node: Node) -> bool:
 
 
 def _refuse_others(name: str, devices: Any) -> None:
-    from tensorflow.python.eager import context
     from tensorflow.python.framework import device as device_lib
 
-    running: Any = context.context()
-    server = running._collective_ops_server_def or running._server_def
-    here = {("localhost", 0)} if server is None else {("localhost", 0), (server.job_name, server.task_index)}
     for device in devices:
         spec = device_lib.DeviceSpec.from_string(device)
         if (spec.device_type or "").startswith("TPU"):
             raise UnsupportedGraph(f"{name} runs on {device}: XLA compiles what runs there, and hides its tensors.")
-        if spec.job is not None and (spec.job, spec.task or 0) not in here:
+        if not _is_here(device):
             raise UnsupportedGraph(
                 f"{name} uses {device}, which is another process's: what runs there can't be planned here, nor what "
                 "variables there take. tf.distribute.MultiWorkerMirroredStrategy keeps a worker's step to its own "
@@ -281,10 +277,22 @@ def _refuse_others(name: str, devices: Any) -> None:
             )
 
 
+def _is_here(device: str) -> bool:
+    """Whether a device is this process's, by its name."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import device as device_lib
+
+    running: Any = context.context()
+    server = running._collective_ops_server_def or running._server_def
+    here = {("localhost", 0)} if server is None else {("localhost", 0), (server.job_name, server.task_index)}
+    spec = device_lib.DeviceSpec.from_string(device)
+    return spec.job is None or (spec.job, spec.task or 0) in here
+
+
 def _refuse_missing(name: str, named: Iterable[str]) -> None:
     from tensorflow.python.framework import config
 
-    there = [f"GPU:{i}" for i, _ in enumerate(config.list_logical_devices("GPU"))]
+    there = [unit(device.name) for device in config.list_logical_devices("GPU") if _is_here(device.name)]
     missing = sorted(each for each in named if each.startswith("GPU:") and each not in there)
     if missing:
         raise UnsupportedGraph(

@@ -1,0 +1,85 @@
+"""Workers of a MultiWorkerMirroredStrategy with several GPUs each: a plan for each device, the same on all workers."""
+
+from __future__ import annotations
+
+import pytest
+import several_gpus
+import tensorflow as tf
+from gpu_compare import draws
+from processes import on_workers
+
+import tfswap
+
+GPUS_EACH = 2
+
+
+@pytest.fixture
+def on_workers_with_gpus():
+    import emulated_gpu
+
+    if why := emulated_gpu.why_not():
+        pytest.skip(why)
+    emulated_gpu.library()
+    environment = emulated_gpu.Gpus(memory=1 << 28, count=GPUS_EACH).environment()
+    return lambda program: on_workers(program, **environment)
+
+
+def replicas() -> several_gpus.Made:
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        variables = several_gpus.layers(8)
+
+    def replica_step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for variable in variables:
+                h = tf.nn.relu(tf.sin(h @ variable))
+            loss = tf.reduce_mean(h)
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    def step(x):
+        return strategy.reduce("MEAN", strategy.run(replica_step, args=(x,)), axis=None)
+
+    def given(context):
+        number = context.replica_id_in_sync_group
+        with tf.device(several_gpus.gpus()[number % GPUS_EACH]):
+            return tf.constant(draws(1024, 64, seed=number))
+
+    return variables, step, [strategy.experimental_distribute_values_from_function(given)]
+
+
+def test_each_device_of_each_worker_keeps_its_limit(on_workers_with_gpus):
+    def program(rank):
+        import emulated_gpu
+
+        emulated_gpu.attach()
+        return several_gpus.compare(replicas, "65%")
+
+    for found in on_workers_with_gpus(program):
+        assert found["same"] and all(found["moves"].values()), found
+        for device, (planned, measured) in found["planned"].items():
+            assert planned == measured <= found["limits"][device] < found["unoptimised"][device], found
+
+
+def test_what_one_device_cannot_keep_is_refused_on_all_workers(on_workers_with_gpus):
+    def program(rank):
+        import emulated_gpu
+
+        emulated_gpu.attach()
+        variables, step, inputs = replicas()
+        before = [each.numpy().tobytes().hex() for variable in variables for each in variable.values]
+        limits = {"GPU:0": "65%", "GPU:1": "65%" if rank == 0 else "1MiB"}
+        with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+            tfswap.optimize(tf.function(step), memory_limit=limits)(*inputs)
+        after = [each.numpy().tobytes().hex() for variable in variables for each in variable.values]
+        return [str(refused.value), refused.value.floor_bytes, before == after]
+
+    (other, floor, same), (own, floor_there, same_there) = on_workers_with_gpus(program)
+    assert "on GPU:1: memory_limit is 1048576 bytes" in own and floor == floor_there > 1 << 20
+    assert "worker 1" in other and same and same_there, other

@@ -311,7 +311,7 @@ def child(*arguments: str, script: str = __file__, count: int = 1, **env: str) -
     path = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "programs"), str(ROOT / "benchmarks")]
     given = {
         **os.environ,
-        **Gpus(memory=2048 * MIB // count, count=count).environment(),
+        **Gpus(memory=max(1024, 2048 // count) * MIB, count=count).environment(),
         **env,
         "PYTHONPATH": os.pathsep.join(path),
         "TF_CPP_MIN_LOG_LEVEL": "2",

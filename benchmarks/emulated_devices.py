@@ -95,7 +95,7 @@ def resnet50(keras: Any, shape: tuple[int, ...]) -> Any:
 MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "mlp": (mlp, (512, 64)),
     "transformer": (transformer, (8, 64, 64)),
-    "resnet50": (resnet50, (16, 96, 96, 3)),
+    "resnet50": (resnet50, (32, 96, 96, 3)),
 }
 """The acceptance nets, each with the shape of a replica's batch."""
 

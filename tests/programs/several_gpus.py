@@ -86,7 +86,11 @@ def strategy(reduction: Any = None) -> Any:
 
 def mirrored(reduction: Any = None, rows: int = 1024) -> Made:
     """Replicas that are alike, whose gradients are added."""
-    replicas = strategy(reduction)
+    return layered(strategy(reduction), rows)
+
+
+def layered(replicas: Any, rows: int = 1024) -> Made:
+    """The replicas of a strategy, each on one of this process's GPUs."""
     with replicas.scope():
         variables = layers(8)
 
@@ -105,8 +109,9 @@ def mirrored(reduction: Any = None, rows: int = 1024) -> Made:
         return replicas.reduce("MEAN", replicas.run(replica_step, args=(x,)), axis=None)
 
     def given(context):
-        with tf.device(gpus()[context.replica_id_in_sync_group]):
-            return tf.constant(draws(rows, 64, seed=context.replica_id_in_sync_group))
+        number = context.replica_id_in_sync_group
+        with tf.device(gpus()[number % len(gpus())]):
+            return tf.constant(draws(rows, 64, seed=number))
 
     return variables, step, [replicas.experimental_distribute_values_from_function(given)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import several_gpus
 import tensorflow as tf
-from gpu_compare import draws
 from processes import on_workers
 
 import tfswap
@@ -28,30 +27,7 @@ def replicas() -> several_gpus.Made:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    with strategy.scope():
-        variables = several_gpus.layers(8)
-
-    def replica_step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for variable in variables:
-                h = tf.nn.relu(tf.sin(h @ variable))
-            loss = tf.reduce_mean(h)
-        gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return loss
-
-    def step(x):
-        return strategy.reduce("MEAN", strategy.run(replica_step, args=(x,)), axis=None)
-
-    def given(context):
-        number = context.replica_id_in_sync_group
-        with tf.device(several_gpus.gpus()[number % GPUS_EACH]):
-            return tf.constant(draws(1024, 64, seed=number))
-
-    return variables, step, [strategy.experimental_distribute_values_from_function(given)]
+    return several_gpus.layered(tf.distribute.MultiWorkerMirroredStrategy(communication_options=options))
 
 
 def test_each_device_of_each_worker_keeps_its_limit(on_workers_with_gpus):

@@ -179,7 +179,7 @@ def _calls_of_kernels(x: tf.Tensor) -> list[Call]:
         (core.tfswap_to_device, {"tensor": x}),  # which a CPU has no kernel for, as for the next two
         (core.tfswap_to_host, {"tensor": x}),
         (core.tfswap_text, {"value": tf.make_tensor_proto(["of", "two words"]), "dtype": tf.string}),
-        (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
+        (core.tfswap_gate, {"gate": 5, "owner": 7}),
         (core.tfswap_arena_map, {}),
         (core.tfswap_signal, {}),
         # No graph that runs has one of these: they are always refused.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -27,17 +28,24 @@ def kernel(graph: Graph, name: str, device: str, inputs=(), controls=(), op: str
     return graph.add(op, name, inputs, controls=controls, attrs=attrs, outputs=outputs, device=f"/device:{device}")
 
 
+def draw_kernels(
+    draw: random.Random, graph: Graph, nodes: list[Node], numbers: range, devices: Sequence[str], waits: Sequence[int]
+) -> None:
+    """Add kernels that read, and wait for, any of `nodes` and earlier ones; `waits` says for how many."""
+    for i in numbers:
+        inputs = [draw.choice(nodes).out() for _ in range(draw.randrange(1, 3))]
+        kernels = [node for node in nodes if node.op == "AddN"]
+        controls = draw.sample(kernels, min(len(kernels), draw.choice(waits)))
+        nodes.append(kernel(graph, f"kernel_{i}", draw.choice(devices), inputs, controls))
+
+
 def drawn(seed: int) -> Graph:
     """A graph of kernels on several devices that read and wait for earlier ones on any device."""
     draw = random.Random(seed)
     graph = Graph()
     graph.feeds = [graph.add("Placeholder", f"feed_{i}", outputs=(FLOATS,)) for i in range(2)]
     nodes = [*graph.feeds, graph.add("Const", "constant", outputs=(FLOATS,))]
-    for i in range(draw.randrange(4, 30)):
-        inputs = [draw.choice(nodes).out() for _ in range(draw.randrange(1, 3))]
-        kernels = [node for node in nodes if node.op == "AddN"]
-        controls = draw.sample(kernels, min(len(kernels), draw.choice((0, 0, 1, 2))))
-        nodes.append(kernel(graph, f"kernel_{i}", draw.choice(DEVICES), inputs, controls))
+    draw_kernels(draw, graph, nodes, range(draw.randrange(4, 30)), DEVICES, waits=(0, 0, 1, 2))
     graph.fetches = [node.out() for node in draw.sample(nodes, 2)]
     joins = graph.add("NoOp", "joins", controls=[node for node in nodes[-3:] if node.op == "AddN"])
     graph.targets = [joins]
@@ -138,11 +146,7 @@ def drawn_branch(draw: random.Random, feeds: int, results: int) -> Graph:
     branch = Graph()
     branch.feeds = [branch.add("Placeholder", f"argument_{i}", outputs=(FLOATS,)) for i in range(feeds)]
     nodes = [*branch.feeds]
-    for i in range(draw.randrange(1, 9)):
-        inputs = [draw.choice(nodes).out() for _ in range(draw.randrange(1, 3))]
-        kernels = [node for node in nodes if node.op == "AddN"]
-        controls = draw.sample(kernels, min(len(kernels), draw.choice((0, 1, 2))))
-        nodes.append(kernel(branch, f"inside_{i}", draw.choice(PLANNED), inputs, controls))
+    draw_kernels(draw, branch, nodes, range(draw.randrange(1, 9)), PLANNED, waits=(0, 1, 2))
     branch.fetches = [draw.choice(nodes).out() for _ in range(results)]
     branch.targets = [node for node in nodes if node.op == "AddN"][-1:]
     branch.prune()

@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.importers.library import drop_lost_colocations
-from tfswap.importers.references import functions_in
-from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
 from tfswap.ir.types import Shape
-from tfswap.passes.device_carriers import unit
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -43,20 +40,15 @@ def encode_nodes(
     """The nodes of `graph` as NodeDefs. Colocations with nodes that a pass has removed are left out.
 
     Args:
-        running: gives the attributes by which a node runs its bodies. A gate lists these functions.
+        running: gives the attributes by which a node runs its bodies.
     """
     encode = _AttrEncoder()
-    functions: dict[str, list[str]] = {}  # by device: who makes a body is there where it is run
     made: list[node_def_pb2.NodeDef] = []
     for node in graph:
         proto = encode.node(node)
         if node in graph.bodies:
             for key, value in running(node, graph.bodies[node]).items():
                 proto.attr[key].CopyFrom(value)
-                functions.setdefault(unit(node.device), []).extend(f.name for f in functions_in(value))
-        elif node.op == GATE:  # which comes after all that wait for it
-            for name in functions.get(unit(node.device), ()):
-                proto.attr["bodies"].list.func.add(name=name)
         made.append(proto)
     drop_lost_colocations(made)
     return made

@@ -110,6 +110,7 @@ class _Cut:
         self._feeds = set(graph.feeds)
         self._rank = _ranks(graph, device)
         self._insertion = {node: i for i, node in enumerate(graph)}
+        self._devices = {node: _devices(graph, node) for node in graph}
         self._made: dict[tuple[str, Node], Node] = {}
         self._received: dict[tuple[str, Output], Output] = {}
         self._awaited: dict[tuple[str, str, frozenset[Node]], Node] = {}
@@ -137,10 +138,6 @@ class _Cut:
             self.parts.own_names[where] = {}
         return self.parts.graphs[where]
 
-    def _devices(self, node: Node) -> list[str]:
-        """The devices that a node runs on: a conditional with such branches on several."""
-        return _devices(self.parts.whole, node)
-
     def _device(self, tensor: Output) -> str:
         """The device that has a tensor."""
         if tensor in self._results:
@@ -148,7 +145,7 @@ class _Cut:
         return self._home.get(tensor.node) or self._unit(tensor.node)
 
     def _add(self, node: Node) -> None:
-        if len(devices := self._devices(node)) > 1:
+        if len(devices := self._devices[node]) > 1:
             self._add_conditional(node, devices)
             return
         where = unit(node.device)
@@ -293,7 +290,7 @@ class _Cut:
         """The nodes of a device's part that stand for these nodes of the whole step."""
         by_device: dict[str, dict[Node, None]] = {}
         for node in _sources(controls):
-            for device in self._devices(node) if node not in self._feeds and not is_const(node.op) else ():
+            for device in self._devices[node] if node not in self._feeds and not is_const(node.op) else ():
                 by_device.setdefault(device, {})[node] = None
         found = [self._made[where, node] for node in by_device.pop(where, ())]
         found += [self._await(where, home, frozenset(nodes)) for home, nodes in by_device.items()]
@@ -330,7 +327,7 @@ class _Cut:
             parts.fetched.append((where, len(part.fetches)))
             part.fetches.append(here)
         for target in _sources(whole.targets):
-            for where in () if target in self._feeds else self._devices(target) or [self._unit(target)]:
+            for where in () if target in self._feeds else self._devices[target] or [self._unit(target)]:
                 part = self._part(where)
                 if is_const(target.op):
                     self._here(where, target.out())

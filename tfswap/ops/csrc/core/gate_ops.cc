@@ -1,6 +1,5 @@
 // The gate: the first node of a planned step.
 //
-//   bodies    it instantiates the functions of loops and conditionals with the step
 //   executed  it keeps the functions of the step as TensorFlow gave them to the executor: after all of its passes,
 //             partitioned by device. They are kept once for each time that TensorFlow makes the step, for any caller
 //   limit     of a saved step, which runs in another process than planned: it checks whether the arena there keeps the
@@ -30,7 +29,6 @@
 namespace tfswap {
 namespace {
 
-using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -41,7 +39,6 @@ REGISTER_OP("Tfswap>Gate")
     .Attr("gate: int")
     .Attr("owner: int = 0")
     .Attr("waits: bool = false")
-    .Attr("bodies: list(func) = []")
     .Attr("limit: int = 0")
     .Attr("requests: list(string) = []")
     .Attr("exact: bool = false")
@@ -57,8 +54,6 @@ the step from (tfswap_take_executed).
 
 owner: The number of the step's owner, as in SwapOut; 0 for none.
 waits: Whether kernels of the step may wait for other steps (step_executor.cc).
-bodies: The functions of loops and conditionals of the same graph. TensorFlow would make their
-  kernels and constants at their first run. Here they are made with the gate and live as long.
 limit: Of a saved step: its limit in bytes; 0 if the limit is not checked (limit_check.h).
 requests: The step's requests to the allocator, for each extreme of the sizes that are known by
   bounds only (passes/tactics/limit_check.py).
@@ -121,43 +116,6 @@ class Gates {
   std::unordered_map<int64_t, std::string> executed_;  // by watched gate
 };
 
-// Functions that one kernel of an executor instantiates, and releases when the executor is destroyed.
-//
-// A runtime counts the instantiations of a function, and frees it with the last release (function.cc). Kernels that run
-// functions instantiate them under the same key at their first run, and release them when they are destroyed (IfOp,
-// CaseOp, PartitionedCallOp of TensorFlow 2.18 to 2.21; loop_ops.cc). A runtime ignores releases during its
-// destruction.
-class ExecutorFunctions {
- public:
-  explicit ExecutorFunctions(FunctionLibraryRuntime* runtime) : runtime_(runtime) {}
-
-  ~ExecutorFunctions() {
-    for (const Handle function : functions_) runtime_->ReleaseHandle(function).IgnoreError();
-  }
-
-  ExecutorFunctions(const ExecutorFunctions&) = delete;
-  ExecutorFunctions& operator=(const ExecutorFunctions&) = delete;
-
-  // Instantiates the functions under the keys of the kernels that run them, which then find them.
-  absl::Status Make(const std::vector<tensorflow::NameAttrList>& functions) {
-    FunctionLibraryRuntime::InstantiateOptions options;
-    options.create_kernels_eagerly = true;
-    for (const tensorflow::NameAttrList& function : functions) {
-      Handle handle;
-      TF_RETURN_IF_ERROR(
-          runtime_->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), options, &handle));
-      functions_.push_back(handle);
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  using Handle = FunctionLibraryRuntime::Handle;
-
-  FunctionLibraryRuntime* const runtime_;  // outlives its executors' kernels
-  std::vector<Handle> functions_;
-};
-
 class GateOp : public OpKernel {
  public:
   explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -166,12 +124,6 @@ class GateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
     if (owner != 0) client_ = Runtime::Get().client(owner);
     OP_REQUIRES_OK(ctx, limit_.Read(ctx));
-    std::vector<tensorflow::NameAttrList> bodies;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
-    if (!bodies.empty()) {
-      bodies_ = std::make_unique<ExecutorFunctions>(ctx->function_library());
-      OP_REQUIRES_OK(ctx, bodies_->Make(bodies));
-    }
     // The library that a step's kernels see is the step's own: the function of each device
     // (process_function_library_runtime.cc) and what these call. A session's graph is no function.
     if (ctx->function_library() != nullptr && Gates::Get().IsWatched(gate_)) {
@@ -188,7 +140,6 @@ class GateOp : public OpKernel {
  private:
   int64_t gate_;
   std::shared_ptr<Client> client_;
-  std::unique_ptr<ExecutorFunctions> bodies_;
   LimitCheck limit_;
 };
 

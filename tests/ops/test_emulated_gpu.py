@@ -254,6 +254,35 @@ def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
     assert took == 4 * result  # a multiple of 256
 
 
+def test_kernels_that_cpus_run_asynchronously_touch_the_devices_memory(on_gpus):
+    def program(gpus):
+        import tensorflow as tf
+
+        def cropped():
+            with tf.GradientTape() as tape:
+                tape.watch([images, boxes])
+                y = tf.image.crop_and_resize(images, boxes, [0, 1], [4, 4])
+                loss = tf.reduce_sum(y * y)
+            return [y, *tape.gradient(loss, [images, boxes])]
+
+        images = tf.random.stateless_normal([2, 8, 8, 3], seed=(1, 2))
+        boxes = tf.constant([[0.0, 0.0, 1.0, 1.0], [0.2, 0.1, 0.9, 0.8]])
+        before = gpus.counts().kernels
+        there = cropped()
+        kernels = gpus.counts().kernels - before
+        with tf.device("CPU:0"):
+            here = cropped()
+        return {
+            "there": [each.device[-5:] for each in there],
+            "kernels": kernels >= 3,
+            "same": [bool((x.numpy() == y.numpy()).all()) for x, y in zip(there, here, strict=True)],
+            "report": gpus.report(),
+        }
+
+    found = on_gpus(program)
+    assert found == {"there": ["GPU:0"] * 3, "kernels": True, "same": [True] * 3, "report": ""}
+
+
 def test_kernels_run_on_reference_variables(on_gpus):
     """TensorFlow 1's, and the temporary one that Grappler makes of a sum whose terms are added as they are ready."""
 
@@ -356,6 +385,31 @@ def test_views_of_what_a_copy_reads_write_nothing(on_gpus):
         return gpus.report()
 
     assert on_gpus(program) == ""
+
+
+@pytest.mark.emulated_gpu(count=2, between=Link(latency_us=100e3))
+def test_assignments_of_what_a_copy_reads_write_nothing(on_gpus):
+    """A value becomes a variable's buffer while it is copied to the other device, as Keras' count of steps."""
+
+    def program(gpus):
+        @tf.function
+        def step():
+            value = variable + tf.fill([512], 1.0)
+            with tf.device("GPU:1"):
+                sent = tf.identity(value) * 2.0
+            later = value
+            for _ in range(20):
+                later = tf.sin(later)
+            with tf.control_dependencies([later]):
+                variable.assign(value)
+            return sent, later
+
+        variable = tf.Variable(tf.ones([512]))
+        results = [float(step()[0][0]) for _ in range(3)]
+        return {"results": results, "between": gpus.counts().copies_between, "report": gpus.report()}
+
+    found = on_gpus(program)
+    assert found["results"] == [4.0, 6.0, 8.0] and found["between"] >= 3 and found["report"] == ""
 
 
 def unawaited(gpus):

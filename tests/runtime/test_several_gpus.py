@@ -28,11 +28,6 @@ def check(found: dict, *, exact: bool = True) -> None:
     assert any(found["moves"].values())
 
 
-def own_races(gpus) -> list[str]:
-    """The races but for those of TensorFlow's own copies between devices, in the step without tfswap."""
-    return [line for line in gpus.report().splitlines() if "between devices" not in line]
-
-
 def mirrored(gpus):
     return several_gpus.compare(several_gpus.mirrored)
 
@@ -83,12 +78,11 @@ def test_gradients_are_scaled_and_applied_in_a_conditional_on_all_devices(on_gpu
 
         from tfswap.runtime.step import Step
 
-        tf.config.experimental.enable_op_determinism()
         with mock.patch.object(Step, "plan_now", autospec=True, side_effect=Step.plan_now) as plan_now:
             found = several_gpus.compare(*several_gpu_kinds.KINDS["scaled"])
-        return {**found, "planned_times": plan_now.call_count, "report": own_races(gpus)}
+        return {**found, "planned_times": plan_now.call_count}
 
-    found = on_gpus(program)
+    found = on_gpus(reporting(program))
     check(found)
     assert found["planned_times"] == 1
 
@@ -219,7 +213,6 @@ def test_a_replica_that_fails_fails_the_step_and_the_next_one_works(on_gpus):
 def test_keras_fits_a_model_on_all_devices(on_gpus):
     def program(gpus):
         expected = several_gpus.fitted()
-        gpus.clear_races()  # of the step without tfswap
         found = several_gpus.fitted("75%")
         limit = found["report"].memory_limit_bytes
         return {
@@ -236,12 +229,10 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
 @pytest.mark.parametrize("kind", ["branches", *slow(*sorted(set(several_gpu_kinds.KINDS) - {"branches"}))])
 def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
     def program(gpus):
-        tf.config.experimental.enable_op_determinism()
         make, limit = several_gpu_kinds.KINDS[kind]
-        found = several_gpus.compare(make, limit)
-        return {**found, "races": own_races(gpus)}
+        return several_gpus.compare(make, limit)
 
-    found = on_gpus(program)
-    assert found["same"] and found["races"] == [], found
+    found = on_gpus(reporting(program))
+    assert found["same"] and found["report"] == [], found
     for device, (planned, measured) in found["planned"].items():
         assert planned == measured <= found["limits"][device], found

@@ -82,8 +82,10 @@ def device_limit_bytes(device: str) -> int | None:
         mib = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
         return int(mib) * 2**20 if mib and memory_info(device) is not None else None
     from tensorflow.python.client import device_lib
+    from tensorflow.python.eager import context
 
-    for local in device_lib.list_local_devices():
+    # With the process' own settings, which may hide some GPUs or make several of one: TensorFlow numbers them by these.
+    for local in device_lib.list_local_devices(context.context().config):
         if local.name.endswith(device):
             return local.memory_limit
     return None

@@ -82,7 +82,7 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
     import tensorflow as tf
     from tensorflow.python.framework import config
 
-    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
     capability = details.get("compute_capability")
     return DeviceModel(
         "gpu",

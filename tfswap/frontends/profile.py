@@ -386,6 +386,6 @@ def _machine_name(device: str) -> str:
     import tensorflow as tf
 
     if device.startswith("GPU"):
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
         return str(details.get("device_name", device))
     return f"{machine.current_device()[1].intra_op_threads} cores of {platform.machine()}"

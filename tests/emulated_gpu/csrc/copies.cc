@@ -79,7 +79,7 @@ void CopyToHost(const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMem
 void CopyToDevice(const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, const void* from, uint64_t bytes,
                   TF_Status*) {
   Counters::Get().Add(&Counters::Get().in, bytes);
-  if (CopiesConstant()) CreateStreamDependency(device, stream, ComputeStream(device->ordinal), nullptr);
+  if (SP_Stream_st* const kernels = StreamOfConstant()) CreateStreamDependency(device, stream, kernels, nullptr);
   const std::string what = Copy(bytes, "to the device");
   Check(stream, what, {RangeOf(from, bytes)}, {RangeOf(to->opaque, bytes)});
   const double microseconds = Microseconds(Settings::Get().in, from, bytes);

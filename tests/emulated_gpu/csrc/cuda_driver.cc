@@ -10,35 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "counters.h"
 #include "current_op.h"
+#include "device_stream.h"
 #include "memory.h"
 #include "race_detector.h"
 #include "settings.h"
 #include "streams.h"
-#include "tensorflow/core/public/version.h"
-#if TF_MINOR_VERSION == 19
-// Its headers name LLVM's, which its wheel does not have, for this class, which nothing here uses.
-#define XLA_STREAM_EXECUTOR_GPU_TMA_METADATA_H_
-namespace stream_executor::gpu {
-class TmaDescriptor {};
-}  // namespace stream_executor::gpu
-#endif
-#include "tensorflow/c/experimental/stream_executor/stream_executor_internal.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "virtual_table.h"
 
 namespace emulated_gpu {
 namespace {
-
-using Handle = stream_executor::Stream::PlatformSpecificHandle;
-using GetHandle = Handle (*)(const stream_executor::Stream*);
-
-GetHandle get_handle = nullptr;
-
-Handle HandleOf(const stream_executor::Stream* stream) {
-  Handle handle;
-  handle.stream = static_cast<stream_executor::CStream*>(const_cast<stream_executor::Stream*>(stream))->Handle();
-  return handle;
-}
 
 // Those of cuda.h that are returned here.
 enum CudaResult {
@@ -63,7 +43,7 @@ struct Function {
 // The device whose op this thread runs; -1 for none.
 int CurrentDevice() {
   tensorflow::OpKernelContext* const ctx = CurrentContext();
-  return ctx == nullptr ? -1 : ctx->device()->parsed_name().id;
+  return ctx == nullptr ? -1 : ComputeStream(*ctx->device())->device();
 }
 
 std::vector<Range> InputsOnDevice(tensorflow::OpKernelContext* ctx) {
@@ -102,12 +82,6 @@ int Launch(const Function& function, unsigned blocks, unsigned threads, SP_Strea
 }
 
 }  // namespace
-
-void GiveHandle(stream_executor::Stream* stream) {
-  void** const table = CopyTable(stream);
-  Replace(table, PlaceOf(&stream_executor::Stream::platform_specific_handle), &get_handle, &HandleOf);
-  SetTable(stream, table);
-}
 
 }  // namespace emulated_gpu
 

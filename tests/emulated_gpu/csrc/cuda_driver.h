@@ -7,15 +7,6 @@
 #ifndef TESTS_EMULATED_GPU_CSRC_CUDA_DRIVER_H_
 #define TESTS_EMULATED_GPU_CSRC_CUDA_DRIVER_H_
 
-#include "xla/stream_executor/stream.h"
-
-namespace emulated_gpu {
-
-// TensorFlow's stream has from now on the handle that one of CUDA has, for which plug-ins have no place.
-void GiveHandle(stream_executor::Stream* stream);
-
-}  // namespace emulated_gpu
-
 // What a compiled module exports (nvrtc.cc): the kernel, for all threads of a grid of one dimension.
 using EmulatedKernel = void(void* const* parameters, unsigned blocks, unsigned threads);
 constexpr char kEmulatedKernel[] = "emulated_kernel";

@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "cuda_driver.h"
+#include "device_stream.h"
 #include "memory.h"
 #include "race_detector.h"
 #include "settings.h"
@@ -43,7 +43,7 @@ struct RunningOp {
 
 thread_local const RunningOp* current_op = nullptr;
 thread_local OpKernelContext* current_context = nullptr;
-thread_local bool copies_constant = false;
+thread_local SP_Stream_st* stream_of_constant = nullptr;
 
 using Compute = void (*)(Device*, OpKernel*, OpKernelContext*);
 using ComputeAsync = void (*)(Device*, AsyncOpKernel*, OpKernelContext*, AsyncOpKernel::DoneCallback);
@@ -62,7 +62,7 @@ CopyIn copy_in = nullptr;
 CopyOut copy_out = nullptr;
 CreateDevices create_devices = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
-std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
+std::map<Allocator*, int> compute_streams;  // the race detector's; filled before the allocator is watched
 
 class Running {
  public:
@@ -98,9 +98,9 @@ void WatchedComputeAsync(Device* device, AsyncOpKernel* kernel, OpKernelContext*
 
 absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::TensorProto& proto,
                                         AllocatorAttributes attributes, tensorflow::Tensor* tensor) {
-  const bool outer = std::exchange(copies_constant, true);
+  SP_Stream_st* const outer = std::exchange(stream_of_constant, ComputeStream(*device));
   absl::Status status = make_tensor_from_proto(device, proto, attributes, tensor);
-  copies_constant = outer;
+  stream_of_constant = outer;
   return status;
 }
 
@@ -132,9 +132,8 @@ void WatchedCopyOut(DeviceContext* context, const Tensor* from, absl::string_vie
 void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
   if (memory != nullptr && IsOnDevice(memory)) {
     const size_t bytes = allocator->AllocatedSize(memory);
-    const SP_Stream_st* const stream = ComputeStream(ordinals.at(allocator));
-    if (Settings::Get().checks && stream != nullptr) {
-      RaceDetector::Get().Free(stream->id(), ByCurrentOp(absl::StrCat("a free of ", bytes, " bytes")),
+    if (Settings::Get().checks) {
+      RaceDetector::Get().Free(compute_streams.at(allocator), ByCurrentOp(absl::StrCat("a free of ", bytes, " bytes")),
                                RangeOf(memory, bytes));
     }
     if (Settings::Get().poisons) {
@@ -152,7 +151,7 @@ void Watch(Device* device) {
   std::lock_guard<std::mutex> lock(mu);
   Allocator* const allocator = device->GetAllocator({});
   if (watched.insert(allocator).second) {
-    ordinals[allocator] = device->parsed_name().id;
+    compute_streams[allocator] = ComputeStream(*device)->id();
     void** const table = CopyTable(allocator);
     Replace(table, PlaceOf(static_cast<void (Allocator::*)(void*)>(&Allocator::DeallocateRaw)), &deallocate_raw,
             &WatchedDeallocateRaw);
@@ -164,7 +163,7 @@ void Watch(Device* device) {
     Replace(table, PlaceOf(&DeviceContext::CopyCPUTensorToDevice), &copy_in, &WatchedCopyIn);
     Replace(table, PlaceOf(&DeviceContext::CopyDeviceTensorToCPU), &copy_out, &WatchedCopyOut);
     SetTable(context, table);
-    GiveHandle(context->stream());
+    GiveHandle(*context);
   }
   void** const table = CopyTable(device);
   Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
@@ -193,7 +192,7 @@ std::string TracedOp() {
 
 OpKernelContext* CurrentContext() { return current_context; }
 
-bool CopiesConstant() { return copies_constant; }
+SP_Stream_st* StreamOfConstant() { return stream_of_constant; }
 
 std::string ByCurrentOp(const std::string& what) {
   return current_op == nullptr ? what : absl::StrCat(what, " by ", CurrentOp());

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "streams.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -21,9 +22,10 @@ std::string TracedOp();
 // What the current op is run with; null outside of all ops.
 tensorflow::OpKernelContext* CurrentContext();
 
-// Whether this thread copies a constant to a device. TensorFlow's devices of plug-ins let such a copy begin before kernels
-// have ended that still use its memory (pluggable_device.cc, `sync_dst_compute`), as its own GPUs do not.
-bool CopiesConstant();
+// The compute stream of the device that this thread copies a constant to; null at other times. TensorFlow's devices of
+// plug-ins let such a copy begin before kernels have ended that still use its memory (pluggable_device.cc,
+// `sync_dst_compute`), as its own GPUs do not.
+SP_Stream_st* StreamOfConstant();
 
 // From now on ops of devices, and what their allocators free, are seen: of those that TensorFlow makes from now on.
 void WatchDevices();

@@ -105,6 +105,8 @@ class Touched {
     Add(*variable->tensor());
   }
 
+  bool Has(const Tensor& tensor) const { return seen_.count({tensor.data(), tensor.TotalBytes()}) != 0; }
+
   std::vector<Range> ranges;
 
  private:
@@ -131,8 +133,8 @@ class Run {
         ctx_(ctx),
         device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables() || SharesTemporaries(outer->type_string())) {}
 
-  void Compute(int ordinal) {
-    if (HasReferences()) return ComputeOnReferences(ordinal);
+  void Compute(SP_Stream_st* stream) {
+    if (HasReferences()) return ComputeOnReferences(stream);
     Touched reads, writes;
     for (int i = 0; i < ctx_->num_inputs(); ++i) {
       if (!ctx_->has_input(i)) continue;
@@ -153,8 +155,10 @@ class Run {
     for (int i = 0; i < ctx_->num_inputs() && !OnlyReadsVariables(outer_->type_string()); ++i) {
       if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) writes.AddVariable(ctx_, ctx_->input(i));
     }
+    // The value's buffer has become the variable's, and nothing ran (resource_variable_ops.cc).
+    if (outer_->type_string() == "AssignVariableOp" && writes.Has(ctx_->input(1))) return;
     if (reads.ranges.empty() && writes.ranges.empty()) return;
-    Launch(ordinal, reads.ranges, writes.ranges);
+    Launch(stream, reads.ranges, writes.ranges);
   }
 
  private:
@@ -170,7 +174,7 @@ class Run {
   }
 
   // Their kernels have the outer's context: what they take becomes variables' values.
-  void ComputeOnReferences(int ordinal) {
+  void ComputeOnReferences(SP_Stream_st* stream) {
     Touched touched;
     for (int i = 0; i < ctx_->num_inputs(); ++i) {
       if (!ctx_->has_input(i) || ctx_->input_memory_type(i) == tensorflow::HOST_MEMORY) continue;
@@ -184,7 +188,7 @@ class Run {
     for (int i = 0; i < ctx_->num_outputs(); ++i) {
       if (Tensor* const output = ctx_->mutable_output(i)) touched.Add(*output);
     }
-    if (!touched.ranges.empty()) Launch(ordinal, {}, touched.ranges);
+    if (!touched.ranges.empty()) Launch(stream, {}, touched.ranges);
   }
 
   bool UsesVariables() const {
@@ -295,9 +299,8 @@ class Run {
     return true;
   }
 
-  void Launch(int ordinal, const std::vector<Range>& reads, const std::vector<Range>& writes) {
+  void Launch(SP_Stream_st* stream, const std::vector<Range>& reads, const std::vector<Range>& writes) {
     ++Counters::Get().kernels;
-    SP_Stream_st* const stream = ComputeStream(ordinal);
     if (Settings::Get().checks) {
       RaceDetector::Get().Enqueue(stream->id(), absl::StrCat(outer_->type_string(), " '", outer_->name(), "'"), reads,
                                   writes);
@@ -321,8 +324,9 @@ class Run {
 
 }  // namespace
 
-void RunOnDevice(OpKernel* outer, OpKernel* inner, const Images* channels_first, int ordinal, OpKernelContext* ctx) {
-  Run(outer, inner, channels_first, ctx).Compute(ordinal);
+void RunOnDevice(OpKernel* outer, OpKernel* inner, const Images* channels_first, SP_Stream_st* stream,
+                 OpKernelContext* ctx) {
+  Run(outer, inner, channels_first, ctx).Compute(stream);
 }
 
 bool TouchesNoMemory(const std::string& op) {

@@ -8,6 +8,7 @@
 #define TESTS_EMULATED_GPU_CSRC_KERNEL_RUN_H_
 
 #include "nchw.h"
+#include "streams.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace emulated_gpu {
@@ -16,8 +17,9 @@ namespace emulated_gpu {
 //   outer: the GPU's kernel, which TensorFlow runs with `ctx`.
 //   inner: the CPU's.
 //   channels_first: the images that the inner kernel must have with channels last; null for none.
-void RunOnDevice(tensorflow::OpKernel* outer, tensorflow::OpKernel* inner, const Images* channels_first, int ordinal,
-                 tensorflow::OpKernelContext* ctx);
+//   stream: the device's compute stream.
+void RunOnDevice(tensorflow::OpKernel* outer, tensorflow::OpKernel* inner, const Images* channels_first,
+                 SP_Stream_st* stream, tensorflow::OpKernelContext* ctx);
 
 // Whether kernels of that op pass tensors on, or read nothing but their shapes: nothing runs on the device.
 bool TouchesNoMemory(const std::string& op);

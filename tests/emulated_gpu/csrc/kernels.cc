@@ -2,6 +2,7 @@
 // EMULATED_GPU_KERNELS names (tables.py). Left out are those that are registered already, and those of ops without a
 // kernel for CPUs.
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -11,8 +12,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "current_op.h"
+#include "device_stream.h"
 #include "kernel_run.h"
 #include "nchw.h"
 #include "tensorflow/core/framework/kernel_def.pb.h"
@@ -35,12 +38,12 @@ class SyncKernel : public OpKernel {
       : OpKernel(ctx),
         inner_(std::move(inner)),
         images_(channels_first),
-        ordinal_(ctx->device()->parsed_name().id),
+        stream_(ComputeStream(*ctx->device())),
         is_kernel_(!TouchesNoMemory(type_string())) {}
 
   void Compute(OpKernelContext* ctx) override {
     if (!is_kernel_) return inner_->Compute(ctx);
-    RunOnDevice(this, inner_.get(), images_, ordinal_, ctx);
+    RunOnDevice(this, inner_.get(), images_, stream_, ctx);
   }
 
   const tensorflow::Tensor* const_tensor() const override { return inner_->const_tensor(); }
@@ -48,11 +51,11 @@ class SyncKernel : public OpKernel {
  private:
   const std::unique_ptr<OpKernel> inner_;
   const Images* const images_;
-  const int ordinal_;
+  SP_Stream_st* const stream_;
   const bool is_kernel_;
 };
 
-// Those that wait for something run no code on the device.
+// Of those that wait, for functions, copies or other devices: they run no code on the device.
 class AsyncKernel : public AsyncOpKernel {
  public:
   AsyncKernel(OpKernelConstruction* ctx, std::unique_ptr<OpKernel> inner)
@@ -82,6 +85,15 @@ absl::Status MakeInner(OpKernelConstruction* ctx, const tensorflow::NodeDef& nod
   return status;
 }
 
+// Whether an asynchronous kernel can have anything to wait for, which has state or is a function. Others compute, as those of
+// CropAndResize do, and wait for nothing but their own threads.
+bool Waits(const tensorflow::NodeDef& node) {
+  const tensorflow::OpDef* op = nullptr;
+  if (!tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() || op->is_stateful()) return true;
+  const auto is_function = [](const auto& attribute) { return absl::StrContains(attribute.type(), "func"); };
+  return std::any_of(op->attr().begin(), op->attr().end(), is_function);
+}
+
 class Factory : public tensorflow::kernel_factory::OpKernelFactory {
  public:
   OpKernel* Create(OpKernelConstruction* ctx) override {
@@ -94,7 +106,7 @@ class Factory : public tensorflow::kernel_factory::OpKernelFactory {
       ctx->CtxFailure(status);
       return nullptr;
     }
-    if (inner->AsAsync() != nullptr) return new AsyncKernel(ctx, std::move(inner));
+    if (inner->AsAsync() != nullptr && Waits(node)) return new AsyncKernel(ctx, std::move(inner));
     return new SyncKernel(ctx, std::move(inner), images);
   }
 };

@@ -31,12 +31,12 @@ void IsOwnThread() {
   own_threads.insert(static_cast<pid_t>(syscall(SYS_gettid)));
 }
 
-// By the order in which TensorFlow makes a device's streams (pluggable_device.cc). Before 2.21 kernels run on the last one,
-// which also copies between devices, and the first has nothing to do.
+// By the order in which TensorFlow makes a device's streams (pluggable_device.cc), four for each that it makes of this one.
+// Before 2.21 kernels run on the last of them, which also copies between devices, and the first has nothing to do.
 Role RoleOf(int number) {
   static constexpr Role kRoles[] = {kCompute, kIn, kOut, kBetween}, kRolesBefore[] = {kBetween, kIn, kOut, kCompute};
   static const bool before = std::atoi(std::strchr(TFSWAP_BUILT_FOR, '.') + 1) < 21;
-  return number < 4 ? (before ? kRolesBefore : kRoles)[number] : kBetween;
+  return (before ? kRolesBefore : kRoles)[number % 4];
 }
 
 std::string NameOf(int device, int number) {
@@ -82,14 +82,6 @@ void AwaitIdleProcess() {
     in_a_row = ProcessIsIdle() ? in_a_row + 1 : 0;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-}
-
-SP_Stream_st* ComputeStream(int device) {
-  std::lock_guard<std::mutex> lock(streams_mu);
-  for (const SP_Stream stream : streams[device]) {
-    if (stream->role() == kCompute) return stream;
-  }
-  return nullptr;
 }
 
 bool IsStreamOf(int device, const SP_Stream_st* stream) {

@@ -57,6 +57,7 @@ struct SP_Stream_st {
   uint64_t pushed();
   void AwaitEnd(uint64_t count);
 
+  int device() const { return device_; }  // the plug-in's number
   emulated_gpu::Role role() const { return role_; }
   int id() const { return id_; }  // the race detector's
 
@@ -94,8 +95,6 @@ void AwaitIdleProcess();
 // The thread that calls this one only asks whether events have ended, and is left out of that.
 void IsPoller();
 
-// The device's compute stream; null before TensorFlow has made it.
-SP_Stream_st* ComputeStream(int device);
 bool IsStreamOf(int device, const SP_Stream_st* stream);
 
 }  // namespace emulated_gpu

@@ -237,6 +237,102 @@ def split_layers() -> Made:
     )
 
 
+def stacked() -> Made:
+    """A recurrent net whose layers are on two devices, with gradients through the loop."""
+    first, second = gpus()[:2]
+    with tf.device(first):
+        here, x = tf.Variable(0.1 * draws(64, 64)), tf.constant(draws(20, 256, 64))
+    with tf.device(second):
+        there = tf.Variable(0.1 * draws(64, 64, seed=1))
+
+    def loss_of(x):
+        def body(i, h, g):
+            with tf.device(first):
+                h = tf.tanh(h @ here + x[i])
+            with tf.device(second):
+                g = tf.tanh(g @ there + h)
+            return i + 1, h, g
+
+        zeros = tf.zeros([256, 64])
+        _, _, state = tf.while_loop(lambda i, *_: i < 20, body, [0, zeros, zeros], maximum_iterations=20)
+        with tf.device(second):
+            return tf.reduce_mean(state * state)
+
+    return [here, there], lambda x: trained([here, there], loss_of, x), [x]
+
+
+def micro_batches() -> Made:
+    """A loop around the replicas' step, with collectives in it."""
+    replicas = strategy()
+    with replicas.scope():
+        variables = layers(4)
+
+    def replica_step(x):
+        with tf.GradientTape() as tape:
+            loss = dense(variables, x)
+        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, variables)]
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    def step(x):
+        def body(i, total):
+            losses = replicas.run(lambda x: replica_step(x[i]), args=(x,))
+            return i + 1, total + replicas.reduce("MEAN", losses, axis=None)
+
+        return tf.while_loop(lambda i, _: i < 20, body, [0, 0.0])[1]
+
+    def given(context):
+        number = context.replica_id_in_sync_group
+        return on(number, draws(20, 256, 64, seed=number))
+
+    return variables, step, [replicas.experimental_distribute_values_from_function(given)]
+
+
+def undecided_loop() -> Made:
+    """A loop on both devices and the host, whose number of iterations depends on a tensor of the second device."""
+    first, second = gpus()[:2]
+    with tf.device(first):
+        here, x = [tf.Variable(0.2 * draws(64, 64, seed=i)) for i in range(4)], tf.constant(draws(1024, 64))
+    with tf.device(second):
+        there, norm = [tf.Variable(0.2 * draws(64, 64, seed=9 + i)) for i in range(4)], tf.Variable(0.0)
+        zeros = tf.zeros([1024, 64])
+
+    def through(h, variables):
+        for variable in variables:
+            h = tf.tanh(h @ variable)
+        return h
+
+    def goes_on(h, g):
+        with tf.device(second):
+            return tf.reduce_sum(g * g) < 3000.0
+
+    def body(h, g):
+        with tf.device(first):
+            h = 1.3 * through(h, here) + x
+        with tf.device(second):
+            g = 1.2 * through(g, there) + h
+            norm.assign_add(tf.reduce_sum(g))
+        with tf.device("CPU:0"):
+            tf.print("norm", norm)
+            largest = tf.reduce_max(g)
+        with tf.device(first):
+            return h + largest, g
+
+    def step(x):
+        h, g = tf.while_loop(goes_on, body, [x, zeros])
+        with tf.device(first):
+            for variable in here:
+                variable.assign_sub(1e-3 * variable)
+            return tf.reduce_mean(h) + tf.reduce_mean(g)
+
+    return [*here, *there, norm], step, [x]
+
+
+RACING = ("stacked",)
+"""Kinds that race without tfswap: TensorFlow pops from a list while a copy of it to another device has not ended."""
+
 KINDS: dict[str, tuple[Callable[[], Made], str]] = {
     each.__name__: (each, limit)
     for each, limit in (
@@ -253,5 +349,8 @@ KINDS: dict[str, tuple[Callable[[], Made], str]] = {
         (scaled, "65%"),
         (branches, "100%"),
         (split_layers, "100%"),
+        (stacked, "65%"),
+        (micro_batches, "100%"),
+        (undecided_loop, "100%"),
     )
 }

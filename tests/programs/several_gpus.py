@@ -43,11 +43,14 @@ def train(made: Made, optimized: Callable[[Any], Any], steps: int = 3) -> tuple[
     return [*losses, *(each.numpy().tobytes().hex() for each in copies)], highest, step
 
 
-def compare(make: Callable[[], Made], limit: Any = "60%", **options: Any) -> dict[str, Any]:
-    """A step under a limit, and the same step without one."""
+def compare(
+    make: Callable[[], Made], limit: Any = "60%", *, between: Callable[[], Any] = lambda: None, **options: Any
+) -> dict[str, Any]:
+    """A step under a limit, and the same step without one, which runs first; then `between` is called."""
     with memory_optimizer_off():
         expected, unoptimised = train(make(), lambda function: function)[:2]
     gc.collect()  # the first step's variables
+    between()
     found, peaks, step = train(make(), lambda f: tfswap.optimize(f, memory_limit=limit, **options))
     plans = {device: step.plan(device) for device in gpus()}
     return {

@@ -209,6 +209,37 @@ def test_a_replica_that_fails_fails_the_step_and_the_next_one_works(on_gpus):
     assert on_gpus(reporting(program)) == {"kept": [0, 0], "report": []}
 
 
+@pytest.mark.emulated_gpu(count=2, jitter=9, kernel_us=20.0)
+def test_an_iteration_that_fails_on_one_device_ends_the_loop_on_all(on_gpus):
+    def program(gpus):
+        _, python_function, inputs = several_gpu_kinds.stacked()
+
+        def step(x, rows):
+            def body(i, h):
+                with tf.device("GPU:0"):
+                    h = tf.sin(h)
+                with tf.device("GPU:1"):
+                    return i + 1, tf.reshape(tf.sin(h), tf.stack([tf.where(i == 5, rows, 256), 64]))
+
+            start = tf.TensorShape([None, 64])
+            shapes = [tf.TensorShape([]), start]
+            h = tf.while_loop(lambda i, _: i < 20, body, [0, x[0]], shape_invariants=shapes, maximum_iterations=20)[1]
+            return python_function(x) + tf.reduce_sum(h)
+
+        optimized = tfswap.optimize(tf.function(step), memory_limit="100%")
+        good, bad = tf.constant(256), tf.constant(255)
+        optimized(*inputs, good)
+        before = [tf.config.experimental.get_memory_info(device)["current"] for device in several_gpus.gpus()]
+        for _ in range(3):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                optimized(*inputs, bad)
+        optimized(*inputs, good).numpy()
+        after = [tf.config.experimental.get_memory_info(device)["current"] for device in several_gpus.gpus()]
+        return {"kept": [now - then for now, then in zip(after, before, strict=True)]}
+
+    assert on_gpus(reporting(program)) == {"kept": [0, 0], "report": []}
+
+
 @pytest.mark.emulated_gpu(count=2)
 def test_keras_fits_a_model_on_all_devices(on_gpus):
     def program(gpus):
@@ -225,14 +256,20 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
     assert found["same"] and found["report"] == [] and peak <= limit < unoptimised
 
 
-@pytest.mark.emulated_gpu(count=2)
-@pytest.mark.parametrize("kind", ["branches", *slow(*sorted(set(several_gpu_kinds.KINDS) - {"branches"}))])
+QUICK = ("branches", "stacked", "micro_batches", "undecided_loop")
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=4, kernel_us=20.0)
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*sorted(several_gpu_kinds.KINDS.keys() - QUICK))])
 def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
     def program(gpus):
         make, limit = several_gpu_kinds.KINDS[kind]
-        return several_gpus.compare(make, limit)
+        between = gpus.clear_races if kind in several_gpu_kinds.RACING else lambda: None
+        return several_gpus.compare(make, limit, between=between)
 
     found = on_gpus(reporting(program))
     assert found["same"] and found["report"] == [], found
     for device, (planned, measured) in found["planned"].items():
-        assert planned == measured <= found["limits"][device], found
+        # A condition that no number decides: the plan counts its result in an iteration after the last one too.
+        slack = 256 if kind == "undecided_loop" else 0
+        assert planned - slack <= measured <= planned <= found["limits"][device], found

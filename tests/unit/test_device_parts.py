@@ -118,9 +118,12 @@ def test_a_list_that_goes_to_another_device_is_refused():
     graph = Graph()
     outputs = (TensorType("variant", ()),)
     made = graph.add("EmptyTensorList", "list", outputs=outputs, device="/device:GPU:0")
-    read = graph.add("TensorListLength", "n", (made.out(),), outputs=(TensorType("int32", ()),), device="/device:GPU:1")
+    filled = kernel(graph, "push", "GPU:0", [made.out(), kernel(graph, "x", "GPU:0").out()], op="TensorListPushBack")
+    filled.outputs = outputs
+    read = graph.add("TensorListLength", "n", (filled.out(),), outputs=(TensorType("int32", ()),))
+    read.device = "/device:GPU:1"
     graph.fetches = [read.out()]
-    with pytest.raises(UnsupportedGraph, match="'list' .* on GPU:0, which is read on GPU:1"):
+    with pytest.raises(UnsupportedGraph, match="'push' .* on GPU:0, which is read on GPU:1"):
         cut(graph, PLANNED, GPU)
 
 

@@ -13,21 +13,17 @@ Steps that can't be planned in this process are refused: devices of other worker
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfswap.device.machine import type_of
+from tfswap.device.placer import Placer, has_gpu_kernel, is_on_cpu
 from tfswap.errors import UnsupportedGraph
-from tfswap.ir.graph import Dtype, Graph, Node
-from tfswap.ir.op_traits import control_flow, is_const
+from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.prepare.text_on_host import is_text
-
-HANDLES = ("resource", "variant")
-"""Types of handles and lists. What reads one is on its device."""
 
 FIRST_GPU = "GPU:0"
 """The device of nodes that name none, where there are GPUs."""
@@ -58,8 +54,9 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     first = FIRST_GPU if device.is_gpu else FIRST
     if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
-    _Placer(graph, given, first, hosted).place()
-    _place_inside(name, graph, cut=device.is_gpu)
+    homes = [unit(getattr(tensor, "device", None) or f"/device:{first}") for tensor in given]
+    homes += [first] * (len(graph.feeds) - len(homes))
+    Placer(name, graph, homes, first, hosted, cut=device.is_gpu).place()
     return device.is_gpu
 
 
@@ -94,7 +91,7 @@ def _on_cpu(graph: Graph, given: Mapping[str, Any], *, own_ops: bool) -> Iterato
                 yield f"{what} has the device {node.device}", "Leave its device to TensorFlow"
             elif any(t.node in hosted for t in node.inputs):
                 yield f"{what} uses a variable that is on the CPU", "Create the variable on the GPU"
-            elif not (_has_gpu_kernel(node) or (own_ops and is_text(node))):
+            elif not (has_gpu_kernel(node) or (own_ops and is_text(node))):
                 why = f"TensorFlow has no kernel for GPUs of {what}"
                 yield why, "Call it outside of the function that is optimized"
 
@@ -111,37 +108,7 @@ def _hosted(graph: Graph, given: Sequence[Any]) -> set[Node]:
 
 def _has_parts_on_cpu(graph: Graph, hosted: Collection[Node]) -> bool:
     feeds = set(graph.feeds)
-    return any(_is_on_cpu(node, hosted) for node in graph if node not in feeds)
-
-
-def _is_on_cpu(node: Node, hosted: Collection[Node]) -> bool:
-    """Whether TensorFlow runs a node of a GPU's step on the CPU."""
-    if node.device:
-        return type_of(node.device) == "CPU"
-    return any(t.node in hosted for t in node.inputs) or not (_has_gpu_kernel(node) or is_text(node))
-
-
-def _has_gpu_kernel(node: Node) -> bool:
-    kernels = _gpu_kernels(node.op)
-    if kernels is None:
-        return True
-    types = {name: value for name, value in node.attrs.items() if isinstance(value, Dtype)}
-    return any(all(types[name] in allowed for name, allowed in kernel.items() if name in types) for kernel in kernels)
-
-
-@functools.cache
-def _gpu_kernels(op: str) -> tuple[dict[str, frozenset[str]], ...] | None:
-    """By attribute, the types that each kernel for GPUs takes; None where no device has one, since calls have none."""
-    from tensorflow.python.framework import dtypes, kernels
-
-    found: Any = kernels.get_registered_kernels_for_op(op).kernel
-    if not found:
-        return None
-    return tuple(
-        {c.name: frozenset(dtypes.as_dtype(t).name for t in c.allowed_values.list.type) for c in kernel.constraint}
-        for kernel in found
-        if kernel.device_type in ("GPU", "DEFAULT")
-    )
+    return any(is_on_cpu(node, hosted) for node in graph if node not in feeds)
 
 
 def refuse_several(name: str, graph: Graph) -> None:
@@ -151,115 +118,6 @@ def refuse_several(name: str, graph: Graph) -> None:
             f"{name} runs on {', '.join(units(graph))}, and its gradients are taken outside of it: two calls on "
             "several devices are not planned. Take the gradients inside of the function that is optimized."
         )
-
-
-class _Placer:
-    """Gives nodes without a device one, in place.
-
-    Args:
-        first: the device of those that no rule gives one.
-        hosted: as of `_hosted`.
-    """
-
-    def __init__(self, graph: Graph, given: Sequence[Any], first: str, hosted: Collection[Node]):
-        self._graph = graph
-        self._given = dict(zip(graph.feeds, given, strict=False))
-        self._first = first
-        self._hosted = hosted
-        self._on_gpus = first != FIRST
-        self._unit: dict[Node, str] = {}
-        self._names = dict(units(graph))  # of devices, by unit
-
-    def place(self) -> None:
-        for node in self._graph.topological():
-            self._unit[node] = self._choose(node)
-            if self._needs_name(node):
-                node.device = self._name(self._unit[node])
-        if self._on_gpus:
-            self._place_lists()
-
-    def _choose(self, node: Node) -> str:
-        """The device of a node: that of the first rule that holds."""
-        if node in self._given:
-            return unit(getattr(self._given[node], "device", None) or f"/device:{self._first}")
-        if node.device:
-            return unit(node.device)
-        handles = {self._unit[t.node] for t in node.inputs if t.type.dtype in HANDLES and not self._is_list(t.node)}
-        if handles:
-            return self._only(handles)
-        if self._on_gpus and _is_on_cpu(node, self._hosted):
-            return FIRST
-        read = self._only(
-            {self._unit[t.node] for t in node.inputs if t.node not in self._given and not is_const(t.node.op)}
-        )
-        return self._first if self._on_gpus and read == FIRST else read
-
-    def _only(self, found: Collection[str]) -> str:
-        return next(iter(found)) if len(found) == 1 else self._first
-
-    def _needs_name(self, node: Node) -> bool:
-        """Whether a node gets the name of its device."""
-        if node in self._given:
-            return self._on_gpus and node.outputs[0].dtype == "resource"
-        if node.device or self._is_list(node):
-            return False
-        return bool(node.inputs) or (self._on_gpus and not is_const(node.op))
-
-    def _name(self, where: str) -> str:
-        return self._names.setdefault(where, f"/device:{where}")
-
-    def _is_list(self, node: Node) -> bool:
-        """Whether a node without a device makes an empty list, which is where it is filled."""
-        return self._on_gpus and not node.device and node not in self._given and _makes_list(node)
-
-    def _place_lists(self) -> None:
-        lists = [node for node in self._graph if self._is_list(node)]
-        readers = {t.node: node for node in reversed(list(self._graph)) for t in node.inputs if node.device}
-        for node in lists:
-            node.device = readers[node].device if node in readers else f"/device:{self._first}"
-
-
-def _place_inside(name: str, graph: Graph, *, cut: bool) -> None:
-    """Place loops and conditionals where their bodies are, and the nodes of conditionals that run on several devices;
-    refuse such loops.
-
-    Args:
-        cut: whether the step is cut by device. Otherwise such conditionals are refused too.
-    """
-    feeds = set(graph.feeds)
-    for node, bodies in graph.bodies.items():
-        inside = {unit(each.device) for body in bodies for each in body if each.device}
-        kind = control_flow(node.op)
-        if kind is None or not inside - {unit(node.device)}:
-            continue
-        if cut and len(inside) == 1:
-            node.device = f"/device:{inside.pop()}"
-            continue
-        if kind.is_loop or not cut:
-            raise UnsupportedGraph(
-                f"{name}: {node.name!r} ({node.op}) runs nodes on {', '.join(sorted(inside))}, and steps on several "
-                "devices inside of a loop are not planned, nor are those on several CPUs inside of a conditional. "
-                "Optimize the function that makes one step, and call it in a loop outside."
-            )
-        given = [source.device if source in feeds else "" for source, _ in node.inputs[kind.first_argument :]]
-        for body in bodies:
-            _Placer(body, [Located(device) for device in given], unit(node.device), set()).place()
-            _place_inside(name, body, cut=cut)
-
-
-class Located(NamedTuple):
-    """An argument of a conditional.
-
-    Attributes:
-        device: of the object that it is a handle of; empty for tensors.
-    """
-
-    device: str
-
-
-def _makes_list(node: Node) -> bool:
-    kinds = {kind.dtype for kind in node.outputs}
-    return kinds == {"variant"} and all(is_const(t.node.op) for t in node.inputs)
 
 
 def _refuse_others(name: str, devices: Any) -> None:

@@ -9,7 +9,7 @@ by the device that computes it, and from there by the device that reads it:
 
 `Send` and `Receive` stand for the other device while a part is planned; then the graphs that carry out the plans are
 joined (join_parts.py). So each arena has the requests of its own kernels alone, in the order of its own plan, and no
-peak depends on which device is faster. A control edge between devices becomes a pair of nodes without tensors.
+peak depends on which device is faster. In place of a control edge between devices a number in host memory is sent.
 
 Sends, receives and collectives have one order in the whole step, and each device keeps its part of that order, by
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
@@ -18,10 +18,12 @@ at a later send. Members of a collective have one place in that order.
 Constants are in each part that reads them, and so are arguments in host memory. Nodes of two parts that compute alike
 have one name (alike_parts.py); in the joined graph each has its own.
 
-A conditional whose branches run on several devices is on each of them, with the part of its branches that is there. All
-take the same branch. In it, tensors go from one device to another by a Send and a Receive that stay (channel_ops.cc).
+A loop or a conditional that runs on several devices is on each of them, with the part of its functions that is there
+(device_bodies.py). All take the same branch, and as many iterations. Inside, tensors go from one device to another by a
+Send and a Receive that stay (channel_ops.cc). In each iteration each device keeps its part of one order of these, so a
+channel has its tensors in the order of the iterations, and no device waits for one that waits for it.
 
-Not handled: copies from one device to another that do not pass through host memory; such loops.
+Not handled: copies from one device to another that do not pass through host memory.
 """
 
 from __future__ import annotations
@@ -29,17 +31,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, cast
 
 from tfswap.analysis.output_bytes import is_on_host
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
-from tfswap.ir.op_traits import control_flow, is_collective, is_const, only_waits, stateful_form
+from tfswap.ir.op_traits import control_flow, is_collective, is_const, stateful_form
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.alike_parts import names_of_alike
+from tfswap.passes.device_bodies import (
+    Body,
+    attributes,
+    computes_counter,
+    devices_of,
+    first_readers,
+    inside,
+    is_virtual,
+    makes_list,
+)
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.nodes import add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
@@ -56,8 +67,7 @@ class Parts:
     Attributes:
         whole: the step.
         graphs: a graph for each device, by its unit.
-        sources: by device and name of a Receive or of a node that waits for another device, the device and the name of
-            the Send, or of the node that it waits for.
+        sources: by device and name of a Receive, the device and the name of its Send.
         fetched: for each fetch of the step, the device and the number of the fetch there.
         own_names: by device, names of nodes of the step, by other names that they have in the part (alike_parts.py).
     """
@@ -71,18 +81,6 @@ class Parts:
     def own_name(self, where: str, node: Node) -> str:
         """The name in the step of a node of a part."""
         return self.own_names.get(where, {}).get(node.name, node.name)
-
-
-class Branch(NamedTuple):
-    """A branch of a conditional that runs on several devices.
-
-    Attributes:
-        name: of the conditional and the branch, unique in the step.
-        results: the device of each result.
-    """
-
-    name: str
-    results: Sequence[str]
 
 
 def cut(graph: Graph, planned: Collection[str], device: DeviceModel) -> Parts:
@@ -100,30 +98,38 @@ def cut(graph: Graph, planned: Collection[str], device: DeviceModel) -> Parts:
 
 
 class _Cut:
-    """The cut of a step, or of a branch, whose arguments are on each device that reads them."""
+    """The cut of a step, or of a function that a loop or a conditional of it runs."""
 
-    def __init__(self, graph: Graph, planned: Collection[str], device: DeviceModel, branch: Branch | None = None):
+    def __init__(self, graph: Graph, planned: Collection[str], device: DeviceModel, body: Body | None = None):
         self.parts = Parts(graph)
-        self._branch = branch
+        self._body = body
         self._planned = planned
         self._device_model = device
         self._feeds = set(graph.feeds)
         self._rank = _ranks(graph, device)
         self._insertion = {node: i for i, node in enumerate(graph)}
-        self._devices = {node: _devices(graph, node) for node in graph}
+        self._devices = {node: devices_of(graph, node) for node in graph}
         self._made: dict[tuple[str, Node], Node] = {}
         self._received: dict[tuple[str, Output], Output] = {}
         self._awaited: dict[tuple[str, str, frozenset[Node]], Node] = {}
         self._copied: dict[Output, Output] = {}  # to the host, by the tensor in the whole step
         self._place: dict[str, dict[Node, Place]] = {}  # by device, its sends, receives and collectives
         self._near: dict[Node, int] = {}  # of new nodes, their rank in the insertion order
-        self._home = _homes(graph)
-        self._names = {} if branch else names_of_alike(graph, self._home, planned)
-        self._results: dict[Output, tuple[str, Output]] = {}  # of conditionals on several devices, and their devices
+        homes = _homes(graph)
+        self._names = names_of_alike(graph, homes, planned) if body is None else {}
+        self._home: dict[Node, str | None] = (
+            {**homes} if body is None else dict(zip(graph.feeds, body.homes, strict=True))
+        )
+        self._results: dict[Output, dict[str, Output]] = {}  # of nodes on several devices, by device, its home first
+        self._same: dict[Output, Output] = {}  # by result of a loop that changes nothing about it, the argument
         for node in graph.topological():
-            if node not in self._feeds and not is_const(node.op) and not _is_virtual(node):
+            if not self._is_anywhere(node) and not is_virtual(node):
                 self._add(node)
         self._finish()
+
+    def _is_anywhere(self, node: Node) -> bool:
+        """Whether a node is on each device that reads it."""
+        return node in self._feeds or is_const(node.op) or makes_list(node)
 
     def _unit(self, node: Node) -> str:
         """The device of a node; the first planned one of a constant that names none."""
@@ -140,13 +146,14 @@ class _Cut:
 
     def _device(self, tensor: Output) -> str:
         """The device that has a tensor."""
+        tensor = self._same.get(tensor, tensor)
         if tensor in self._results:
-            return self._results[tensor][0]
+            return next(iter(self._results[tensor]))
         return self._home.get(tensor.node) or self._unit(tensor.node)
 
     def _add(self, node: Node) -> None:
         if len(devices := self._devices[node]) > 1:
-            self._add_conditional(node, devices)
+            self._add_on_each(node, devices)
             return
         where = unit(node.device)
         inputs = [self._here(where, tensor) for tensor in node.inputs]
@@ -155,25 +162,29 @@ class _Cut:
         if is_collective(node.op):
             self._place[where][made] = self._rank[node.name], 0
 
-    def _add_conditional(self, node: Node, devices: Sequence[str]) -> None:
-        """Add a conditional on each of several devices, with the part of its branches on that device.
+    def _add_on_each(self, node: Node, devices: Sequence[str]) -> None:
+        """Add a loop or a conditional on each of several devices, with the part of its functions on that device.
 
-        All take the same branch. They have one place in the order, as members of a collective have.
+        They have one place in the order, as members of a collective have.
         """
         kind = control_flow(node.op)
-        assert kind is not None and not kind.is_loop, "such loops are refused"
+        assert kind is not None
         bodies = self.parts.whole.bodies[node]
-        within = f"{self._branch.name}/" if self._branch else ""
-        results = [_device_of_result(bodies, i, unit(node.device)) for i in range(len(node.outputs))]
-        cuts = [
-            _Cut(body, self._planned, self._device_model, Branch(f"{within}{node.name}/{k}", results)).parts
-            for k, body in enumerate(bodies)
-        ]
         deciding, given = node.inputs[: kind.first_argument], node.inputs[kind.first_argument :]
+        stem = f"{self._body.name}/{node.name}" if self._body else node.name
+        functions = inside(node, bodies, stem, [self._device(tensor) for tensor in given], devices)
+        cuts = [
+            _Cut(body, self._planned, self._device_model, how).parts
+            for body, how in zip(bodies, functions.bodies, strict=True)
+        ]
+        for i, home in enumerate(functions.homes):
+            if home is None:
+                self._same[node.out(i)] = self._same.get(given[i], given[i])
+            else:
+                self._results[node.out(i)] = {}
         for where in devices:
-            made, read = _branches(cuts, where)
+            made, read, results = functions.on(where, cuts)
             inputs = [self._here(where, tensor) for tensor in (*deciding, *(given[i] for i in read))]
-            own = [i for i, device in enumerate(results) if device == where]
             controls = self._controls(where, node.controls)
             part = self._part(where)
             copy = part.add(
@@ -181,20 +192,23 @@ class _Cut:
                 part.unique_name(node.name),
                 inputs,
                 controls=controls,
-                attrs=_attributes(node, [given[i] for i in read], own),
-                outputs=[node.outputs[i] for i in own],
+                attrs=attributes(node, [given[i].type for i in read], results),
+                outputs=[node.outputs[i] for i in results],
                 device=f"/device:{where}",
             )
             part.bodies[copy] = tuple(made)
             self._made[where, node] = copy
             self._near[copy] = self._insertion[node]
             self._place[where][copy] = self._rank[node.name], 0
-            self._results |= {node.out(i): (where, copy.out(n)) for n, i in enumerate(own)}
+            for n, i in enumerate(results):
+                if functions.homes[i] is not None:
+                    self._results[node.out(i)][where] = copy.out(n)
 
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
-        device = f"/device:{where}" if is_const(node.op) else ""
         name = self._name(where, node)
+        is_there = unit(node.device) == where if node.device else node in self._feeds
+        device = "" if is_there else f"/device:{where}"
         made = add_copy(part, node, name, inputs, controls=controls, device=device, source=whole)
         if made.name != node.name:
             self.parts.own_names[where][made.name] = node.name
@@ -208,19 +222,25 @@ class _Cut:
 
     def _here(self, where: str, tensor: Output) -> Output:
         """A tensor of the whole step in the part of a device."""
+        tensor = self._same.get(tensor, tensor)
         node = tensor.node
-        if tensor in self._results:
-            home, result = self._results[tensor]
-            if home == where:
-                return result
-        elif (where, node) in self._made:
+        if where in self._results.get(tensor, ()):
+            return self._results[tensor][where]
+        if (where, node) in self._made and tensor not in self._results:
             return self._made[where, node].out(tensor.index)
-        is_here = self._branch is not None or self._is_hosted(tensor) or self._home.get(node) == where
-        if is_const(node.op) or (node in self._feeds and is_here):
-            return self._copy(where, node, (), ()).out(tensor.index)
+        if self._is_found(where, node):
+            inputs = [self._here(where, each) for each in node.inputs]
+            return self._copy(where, node, inputs, ()).out(tensor.index)
         if (where, tensor) not in self._received:
             self._received[where, tensor] = self._receive(where, tensor)
         return self._received[where, tensor]
+
+    def _is_found(self, where: str, node: Node) -> bool:
+        """Whether a device that reads what a node gives has the node too."""
+        if node in self._feeds:
+            home = self._home.get(node)
+            return not home or home == where or (self._body is None and self._is_hosted(node.out()))
+        return self._is_anywhere(node) or (self._body is not None and computes_counter(node))
 
     def _is_hosted(self, tensor: Output) -> bool:
         """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""
@@ -264,8 +284,8 @@ class _Cut:
         there, part = self._part(home), self._part(where)
         name = there.unique_name(f"{stem}/send")
         attrs: dict[str, object] = {"T": Dtype(kind.dtype)}
-        if self._branch is not None:
-            attrs["channel"] = f"{self._branch.name}/{name} {home} {where}".encode()
+        if self._body is not None:
+            attrs["channel"] = f"{self._body.name}/{name} {home} {where}".encode()
         send = there.add(custom_ops.SEND, name, (tensor,), attrs=attrs, device=f"/device:{home}")
         there.targets.append(send)
         receive = part.add(
@@ -276,21 +296,17 @@ class _Cut:
             device=f"/device:{where}",
         )
         place = self._rank[node.name], len(self.parts.sources) + 1
-        self._connect((home, send), (where, receive), place, self._insertion[node])
+        for device, end in ((home, send), (where, receive)):
+            self._place[device][end] = place
+            self._near[end] = self._insertion[node]
+        self.parts.sources[where, receive.name] = home, send.name
         return receive
-
-    def _connect(self, first: tuple[str, Node], second: tuple[str, Node], place: Place, near: int) -> None:
-        """Note that a node of one device comes before one of another."""
-        for where, node in (first, second):
-            self._place[where][node] = place
-            self._near[node] = near
-        self.parts.sources[second[0], second[1].name] = first[0], first[1].name
 
     def _controls(self, where: str, controls: Iterable[Node]) -> list[Node]:
         """The nodes of a device's part that stand for these nodes of the whole step."""
         by_device: dict[str, dict[Node, None]] = {}
         for node in _sources(controls):
-            for device in self._devices[node] if node not in self._feeds and not is_const(node.op) else ():
+            for device in () if self._is_anywhere(node) else self._devices[node]:
                 by_device.setdefault(device, {})[node] = None
         found = [self._made[where, node] for node in by_device.pop(where, ())]
         found += [self._await(where, home, frozenset(nodes)) for home, nodes in by_device.items()]
@@ -300,20 +316,11 @@ class _Cut:
         """A node of the part of `where` that waits for nodes of another device."""
         if (where, home, nodes) not in self._awaited:
             last = max(nodes, key=lambda node: self._rank[node.name])
-            there, part = self._part(home), self._part(where)
             stem = f"tfswap/{self._name(home, last)}"
             before = sorted((self._made[home, node] for node in nodes), key=lambda node: node.name)
-            if self._branch is not None:
-                signal = add_signal(there, f"{stem}/done", before, f"/device:{home}")
-                self._near[signal] = self._insertion[last]
-                awaits = self._send(stem, (home, signal.out()), where, last)
-            else:
-                done = there.add("NoOp", there.unique_name(f"{stem}/done"), controls=before, device=f"/device:{home}")
-                there.targets.append(done)
-                awaits = part.add("NoOp", part.unique_name(f"{stem}/await"), device=f"/device:{where}")
-                place = self._rank[last.name], len(self.parts.sources) + 1
-                self._connect((home, done), (where, awaits), place, self._insertion[last])
-            self._awaited[where, home, nodes] = awaits
+            signal = add_signal(self._part(home), f"{stem}/done", before, f"/device:{home}")
+            self._near[signal] = self._insertion[last]
+            self._awaited[where, home, nodes] = self._send(stem, (home, signal.out()), where, last)
         return self._awaited[where, home, nodes]
 
     def _finish(self) -> None:
@@ -322,19 +329,19 @@ class _Cut:
         insertion = list(whole)
         executed = {name: rank for rank, name in enumerate(whole.executed)}
         for number, fetch in enumerate(whole.fetches):
-            where = self._branch.results[number] if self._branch else self._device(fetch)
-            here, part = self._here(where, fetch), self._part(where)
-            parts.fetched.append((where, len(part.fetches)))
-            part.fetches.append(here)
+            for where in self._body.results[number] if self._body else (self._device(fetch),):
+                here, part = self._here(where, fetch), self._part(where)
+                parts.fetched.append((where, len(part.fetches)))
+                part.fetches.append(here)
         for target in _sources(whole.targets):
             for where in () if target in self._feeds else self._devices[target] or [self._unit(target)]:
                 part = self._part(where)
-                if is_const(target.op):
+                if self._is_anywhere(target):
                     self._here(where, target.out())
                 part.targets.append(self._made[where, target])
-        for feed in () if self._branch else whole.feeds:
+        for feed in () if self._body else whole.feeds:
             if not any((where, feed) in self._made for where in parts.graphs):
-                self._copy(self._home[feed], feed, (), ())
+                self._copy(self._device(feed.out()), feed, (), ())
         for where, part in parts.graphs.items():
             part.feeds = [self._made[where, feed] for feed in whole.feeds if (where, feed) in self._made]
             part.targets = list(dict.fromkeys(part.targets))
@@ -353,69 +360,16 @@ class _Cut:
                     part.add_control(node, before)
 
 
-def _devices(graph: Graph, node: Node) -> list[str]:
-    """The devices that a node runs on, its own first; none where it names none."""
-    found = dict.fromkeys([unit(node.device)] if node.device else ())
-    kind = control_flow(node.op)
-    if kind is not None and not kind.is_loop:
-        for body in graph.bodies.get(node, ()):
-            feeds = set(body.feeds)
-            inside = (each for each in body if each not in feeds and not is_const(each.op) and not _is_virtual(each))
-            found |= dict.fromkeys(device for each in inside for device in _devices(body, each))
-    return list(found)
-
-
-def _device_of_result(bodies: Sequence[Graph], number: int, default: str) -> str:
-    """The device of a conditional's result: that of a branch which computes it."""
-    for body in bodies:
-        node = body.fetches[number].node
-        if node.device and node not in body.feeds and not is_const(node.op):
-            return unit(node.device)
-    return default
-
-
-def _branches(cuts: Sequence[Parts], where: str) -> tuple[list[Graph], list[int]]:
-    """A conditional's branches on a device, and the numbers of the arguments that these take."""
-    made = [cut.graphs.get(where) or Graph() for cut in cuts]
-    feeds = [[feed.name for feed in cut.whole.feeds] for cut in cuts]
-    count = len(feeds[0])
-    read = [i for i in range(count) if any(names[i] in part for part, names in zip(made, feeds, strict=True))]
-    for part, cut in zip(made, cuts, strict=True):
-        part.library = cut.whole.library
-        own = [cut.whole.feeds[i] for i in read]
-        part.feeds = [part[feed.name] if feed.name in part else add_copy(part, feed, feed.name, ()) for feed in own]
-    return made, read
-
-
-def _attributes(node: Node, given: Sequence[Output], results: Sequence[int]) -> dict[str, object]:
-    """The attributes of a conditional with these arguments, and those of its results that have these numbers."""
-    attrs = {**node.attrs, "Tin": tuple(Dtype(tensor.type.dtype) for tensor in given)}
-    attrs["Tout"] = tuple(Dtype(node.outputs[i].dtype) for i in results)
-    if shapes := cast("Sequence[object]", node.attrs.get("output_shapes", ())):
-        attrs["output_shapes"] = tuple(shapes[i] for i in results)
-    return attrs
-
-
-def _is_virtual(node: Node) -> bool:
-    """Whether a node only joins control edges: the edges go through it."""
-    return only_waits(node.op) and not node.inputs and not node.outputs
-
-
 def _sources(nodes: Iterable[Node]) -> Iterator[Node]:
     """These nodes, and in place of virtual ones those that they wait for."""
-    found = reach(nodes, lambda node: node.controls if _is_virtual(node) else ())
-    return (node for node in found if not _is_virtual(node))
+    found = reach(nodes, lambda node: node.controls if is_virtual(node) else ())
+    return (node for node in found if not is_virtual(node))
 
 
 def _homes(graph: Graph) -> dict[Node, str]:
     """The device of each argument: that which it names, else that of its first reader."""
-    readers: dict[Node, str] = {}
-    feeds = set(graph.feeds)
-    for node in graph.topological():
-        for tensor in node.inputs:
-            if tensor.node in feeds:
-                readers.setdefault(tensor.node, unit(node.device))
     first = next((unit(node.device) for node in graph if node.device), "")
+    readers = first_readers(graph)
     return {feed: unit(feed.device) if feed.device else readers.get(feed, first) for feed in graph.feeds}
 
 

@@ -32,13 +32,11 @@ class _Join:
                 else:
                     self._made[node] = self._copy(node, name, part, where)
         for node, copy in self._made.items():
-            copy.inputs = tuple(map(self._tensor, node.inputs))
-            received = (tensor.node for tensor in node.inputs if tensor.node.op == custom_ops.RECEIVE)
+            sent = () if self._is_edge(node) or node not in self._source_of else self._source_of[node].inputs
+            copy.inputs = tuple(map(self._tensor, (*node.inputs, *sent)))
+            received = (tensor.node for tensor in node.inputs if self._is_edge(tensor.node))
             before = (each for earlier in (*node.controls, *received) for each in self._awaited(earlier))
             copy.controls = tuple(dict.fromkeys(before))
-        for node, source in self._source_of.items():
-            if node.op != custom_ops.RECEIVE:
-                _wait(graph, self._made[node], self._made[source])
         gates = [node for node in graph if node.op == custom_ops.GATE]
         for gate in gates[1:]:
             _wait(graph, gate, gates[0])  # where the step begins
@@ -51,18 +49,27 @@ class _Join:
 
     def _copy(self, node: Node, name: str, part: Graph, where: str) -> Node:
         """A node of the joined graph for one of a part, without its inputs. Nodes of two parts may have one name."""
-        return add_copy(self.graph, node, name, (), device=node.device or f"/device:{where}", source=part)
+        made = add_copy(self.graph, node, name, (), device=node.device or f"/device:{where}", source=part)
+        if node in self._source_of and not self._is_edge(node):
+            made.op, made.attrs = "Identity", {"T": Dtype(node.outputs[0].dtype)}
+        return made
+
+    def _is_edge(self, node: Node) -> bool:
+        """Whether an edge takes the place of a node: a Send, or a Receive, except one that only waits."""
+        if node.op == custom_ops.RECEIVE:
+            return self._source_of[node].inputs[0].node.op != custom_ops.SIGNAL
+        return node.op == custom_ops.SEND
 
     def _tensor(self, tensor: Output) -> Output:
         """A tensor of a part in the joined graph: that which was sent, for a received one."""
         node = tensor.node
-        if node.op == custom_ops.RECEIVE:
+        if node in self._source_of and self._is_edge(node):
             return self._tensor(self._source_of[node].inputs[0])
         return Output(self._made[node], tensor.index)
 
     def _awaited(self, node: Node) -> Iterable[Node]:
         """The nodes that a node waits for in the joined graph where it waited for this one in its part."""
-        if node.op not in (custom_ops.SEND, custom_ops.RECEIVE):
+        if not self._is_edge(node):
             return (self._made[node],)
         before = (*(tensor.node for tensor in node.inputs), *node.controls)
         return [each for earlier in before for each in self._awaited(earlier)]

@@ -112,7 +112,8 @@ class ReceiveOp : public AsyncOpKernel {
                                       const Tensor& tensor, bool) {
           if (status.ok()) ctx->set_output(0, tensor);
           ctx->SetStatus(status);
-          done();
+          // The thread of a Send does not go on with the kernels of the device that receives.
+          (*ctx->runner())(done);
         });
   }
 

@@ -180,6 +180,15 @@ def _prefetched(body: Graph) -> dict[Node, Node]:
     return found
 
 
+def home_seconds(node: Node, rates: Rates) -> float | None:
+    """Seconds of the copy of a variable from its home on the host, or to it; None for other nodes."""
+    if node.op == custom_ops.READ_HOME:
+        return (node.outputs[0].nbytes or 0) / rates.in_bytes_per_s
+    if node.op == custom_ops.WRITE_HOME:
+        return (node.inputs[1].type.nbytes or 0) / rates.out_bytes_per_s
+    return None
+
+
 GRAIN_S = 34e-6
 """Eigen uses one more core for each 100,000 cycles of a kernel's work (TensorCostModel). Smaller kernels run on one
 core."""
@@ -246,7 +255,7 @@ def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
-    measured_s = node.measured.seconds
+    measured_s = home_seconds(node, rates) or node.measured.seconds
     return rates.launch_s + (work_seconds(node, rates) if measured_s is None else measured_s)
 
 

@@ -20,6 +20,7 @@ from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
 from tfswap.analysis.records import Findings, Record
 from tfswap.analysis.variable_versions import VariableVersions
+from tfswap.ir.custom_ops import READ_HOME
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import reads_variable, runs_python, uses_tensor_list
 from tfswap.ir.python_calls import held_until
@@ -232,6 +233,8 @@ class Builder:
         flow = self.flow
         pairs = zip(facts.inputs, node.inputs, strict=True)
         reads = tuple([r for v, t in pairs for r in (v, *self._kept(t)) if r >= 0])
+        if node.op == READ_HOME:
+            reads += (self._variables.read(facts.inputs[0], node.out()),)
         reads += tuple([v for t in held_until(node) if (v := flow.value_of.get((t.node, t.index), -1)) >= 0])
         consumed = [v for kind, v in facts.memory.events if kind == "release"]
         if consumed:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update, Value, reached, users_of
 from tfswap.analysis.variables import resources_used, sparsely_accessed
-from tfswap.ir.custom_ops import ASSIGN_IN_PLACE
+from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, READ_HOME, WRITE_HOME
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import turns_off_copy_on_read, turns_on_copy_on_read
 from tfswap.kernels.kernel_memory import KernelMemory
@@ -22,6 +22,7 @@ class VariableVersions:
     Attributes:
         used: for each loop and conditional, its bodies' accesses to variables.
         copied_on_read: resources whose reads are copies.
+        at_home: resources of variables at home on the host: their versions take no bytes of the arena.
     """
 
     def __init__(self, graph: Graph, flow: Dataflow):
@@ -30,6 +31,8 @@ class VariableVersions:
         self._readers: dict[int, list[int]] = {}  # kernels that read a version
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         self.copied_on_read: set[int] = set()
+        self.at_home: set[int] = set()
+        self._handles_of_home = {n.inputs[0].node for n in graph if n.op in (READ_HOME, WRITE_HOME)}
         # After a sparse access (ResourceGather), every read of the variable is a copy.
         sparsely_read = sparsely_accessed(graph, self.used)
         # Where the graph turns this mode off, it is off at each dense access (passes/prepare/copy_on_read.py).
@@ -39,11 +42,14 @@ class VariableVersions:
         """Add the resource of `node`."""
         if node in self._sparsely_read:
             self.copied_on_read.add(resource)
+        if node in self._handles_of_home:
+            self.at_home.add(resource)
 
     def read(self, resource: int, output: Output) -> int:
         """The current version of a resource, for a read with the result `output`."""
         if resource not in self._version:
-            self._begin(resource, output, output.type.nbytes or 0)
+            nbytes = 0 if resource in self.at_home else output.type.nbytes or 0
+            self._begin(resource, output, nbytes)
         return self._version[resource]
 
     def read_in_bodies(self, node: Node, position: int, resource: int) -> int:
@@ -77,7 +83,7 @@ class VariableVersions:
             old = self.read(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             self._flow.written.setdefault(resource, old)
             new = self._begin(resource, self._flow.values[old].tensor, self._flow.values[old].nbytes)
-            in_place = node.op == ASSIGN_IN_PLACE or turns_on_copy_on_read(node.op)
+            in_place = node.op in (ASSIGN_IN_PLACE, WRITE_HOME) or turns_on_copy_on_read(node.op)
             copies = resource in self.copied_on_read and not in_place
             result.append(Update(old, new, adopted, copies))
         return tuple(result)

@@ -30,17 +30,20 @@ from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
-from tfswap.ir.views import origin
+from tfswap.ir.op_traits import READ_VARIABLE
+from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
+from tfswap.passes.tactics.state_homes import movable_variables
 from tfswap.planner.planner import Planner
+from tfswap.planner.problem import Problem
 
 AFFORDABLE = 4.0
 """Recomputing a tensor may take up to this multiple of the time of swapping it. Others are tried last."""
-MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
+MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 1
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-and as sparse rows.
+as sparse rows; and with variables at home on the host, alone and with encodings.
 """
 
 
@@ -56,6 +59,7 @@ class Alternatives:
         self._variants = variants
         self._device = device
         self._costs = costs
+        self._at_home: dict[frozenset[str], list[Rewriting]] = {}
 
     @property
     def base(self) -> Rewriting:
@@ -149,6 +153,39 @@ class Alternatives:
         encoded = tuple(dict.fromkeys((*packed.encoded, *signs)))
         return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
 
+    def at_home(
+        self, planner_of: Callable[[Variant], Planner], known: frozenset[str], encoded: Rewriting | None
+    ) -> list[Rewriting]:
+        """Stages of keeping variables at home on the host, from few to all, and all with the encodings of `encoded`.
+
+        Args:
+            known: the handles of variables that can be moved now.
+        """
+        if known not in self._at_home:
+            found = self._homes(planner_of, known)
+            if found and encoded is not None:
+                found.append(found[-1]._replace(encoded=encoded.encoded))
+            self._at_home[known] = found
+        return self._at_home[known]
+
+    def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
+        """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""
+        problem = planner_of(self._variants.plain).problems[0]
+        movable = movable_variables(self._variants.plain.graph)
+        sizes = {name: kind.nbytes or 0 for name, kind in movable.items() if name in known}
+        spans = _used_for(problem, sizes)
+        ranked = sorted(
+            (n for n in sizes if sizes[n] >= problem.smallest_bytes), key=lambda n: (spans[n], -sizes[n], n)
+        )
+        counts = in_stages([sizes[name] for name in ranked])
+        return [self.base._replace(at_home=tuple(sorted(ranked[:count]))) for count in counts]
+
+    def copies_s(self, rewriting: Rewriting) -> float:
+        """A lower bound of the seconds that copies of variables at home take: each is copied once."""
+        movable = movable_variables(self._variants.plain.graph) if rewriting.at_home else {}
+        nbytes = sum(movable[name].nbytes or 0 for name in rewriting.at_home)
+        return nbytes / max(self._costs.rates.in_bytes_per_s, self._costs.rates.out_bytes_per_s)
+
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
         """Stages of swapping tensors saved by loops, from none to all.
 
@@ -218,6 +255,21 @@ class Alternatives:
             if self._variants.permits[name].allows(tactic)
         }
         return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
+
+
+def _used_for(problem: Problem, handles: Collection[str]) -> dict[str, float]:
+    """Seconds from the first use of each of these variables to the last."""
+    flow = problem.flow
+    found = dict.fromkeys(handles, (math.inf, 0.0))
+    handle_of = {n.out(): n.inputs[0].node.name for n in flow.nodes if n.op == READ_VARIABLE}
+    for position, i in enumerate(problem.order):
+        for tensor in flow.nodes[i].inputs:
+            name = handle_of.get(passed_on(tensor)) or tensor.node.name
+            if name in found:
+                start = float(problem.starts_s[position])
+                first, last = found[name]
+                found[name] = min(first, start), max(last, start)
+    return {name: last - min(first, last) for name, (first, last) in found.items()}
 
 
 def _may_run_again(saved: Saved, kernels: Iterable[Node]) -> bool:

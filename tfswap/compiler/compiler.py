@@ -268,9 +268,8 @@ class Optimizer:
 
     def _placed(self, plan: Plan, limit_bytes: int | None, peak_bytes: int) -> Plan:
         """`plan` with this peak, in the assumed arena."""
-        return dataclasses.replace(
-            plan, limit_bytes=limit_bytes, planned_peak_bytes=peak_bytes, persistent_bytes=self.resident_bytes
-        )
+        there = self.search.planners.resident_bytes(self.variant_of(plan))
+        return dataclasses.replace(plan, limit_bytes=limit_bytes, planned_peak_bytes=peak_bytes, persistent_bytes=there)
 
     def _peak_here(self, plan: Plan) -> int:
         """The peak to promise for `plan` in the assumed arena."""
@@ -292,7 +291,7 @@ class Optimizer:
             self.floor_bytes(),
             lowest=self.search.lowest(),
             graph=self.settled,
-            persistent_bytes=self.resident_bytes,
+            persistent_bytes=self.search.planners.resident_bytes(self.search.lowest().variant),
             options=self.options,
             locate=self.locate,
         )
@@ -301,7 +300,7 @@ class Optimizer:
         return found.plan(
             self.fingerprint,
             limit_bytes,
-            persistent_bytes=self.resident_bytes,
+            persistent_bytes=self.search.planners.resident_bytes(found.variant),
             margin_bytes=self.extra_margin_bytes,
             solver=self.options.solver,
         )

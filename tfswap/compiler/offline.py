@@ -17,6 +17,7 @@ from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import calls_functions, is_const
+from tfswap.ir.permits import STATE
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -129,6 +130,11 @@ def offline_optimizer(
     Raises:
         UnsupportedGraph: the step is on several GPUs, which have an arena each. CPUs share one.
     """
+    if STATE in options.tactics:
+        raise TfswapError(
+            f"tactics has {STATE!r}, which moves variables of this process to host memory, and a file has none: leave "
+            "it out"
+        )
     if model.host_is_separate:
         _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
+from tfswap.ir.permits import STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES, Tiers
-from tfswap.planner.planner import TACTICS
-from tfswap.planner.solver_table import SOLVERS
+from tfswap.planner.solver_table import MOVES, SOLVERS
+
+ALL_TACTICS = (*TACTICS, STATE)
+"""All tactics. STATE is not among the default ones yet."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Options:
     """The user's options of a plan, without the limit.
 
     Attributes:
-        tactics: a subset of TACTICS. Ordering is always on.
+        tactics: a subset of ALL_TACTICS. Ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
         spill: the folder for swapped tensors beyond that limit. None: they may not go to disk.
         keep: names of tensors that must stay in the arena ("node:0").
@@ -86,13 +89,13 @@ class Options:
         return has_rule(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
-        unknown = [t for t in self.tactics if t not in TACTICS]
+        unknown = [t for t in self.tactics if t not in ALL_TACTICS]
         if unknown:
-            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
+            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, ALL_TACTICS))}")
         chosen = SOLVERS.get(self.solver)
         if chosen is None:
             raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")
-        if frozenset(self.tactics) - {"encode"} not in chosen:
+        if frozenset(self.tactics) & MOVES not in chosen:
             takes = "; or ".join(" and ".join(map(repr, sorted(moves))) for moves in chosen)
             raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
         if self.policy is not None and self.solver != "default":

@@ -13,6 +13,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.kernels.target import Target
+from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
@@ -79,7 +80,13 @@ class Planners:
 
     def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
         """The arena before a variant runs."""
-        return self._made.get(rewriting.outside, self._snapshot)
+        made = self._made.get(rewriting.outside)
+        return self._snapshot.with_at_home(rewriting.at_home) if made is None else made
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The handles of the variables that can be moved out of the arena."""
+        return frozenset(variable.feed for variable in self._snapshot.variables)
 
     def resident_bytes(self, variant: Variant) -> int:
         """Bytes in the arena throughout a variant."""
@@ -123,16 +130,19 @@ class Planners:
         return self.of(variant).live_bytes_outside(variant.graph.bodies)
 
     def tiers_of(self, variant: Variant) -> Tiers:
-        """The host memory and disk for swapped tensors, without the bytes that sparse rows may spill."""
+        """The host memory and disk for swapped tensors, without the bytes that sparse rows may spill, and without those
+        of variables at home on the host.
+        """
         tiers = self._options.tiers
         if tiers.host_bytes is None:
             return tiers
         packed = variant.rewriting.packed
         spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
-        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
+        at_home_bytes = bytes_at_home(variant.graph) if variant.rewriting.at_home else 0
+        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes - at_home_bytes)
 
     def has_room(self, variant: Variant) -> bool:
-        """Whether host memory and disk have room for the spill of sparse rows, and for swaps in bodies."""
+        """Whether host memory and disk have room for variables, the spill of sparse rows, and swaps in bodies."""
         tiers = self.tiers_of(variant)
         if tiers.host_bytes is None:
             return True

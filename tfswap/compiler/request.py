@@ -10,14 +10,13 @@ from typing import Any, TypedDict
 
 from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.options import Options, Spill
+from tfswap.compiler.options import ALL_TACTICS, Options, Spill
 from tfswap.compiler.policy import Policy
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
-from tfswap.planner.planner import TACTICS
 from tfswap.support.limit_file import LimitFile, watched
 from tfswap.support.sizes import Limit, check_limits, format_bytes, parse_limit
 
@@ -158,7 +157,7 @@ def check(
             f"plan is {plan!r}, of type {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one"
         )
     options = Options(
-        names("tactics", tactics, TACTICS),
+        names("tactics", tactics, ALL_TACTICS),
         host,
         as_spill(spill_dir, spill_limit, host),
         profile=as_profile(profile),

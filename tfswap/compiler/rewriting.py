@@ -27,6 +27,7 @@ class Rewriting(NamedTuple):
         packed: what waits in a smaller form that gives back every bit.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups, and not in pairs.
+        at_home: names of the handles of variables at home on the host.
         concurrent: the bytes that kernels of the step that run in groups hold while more than one runs; 0 where all run
             in an order.
     """
@@ -40,6 +41,7 @@ class Rewriting(NamedTuple):
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
     concurrent: int = 0
+    at_home: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Rewriting:

@@ -23,6 +23,7 @@ from tfswap.compiler.precision import in_precision
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
+from tfswap.ir.permits import STATE
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import planned_choice
@@ -88,7 +89,7 @@ class Search:
         self._least = None
 
     def _bounds_of(self, rewriting: Rewriting) -> Bounds:
-        share = (1.0 if rewriting in self._stages else OTHER_SHARE) / len(self._stages)
+        share = (1.0 if rewriting in self._stages or rewriting.at_home else OTHER_SHARE) / len(self._stages)
         rung = self._rung_of.get(rewriting)
         if rung is None:
             return Bounds(share)
@@ -105,6 +106,13 @@ class Search:
         found += alternatives.packed(planner_of, encoded or self.variants.base)
         found += alternatives.sparse(planner_of, found[-1] if found else self.variants.base)
         return [*stages, *found, *self._encoded_inside]
+
+    @property
+    def _at_home(self) -> list[Rewriting]:
+        """With variables at home on the host, as far as they can be moved in the assumed arena."""
+        if not self._chooses or STATE not in self._options.tactics:
+            return []
+        return self.alternatives.at_home(self.planners.of, self.planners.variables, self._encoded)
 
     @property
     def _may_encode(self) -> bool:
@@ -148,9 +156,9 @@ class Search:
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
 
-    def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
-        """Each variant that may be chosen, with its planner, made one at a time."""
-        for rewriting in self._rewritings:
+    def _planners_used(self, rewritings: Sequence[Rewriting]) -> Iterator[tuple[Variant, Planner]]:
+        """Each of these variants that may be chosen, with its planner, made one at a time."""
+        for rewriting in rewritings:
             variant = self.variants[rewriting]
             if self.planners.has_room(variant):
                 yield variant, self.planners.of(variant)
@@ -214,11 +222,16 @@ class Search:
         for variant in map(self.variants.__getitem__, self._grouped):
             best = _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         # Candidates without evictions are quickly judged for all variants, and often faster than those with some.
-        for variant, planner in self._planners_used():
+        for variant, planner in self._planners_used(self._rewritings):
             best = _faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
-        for variant, planner in self._planners_used():
+        for variant, planner in self._planners_used(self._rewritings):
             best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
+        for rewriting in self._at_home:
+            least_s = self.planners.unmoved_s(self.variants.base) + self.alternatives.copies_s(rewriting)
+            if best is None or least_s < best.candidate.timing.total_s:
+                for variant, planner in self._planners_used([rewriting]):
+                    best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -290,7 +303,7 @@ class Search:
     def _lowest(self) -> Found:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
-        for variant, planner in [*self._planners_used()][::-1]:
+        for variant, planner in [*self._planners_used([*self._rewritings, *self._at_home[-2:]])][::-1]:
             least = _lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))

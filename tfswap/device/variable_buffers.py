@@ -22,10 +22,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from tfswap.native.load import load
+from tfswap.simulator.arena_snapshot import Variable
 
 OWN: Final = 0
 SHARED: Final = 1
 COPIED: Final = 3
+AT_HOME: Final = 4
 """States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
 
 
@@ -55,6 +57,8 @@ class StepVariables:
         self._names = [name for names in on.values() for name in names]
         self._handles = [handles[name] for name in self._names]
         self._states = (ctypes.c_uint8 * len(self._names))()
+        self._at_home: frozenset[str] = frozenset()
+        self._usual = bytes(len(self._names))  # the states in which nothing has to be done
         self._number = secrets.randbits(62)
         begin = 0
         for names in on.values():
@@ -67,18 +71,34 @@ class StepVariables:
         """Give each variable that is written a buffer of its own."""
         if self._read_states():
             for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-                if self._is_other(name, state):
+                if state != AT_HOME and self._is_other(name, state):
                     own_buffer(handle)
+
+    def keep_at_home(self, names: Collection[str]) -> None:
+        """From now on, keep the variables behind these feeds at home on the host, and all others in the arena."""
+        self._at_home = frozenset(names)
+        self._usual = bytes(AT_HOME if name in self._at_home else OWN for name in self._names)
+        self.shared()
+
+    def places(self) -> tuple[Variable, ...]:
+        """Where the variables are now."""
+        numbers = ctypes.c_uint64 * len(self._names)
+        addresses, nbytes = numbers(), numbers()
+        load().c.tfswap_variable_places(self._number, addresses, nbytes, len(self._names))
+        return tuple(map(Variable, self._names, addresses, nbytes))
 
     def shared(self) -> frozenset[str]:
         """Feeds of the variables whose buffers other tensors share. All others have a buffer in the arena from then
         on.
         """
-        if not self._read_states():
+        self._read_states()
+        if bytes(self._states) == self._usual:
             return frozenset()
         found: list[str] = []
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-            if state == SHARED and name not in self._inner and name not in self._read:
+            if name in self._at_home or state == AT_HOME:
+                move_home(handle, host=name in self._at_home)
+            elif state == SHARED and name not in self._inner and name not in self._read:
                 found.append(name)
             elif self._is_other(name, state):
                 own_buffer(handle)
@@ -97,6 +117,11 @@ class StepVariables:
 def own_buffer(handle: Any) -> None:
     """Gives the variable of a handle a buffer of its own."""
     load().ops.tfswap_own_buffer(resource=handle)
+
+
+def move_home(handle: Any, *, host: bool) -> None:
+    """Moves the value of a variable to its home on the host, or to the arena. Does nothing where it is there."""
+    load().ops.tfswap_move_home(resource=handle, host=host)
 
 
 @functools.cache

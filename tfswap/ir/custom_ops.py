@@ -140,6 +140,13 @@ FROM_ENCODED: Final = frozenset(
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 
+# (resource) -> (value: dtype); attrs dtype, shape (for shape inference). Copies a variable at home on the host to a new
+# tensor on the device.
+READ_HOME: Final = "Tfswap>ReadHome"
+
+# (resource, value: T) -> (); attr T. Copies a tensor to the buffer of a variable at home on the host.
+WRITE_HOME: Final = "Tfswap>WriteHome"
+
 # (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a small result to one of the result slots that
 # the kernel holds, for the caller to keep.
 HAND_OVER: Final = "Tfswap>HandOver"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TACTICS = ("swap", "recompute", "encode")
+STATE = "state"
+"""The tactic that keeps variables at home on the host. It is for variables, and the others are for tensors."""
 
 
 class Permit(NamedTuple):

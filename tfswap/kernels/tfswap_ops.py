@@ -58,6 +58,8 @@ def add_by_decisions(facts: Facts) -> KernelMemory:
 RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
+    "Tfswap>ReadHome": FRESH,  # ops/csrc/core/home_ops.cc
+    "Tfswap>WriteHome": Entry(update(0)),
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room",)),

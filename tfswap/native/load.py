@@ -304,6 +304,9 @@ def _declare_core(c: ctypes.CDLL) -> None:
     for of_owner in (c.tfswap_forget_owner, c.tfswap_keep_states, c.tfswap_drop_states):
         of_owner.argtypes = [ctypes.c_int64]
         of_owner.restype = None
+    numbers = ctypes.POINTER(ctypes.c_uint64)
+    c.tfswap_variable_places.argtypes = [ctypes.c_int64, numbers, numbers, ctypes.c_uint64]
+    c.tfswap_variable_places.restype = None
     c.tfswap_forget_variables.argtypes = [ctypes.c_int64]
     c.tfswap_forget_variables.restype = None
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]

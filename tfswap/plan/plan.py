@@ -132,6 +132,7 @@ class Plan:
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         concurrent: the bytes that the step's groups of kernels (planner/concurrent.py) hold while more than one kernel
             runs; 0 without groups.
+        at_home: names of the handles of variables at home on the host.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
     """
@@ -158,6 +159,7 @@ class Plan:
     grouped: bool = False
     concurrent: int = 0
     exact_chunks: bool = False
+    at_home: tuple[str, ...] = ()
 
     @classmethod
     def unchanged(
@@ -192,6 +194,7 @@ class Plan:
             self.exact_chunks,
             *lists,
             *smaller,
+            self.at_home,
             self.inside,
         )
 
@@ -259,6 +262,8 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
+    if plan.at_home and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan with variables in host memory fixes an order")
     for before, position in pairwise((-1, *plan.paired)):
         if not max(1, before + 2) <= position < len(plan.order):
             raise InvalidModel(

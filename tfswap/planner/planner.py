@@ -32,7 +32,7 @@ from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
 from tfswap.planner.pairing import gains, side_by_side
 from tfswap.planner.problem import NEVER, Choice, Solver, make_problem
-from tfswap.planner.solver_table import BOTH, EVICT, RESTARTS, SOLVERS, SWAP
+from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
 from tfswap.planner.step_orders import StepOrders, kernels_run
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
@@ -113,7 +113,7 @@ class Planner:
         orders = orders or StepOrders(flow, self.cost_s, self.rates)
         # In an unknown arena it can't be known which plan fragments least: one order is enough.
         most_orders = len(orders.ranked) if snapshot.chunks else 1
-        moves = frozenset(tactics) - {"encode"}
+        moves = frozenset(tactics) & MOVES
         climbs = _climbs(SOLVERS[solver][moves], kernels_run(flow, orders.ranked[0]), share, most_orders)
         count = max(climb.orders for climb in climbs)
         concurrent = target.runs_concurrently

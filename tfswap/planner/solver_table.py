@@ -8,6 +8,8 @@ from __future__ import annotations
 from tfswap.planner.problem import NEVER, Solver
 from tfswap.planner.solvers import belady, cheapest_eviction, meng, milp, published
 
+MOVES = frozenset(("swap", "recompute"))
+"""The tactics that solvers choose among."""
 SWAP: tuple[Solver, ...] = (belady.solve, belady.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (cheapest_eviction.solver(cheapest_eviction.Prices(copy=NEVER)),)
 EVICT: tuple[Solver, ...] = (

@@ -77,7 +77,8 @@ class Report:
         memory_limit_bytes: the user's limit; None for none.
         persistent_bytes: allocated throughout the step: variables, slots, arguments, constants, tensors of others.
         seconds: predicted time of a step.
-        host_bytes: peak of host memory.
+        host_bytes: peak of host memory for tensors.
+        at_home_bytes: bytes of variables that are at home on the host.
         disk_bytes: peak of disk space for swapped tensors beyond the limit of host memory.
         kernels: number of kernel runs in the order, recomputed ones included.
         reruns: number of recomputed ones.
@@ -109,6 +110,7 @@ class Report:
     trains: bool
     costs: str
     measured_peak_bytes: int | None = None
+    at_home_bytes: int = 0
     step: str = ""
     notes: tuple[str, ...] = ()
     device: str = ""
@@ -241,6 +243,7 @@ class Report:
             ("recomputed", self._recomputed_text()),
             *([("encoded", self._encoded_text())] if self.encoded else []),
             ("host memory", format_bytes(self.host_bytes)),
+            *([("variables there", format_bytes(self.at_home_bytes))] if self.at_home_bytes else []),
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]

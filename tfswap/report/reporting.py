@@ -11,6 +11,7 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
+from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.bodies import PlannedBody
@@ -91,6 +92,7 @@ def make_report(step: PlannedStep) -> Report:
         unmodelled=unmodelled,
         trains=step.trains,
         costs=planner.costs.source,
+        at_home_bytes=bytes_at_home(step.graph),
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,

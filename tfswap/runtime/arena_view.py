@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import (
@@ -48,7 +48,14 @@ class ArenaView:
             instantiated: whether the step's constants are in it.
         """
         found = arena.snapshot(self._device.name)
-        return dataclasses.replace(found, instantiated=instantiated, shared=self.shared)
+        known = self._variables is not None and bool(found.chunks)
+        variables = self._variables.places() if known and self._variables is not None else ()
+        return dataclasses.replace(found, instantiated=instantiated, shared=self.shared, variables=variables)
+
+    def keep_at_home(self, names: Collection[str]) -> None:
+        """As of `StepVariables`."""
+        if self._variables is not None:
+            self._variables.keep_at_home(names)
 
     def copied_bytes(self, optimizer: Optimizer) -> int:
         """The bytes of variables that this step's updates copy, since other tensors share their buffers."""

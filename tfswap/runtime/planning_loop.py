@@ -254,6 +254,7 @@ class PlanningLoop:
             self._function = None  # a held refusal holds this loop, and with it constants in the arena
             raise
         if all(unchanged):
+            self._place_variables()
             self._function, self._gate = self.trace.concrete, None
             for each in self._parts:
                 each.requests = None
@@ -287,6 +288,7 @@ class PlanningLoop:
         if self._actions is not None:
             # The earlier plan's function is freed first: the next one's constants get its chunks.
             self._drop_function()
+        self._place_variables()
         chosen = [Chosen(each.part.trace, each.optimizer, each.plan) for each in self._parts]
         self._function, self._gate = self.maker.make(chosen, live=self.live)
         self._actions = actions
@@ -294,6 +296,11 @@ class PlanningLoop:
             self.maker.instantiate(self._function, self.inputs)
             for each in self._parts:
                 each.snapshot = each.part.arena.snapshot(instantiated=True)
+
+    def _place_variables(self) -> None:
+        """Move the variables of the step to where the chosen plans have them."""
+        for each in self._parts if self.live else ():
+            each.part.arena.keep_at_home(each.plan.at_home)
 
     def _drop_function(self) -> None:
         self._function = self._gate = self._actions = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
@@ -79,6 +79,20 @@ class Ledger:
             self.in_use_bytes -= self._sizes[address]
 
 
+class Variable(NamedTuple):
+    """Where a variable of the step is before it.
+
+    Attributes:
+        feed: the name of its handle.
+        address: of its chunk; 0 where it is at home on the host.
+        nbytes: its bytes.
+    """
+
+    feed: str
+    address: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class ArenaSnapshot:
     """The content of the arena before the step.
@@ -92,6 +106,7 @@ class ArenaSnapshot:
         collects: whether the arena frees unused regions, to make room for a larger one.
         shared: feeds of the step that are handles of variables whose buffers other tensors share: the first update of
             each requests another buffer, and the shared one stays.
+        variables: where the step's variables are, as far as known.
     """
 
     total_bytes: int = 0
@@ -100,6 +115,23 @@ class ArenaSnapshot:
     limit_bytes: int | None = None
     collects: bool = False
     shared: frozenset[str] = frozenset()
+    variables: tuple[Variable, ...] = ()
+
+    def with_at_home(self, names: Collection[str]) -> ArenaSnapshot:
+        """This content with the variables behind these feeds at home on the host, and all others in the arena."""
+        leaving = [v for v in self.variables if v.address and v.feed in names]
+        coming = [v for v in self.variables if not v.address and v.feed not in names]
+        if not leaving and not coming:
+            return self
+        arena = self.arena()
+        for variable in leaving:
+            arena.free(variable.address)
+        for variable in coming:
+            arena.allocate(variable.nbytes)
+        variables = tuple([v._replace(address=0) if v.feed in names else v for v in self.variables])
+        return dataclasses.replace(
+            self, total_bytes=arena.in_use_bytes, chunks=tuple(arena.chunks), variables=variables
+        )
 
     def unseen(self) -> ArenaSnapshot:
         """An arena that a step planned now may have when it runs. Small tensors may be allocated until then. The peak

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "device_copier.h"
 #include "device_copy.h"
 #include "export.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
@@ -33,6 +34,8 @@
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/refcount.h"
+#include "variable_access.h"
+#include "variable_home.h"
 
 namespace tfswap {
 namespace {
@@ -55,6 +58,17 @@ Assigns to a variable as AssignVariableOp does, by a copy into the variable's bu
 If something else holds that buffer (a read of the variable, a tensor that was assigned), it
 copies into a new one. A variable that is not initialized, or has another shape, adopts the
 value's buffer.
+)doc");
+
+REGISTER_OP("Tfswap>WriteHome")
+    .Input("resource: resource")
+    .Input("value: T")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Assigns to a variable at home on the host as AssignInPlace does. If something else holds its buffer, the variable gets
+a new one in host memory.
 )doc");
 
 REGISTER_OP("Tfswap>WatchVariables")
@@ -80,34 +94,20 @@ Gives a variable a buffer that nothing else holds, with the same content, and tu
 copy-on-read mode off.
 )doc");
 
-// The variable's handle. Fails if the input is not one handle.
-absl::Status GetHandleInput(OpKernelContext* ctx, int index, const tensorflow::ResourceHandle** handle) {
-  if (ctx->input(index).NumElements() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("Input ", index, " of '", ctx->op_kernel().name(),
-                                                   "' must be the handle of one variable."));
-  }
-  *handle = &tensorflow::HandleFromInput(ctx, index);
-  return absl::OkStatus();
-}
-
-absl::Status GetVariable(OpKernelContext* ctx, int index, tensorflow::core::RefCountPtr<Var>* variable) {
-  const tensorflow::ResourceHandle* handle;
-  TF_RETURN_IF_ERROR(GetHandleInput(ctx, index, &handle));
-  return tensorflow::LookupResource<Var>(ctx, *handle, variable);
-}
-
 // The state of a variable's buffer, as in device/variable_buffers.py.
 enum BufferState : uint8_t {
   kOwn = 0,      // only the variable holds it
   kShared = 1,   // a tensor holds it too
   kForeign = 2,  // it is not an allocator's
   kCopied = 3,   // copy-on-read mode: each read and update copies it, so nothing shares it
+  kAtHome = 4,   // it is in host memory (variable_home.h)
 };
 
 // The caller holds the variable's lock.
 BufferState StateOf(Var* variable) {
   if (variable->copy_on_read_mode.load()) return kCopied;
   const Tensor& held = *variable->tensor();
+  if (variable->is_initialized && IsAtHome(held)) return kAtHome;
   if (!variable->is_initialized || held.RefCountIsOne() || !tensorflow::DataTypeCanUseMemcpy(held.dtype())) {
     return kOwn;
   }
@@ -124,6 +124,7 @@ absl::Status CopyToOwn(OpKernelContext* ctx, const Tensor& from, Tensor* held) {
   return absl::OkStatus();
 }
 
+template <typename CopierFactory>
 class AssignInPlaceOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -155,6 +156,11 @@ class AssignInPlaceOp : public OpKernel {
       *held = value;
     } else if (held->RefCountIsOne()) {
       CopyOnDevice(ctx, value, held);
+    } else if (IsAtHome(*held)) {
+      Tensor renewed;
+      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), value, name(), &renewed));
+      CopyOnDevice(ctx, value, &renewed);
+      *held = renewed;
     } else {
       OP_REQUIRES_OK(ctx, CopyToOwn(ctx, value, held));
     }
@@ -191,6 +197,22 @@ class Watched {
     Variables& all = steps_[step];
     all.resize(begin);
     std::move(variables.begin(), variables.end(), std::back_inserter(all));
+  }
+
+  void ReadPlaces(int64_t step, uint64_t* addresses, uint64_t* bytes, uint64_t room) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = steps_.find(step);
+    if (found == steps_.end()) return;
+    for (uint64_t i = 0; i < found->second.size() && i < room; ++i) {
+      const tensorflow::core::RefCountPtr<Var> variable = found->second[i].GetNewRef();
+      addresses[i] = bytes[i] = 0;
+      if (variable == nullptr) continue;
+      tensorflow::tf_shared_lock variable_lock(*variable->mu());
+      if (!variable->is_initialized) continue;
+      bytes[i] = variable->tensor()->TotalBytes();
+      if (StateOf(variable.get()) == kAtHome) continue;
+      addresses[i] = reinterpret_cast<uint64_t>(tensorflow::DMAHelper::base(variable->tensor()));
+    }
   }
 
   void Forget(int64_t step) {
@@ -244,11 +266,17 @@ class WatchVariablesOp : public OpKernel {
   int64_t step_, begin_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_CPU),
-                        AssignInPlaceOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
-    AssignInPlaceOp);
+#define REGISTER_ASSIGNMENT(op)                                                    \
+  REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU),                 \
+                          AssignInPlaceOp<CpuCopierFactory>);                      \
+  REGISTER_KERNEL_BUILDER(                                                         \
+      Name(op).Device(tensorflow::DEVICE_GPU).HostMemory("resource"),              \
+      AssignInPlaceOp<GpuCopierFactory>)
+
+REGISTER_ASSIGNMENT("Tfswap>AssignInPlace");
+REGISTER_ASSIGNMENT("Tfswap>WriteHome");
+#undef REGISTER_ASSIGNMENT
+
 REGISTER_KERNEL_BUILDER(Name("Tfswap>WatchVariables").Device(tensorflow::DEVICE_CPU), WatchVariablesOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>WatchVariables").Device(tensorflow::DEVICE_GPU).HostMemory("resources"),
@@ -269,6 +297,12 @@ REGISTER_KERNEL_BUILDER(
 // Returns the number of states that are not kOwn.
 TFSWAP_C_API uint64_t tfswap_variable_buffers(int64_t step, uint8_t* states, uint64_t room) {
   return tfswap::Watched::Get().ReadStates(step, states, room);
+}
+
+// Writes the address and the bytes of each of these variables' values, in the same order. The address of a variable at
+// home on the host is 0; both are 0 for one without a value.
+TFSWAP_C_API void tfswap_variable_places(int64_t step, uint64_t* addresses, uint64_t* bytes, uint64_t room) {
+  tfswap::Watched::Get().ReadPlaces(step, addresses, bytes, room);
 }
 
 // Drops the references to this step's variables.

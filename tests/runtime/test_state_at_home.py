@@ -1,0 +1,257 @@
+"""Variables and optimizer slots at home in host memory: limits below their bytes are kept, with the same values."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+
+import pytest
+import tensorflow as tf
+from gpu_compare import draws, relu_loss, run, weights
+from processes import on_arena
+from step_peaks import measuring
+
+import tfswap
+
+WITH_STATE = ("swap", "recompute", "encode", "state")
+WIDTH, LAYERS, ROWS = 384, 6, 32
+
+
+class Net:
+    """Dense layers, trained by Keras' Adam, or by updates in place."""
+
+    def __init__(self, optimizer="adam"):
+        tf.keras.utils.set_random_seed(1)
+        dense = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
+        self.model = tf.keras.Sequential([tf.keras.Input((WIDTH,)), *dense, tf.keras.layers.Dense(4)])
+        self.slots = []
+        if optimizer == "in place":
+            self.slots = [tf.Variable(tf.zeros_like(v)) for v in self.model.trainable_variables]
+            self.optimizer = None
+        else:
+            self.optimizer = tf.keras.optimizers.get(optimizer)
+            self.optimizer.build(self.model.trainable_variables)
+            self.slots = self.optimizer.variables
+        self.x = tf.random.stateless_normal([ROWS, WIDTH], (1, 2))
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(x, training=True)))
+        weights = self.model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        if self.optimizer is not None:
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        else:
+            for weight, slot, gradient in zip(weights, self.slots, gradients, strict=True):
+                slot.assign_add(0.5 * gradient)
+                weight.value.assign_sub(0.1 * slot)
+        return loss
+
+    def between(self, how, folder, held):
+        """Read, assign, or save and restore variables between two steps."""
+        if how == "held":
+            held[:] = [v.value.numpy() for v in self.model.trainable_variables]
+        elif how == "assigned":
+            for v in self.model.trainable_variables:
+                v.assign(v * 0.99)
+        elif how == "restored":
+            checkpoint = tf.train.Checkpoint(model=self.model, slots=self.slots)
+            checkpoint.restore(checkpoint.write(folder + "/saved"))
+
+    @property
+    def state(self):
+        return [*self.model.variables, *self.slots]
+
+    def digest(self):
+        return hashlib.sha256(b"".join(v.numpy().tobytes() for v in self.state)).hexdigest()
+
+    @property
+    def state_bytes(self):
+        return sum(v.numpy().nbytes for v in self.state)
+
+
+def trained(optimizer="adam", share=None, how="untouched", folder="", steps=5):
+    """A net's losses and values after some steps, without a limit, or under a share of its state's bytes."""
+    net = Net(optimizer)
+    step, limit = tf.function(net.train), None
+    if share is not None:
+        limit = int(share * net.state_bytes)
+        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+    losses, peaks, planned, held = [], [], [], []
+    for call in range(steps):
+        if call:
+            net.between(how if call % 2 else "untouched", folder, held)
+        with measuring(peaks):  # where it begins with variables in the arena, these count too
+            losses.append(float(step(net.x)))
+        planned.append(share and step.report().planned_peak_bytes)
+    found = {"result": [losses, net.digest()], "limit": limit, "state": net.state_bytes, "peaks": peaks[2::2]}
+    if share is not None:
+        report = step.report()
+        found |= {"planned": planned[2::2], "home": len(step.plan().at_home), "floor": report.floor_bytes}
+    return found
+
+
+def check(found, plain):
+    assert found["home"]
+    assert found["result"] == plain["result"]
+    assert max(found["peaks"]) <= found["limit"] < found["state"]
+    assert all(peak <= planned for peak, planned in zip(found["peaks"], found["planned"], strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "share"), [("adam", 0.6), ("adam", 0.3), ("in place", 0.45), ("sgd", 0.8), ("rmsprop", 0.4)]
+)
+def test_a_limit_below_the_bytes_of_the_state_is_kept(optimizer: str, share: float) -> None:
+    def program():
+        return trained(optimizer, share)
+
+    def plain():
+        return trained(optimizer)
+
+    found = on_arena(program)
+    check(found, on_arena(plain))
+    assert found["floor"] < found["limit"]
+
+
+def test_without_the_tactic_such_a_limit_is_refused() -> None:
+    def program():
+        net = Net()
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
+        try:
+            step(net.x)
+        except tfswap.InfeasibleMemoryLimit as error:
+            return error.floor_bytes > net.state_bytes
+        return None
+
+    assert on_arena(program)
+
+
+def test_a_limit_below_the_floor_is_refused_with_the_bytes_that_stay() -> None:
+    def program():
+        net = Net()
+        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB", tactics=WITH_STATE)
+        try:
+            step(net.x)
+        except tfswap.InfeasibleMemoryLimit as error:
+            floor, text = error.floor_bytes, str(error)
+        before = net.digest()
+        again = tfswap.optimize(tf.function(net.train), memory_limit=floor, tactics=WITH_STATE)
+        again(net.x)
+        return {"floor": floor, "state": net.state_bytes, "text": text, "trained": before != net.digest()}
+
+    found = on_arena(program)
+    assert found["floor"] < found["state"] / 4
+    assert found["trained"]
+
+
+@pytest.mark.parametrize("how", ["held", "assigned", "restored"])
+def test_state_that_is_accessed_between_steps_is_at_home_in_the_next(how: str, tmp_path) -> None:
+    folder = str(tmp_path)
+
+    def program():
+        return trained(share=0.5, how=how, folder=folder)
+
+    def plain():
+        return trained(how=how, folder=folder)
+
+    check(on_arena(program), on_arena(plain))
+
+
+def test_a_higher_limit_brings_variables_back() -> None:
+    def program():
+        net = Net()
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=WITH_STATE)
+        losses = [float(step(net.x)) for _ in range(2)]
+        few = len(step.plan().at_home)
+        step.memory_limit = 4 * net.state_bytes
+        peaks = []
+        for _ in range(2):
+            with measuring(peaks):
+                losses.append(float(step(net.x)))
+        there = min(peaks) > net.state_bytes
+        return {"result": [losses, net.digest()], "before": few, "after": len(step.plan().at_home), "there": there}
+
+    found = on_arena(program)
+    assert found["result"] == on_arena(lambda: trained(steps=4))["result"]
+    assert found["before"] and not found["after"] and found["there"]
+
+
+def test_two_functions_share_variables() -> None:
+    """One has them at home, and the other in the arena: each keeps its own limit."""
+
+    def program():
+        net = Net()
+        limit = net.state_bytes // 2
+        step = tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=WITH_STATE)
+        predict = tfswap.optimize(
+            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes, tactics=WITH_STATE
+        )
+        peaks, found = [], []
+        for _ in range(3):
+            step(net.x)
+            found.append(float(predict(net.x)))
+            with measuring(peaks):
+                step(net.x)
+        return {"kept": max(peaks) <= limit, "found": [*found, net.digest()]}
+
+    def plain():
+        net = Net()
+        step, predict, found = tf.function(net.train), tf.function(lambda x: tf.reduce_sum(net.model(x))), []
+        for _ in range(3):
+            step(net.x)
+            found.append(float(predict(net.x)))
+            step(net.x)
+        return [*found, net.digest()]
+
+    assert on_arena(program) == {"kept": True, "found": on_arena(plain)}
+
+
+class Updates:
+    """Eight weights of 256 KiB with slots."""
+
+    def __init__(self):
+        self.weights, self.slots = weights(*[[256, 256]] * 8), weights(*[[256, 256]] * 8)
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = relu_loss(self.weights, x)
+        gradients = tape.gradient(loss, self.weights)
+        for weight, slot, gradient in zip(self.weights, self.slots, gradients, strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        return loss
+
+    @property
+    def state(self):
+        return [*self.weights, *self.slots]
+
+
+def on_a_gpu(gpus):
+    tf.config.experimental.enable_op_determinism()
+    inputs = tf.constant(draws(64, 256))
+    plain = Updates()
+    expected, _ = run(tf.function(plain.train), [inputs], plain.state, steps=4)
+    del plain
+    gc.collect()
+    net = Updates()
+    state_bytes = sum(v.numpy().nbytes for v in net.state)
+    step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes), tactics=WITH_STATE)
+    first, _ = run(step, [inputs], [], steps=1)
+    rest, peak = run(step, [inputs], net.state, steps=3)
+    plan = step.plan()
+    return {
+        "same": [*first, *rest] == expected,
+        "peak": peak,
+        "planned": step.report().planned_peak_bytes,
+        "kept": peak <= plan.limit_bytes < state_bytes,
+        "home": len(plan.at_home),
+        "races": gpus.report().splitlines(),
+    }
+
+
+@pytest.mark.emulated_gpu(memory=64 << 20)
+def test_state_at_home_on_a_gpu(on_gpus) -> None:
+    found = on_gpus(on_a_gpu)
+    assert found["races"] == []
+    assert found["home"] and found["same"] and found["kept"]
+    assert found["peak"] == found["planned"]

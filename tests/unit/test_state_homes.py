@@ -1,0 +1,111 @@
+"""Variables at home on the host, in graphs: which may be, and what their accesses become."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.state_homes import bytes_at_home, keep_at_home, movable_variables
+
+FLOATS = TensorType("float32", (64, 64))
+TARGET = Target(DeviceModel("cpu"))
+
+
+class Step(Graph):
+    """A graph with variables."""
+
+    def variable(self, name: str) -> Node:
+        node = self.add("Placeholder", name, attrs={"dtype": Dtype("resource")}, outputs=(TensorType("resource", ()),))
+        self.feeds.append(node)
+        return node
+
+    def read(self, name: str, variable: Node, *controls: Node) -> Node:
+        attrs = {"dtype": Dtype("float32")}
+        return self.add("ReadVariableOp", name, (variable.out(),), controls=controls, attrs=attrs, outputs=(FLOATS,))
+
+    def compute(self, name: str, *inputs: Node) -> Node:
+        return self.add("AddV2", name, (node.out() for node in inputs), outputs=(FLOATS,))
+
+    def write(self, op: str, name: str, variable: Node, value: Node, *controls: Node) -> Node:
+        inputs = (variable.out(), value.out())
+        node = self.add(op, name, inputs, controls=controls, attrs={"dtype": Dtype("float32")})
+        self.targets.append(node)
+        return node
+
+
+def ops_of(graph: Graph) -> dict[str, str]:
+    return {node.name: node.op for node in graph}
+
+
+def test_reads_of_the_first_version_share_a_copy() -> None:
+    step = Step()
+    v = step.variable("v")
+    first, second = step.read("first", v), step.read("second", v)
+    total = step.compute("total", first, second)
+    step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, total, first, second)
+    assert keep_at_home(step, TARGET, ["v"]) == 3
+    step.prune()
+    ops = ops_of(step)
+    assert ops["first"] == custom_ops.READ_HOME and ops["write"] == custom_ops.WRITE_HOME
+    assert "second" not in ops
+    assert [t.node.name for t in step["total"].inputs] == ["first", "first"]
+    assert bytes_at_home(step) == 64 * 64 * 4
+
+
+def test_a_read_after_a_write_is_a_copy_of_its_own() -> None:
+    step = Step()
+    v = step.variable("v")
+    before = step.read("before", v)
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, step.compute("twice", before, before), before)
+    after = step.read("after", v, write)
+    step.fetches.append(step.compute("result", after, after).out())
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    assert {step["before"].op, step["after"].op} == {custom_ops.READ_HOME}
+    assert step["result"].inputs[0].node is step["after"]
+    assert step["write"] in step["after"].controls
+
+
+@pytest.mark.parametrize(("op", "arithmetic"), [("AssignAddVariableOp", "AddV2"), ("AssignSubVariableOp", "Sub")])
+def test_an_update_in_place_becomes_a_read_an_operation_and_a_write(op: str, arithmetic: str) -> None:
+    step = Step()
+    v, w = step.variable("v"), step.variable("w")
+    forward = step.read("forward", v)
+    update = step.write(op, "update", v, step.compute("gradient", forward, step.read("other", w)), forward)
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    result = update.inputs[1].node
+    assert update.op == custom_ops.WRITE_HOME and result.op == arithmetic
+    assert [t.node.name for t in result.inputs] == ["forward", "gradient"]
+    assert step["other"].op == "ReadVariableOp"
+
+
+def test_waits_of_a_read_that_is_left_out_are_those_of_its_readers() -> None:
+    step = Step()
+    v, w = step.variable("v"), step.variable("w")
+    first = step.read("first", v)
+    act = step.write(custom_ops.ASSIGN_IN_PLACE, "act", w, first)
+    late = step.read("late", v, act)
+    step.fetches.append(step.compute("result", late, late).out())
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    assert step["result"].inputs[0].node is first
+    assert act in step["result"].controls
+
+
+def test_variables_with_other_accesses_stay() -> None:
+    step = Step()
+    read, gathered, returned, assigned = (step.variable(name) for name in ("read", "gathered", "returned", "assigned"))
+    values = [step.read(f"of_{node.name}", node) for node in (read, gathered, returned)]
+    step.fetches += [value.out() for value in values]
+    rows = step.add("ResourceGather", "rows", (gathered.out(), values[0].out()), outputs=(FLOATS,))
+    step.fetches += [rows.out(), returned.out()]
+    step.write(custom_ops.ASSIGN_IN_PLACE, "write", assigned, values[0])
+    assert movable_variables(step) == {"read": FLOATS}
+    with pytest.raises(InvalidModel, match="'gathered'.*Plan again"):
+        keep_at_home(step, TARGET, ["gathered"])

@@ -1,16 +1,24 @@
-"""Plans without a process are of one device with an arena: a step on several GPUs is refused."""
+"""Plans without a process: a step on several GPUs has a plan for each, also where there are none."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import tensorflow as tf
 from layered_steps import Layer, training_step
 
-from tfswap.compiler.offline import offline_optimizer
+import tfswap
+from tfswap.compiler.offline import OnDevice, Variable, offline_optimizer, offline_step
 from tfswap.compiler.options import Options
-from tfswap.errors import UnsupportedGraph
+from tfswap.device.offline_placement import place_offline
+from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.frontends import cli
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import described
+from tfswap.report.device_curves import DeviceCurves
 
 GPU = described("a100").device
 
@@ -24,7 +32,7 @@ def placed(*devices: str) -> Graph:
     return graph
 
 
-def test_a_step_on_several_gpus_is_refused_by_their_names() -> None:
+def test_a_plan_for_one_gpu_refuses_several_by_their_names() -> None:
     with pytest.raises(UnsupportedGraph, match=r"the step is on GPU:0, GPU:1, and") as refused:
         offline_optimizer(placed("/job:localhost/replica:0/task:0/device:GPU:1", "/device:GPU:0"), GPU, Options())
     assert "\n" not in str(refused.value)
@@ -37,3 +45,93 @@ def test_a_step_on_one_gpu_is_planned(devices: tuple[str, ...]) -> None:
 
 def test_where_there_are_no_gpus_the_step_runs_in_one_arena() -> None:
     assert offline_optimizer(placed("/device:GPU:0", "/device:GPU:1"), DeviceModel(), Options()).floor_bytes() > 0
+
+
+def test_several_gpus_have_an_optimizer_each():
+    graph = placed("/device:GPU:0", "/device:GPU:1")
+    variables = [Variable("float32", (1 << 20,), device) for device in ("", "/device:GPU:1", "/device:GPU:1")]
+    found = offline_step(graph, {"GPU:0": OnDevice(GPU, Options())}, variables)
+    assert list(found.optimizers) == ["GPU:0", "GPU:1"]
+    held = [each.resident_bytes >> 22 for each in found.optimizers.values()]
+    assert held == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("/device:TPU:0", "XLA compiles what runs there"),
+        ("/job:worker/replica:0/task:1/device:GPU:0", "which is another process's"),
+        ("/device:GPU:2", "step has the device GPU:2, and there are GPU:0, GPU:1 only"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_by_name(device: str, why: str):
+    graph = placed("/device:GPU:0", device)
+    with pytest.raises(UnsupportedGraph, match=why):
+        place_offline("step", graph, [""] * len(graph.feeds), GPU, ["GPU:0", "GPU:1"])
+
+
+def pipeline() -> tf.Module:
+    """Layers on two devices, whose variables have none. Here both are the CPU."""
+    made = tf.Module()
+    made.layers = [tf.Variable(tf.random.stateless_normal([64, 64], (i, 1)) * 0.1) for i in range(4)]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x
+            for i, layer in enumerate(made.layers):
+                with tf.device(f"GPU:{i // 2}"):
+                    h = tf.nn.relu(tf.sin(h @ layer))
+            with tf.device("GPU:1"):
+                loss = tf.reduce_mean(h * h)
+        for layer, gradient in zip(made.layers, tape.gradient(loss, made.layers), strict=True):
+            layer.assign_sub(0.1 * gradient)
+        return loss
+
+    made.train_step = tf.function(step, input_signature=[tf.TensorSpec([None, 64], name="x")])
+    return made
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("offline") / "model")
+    tf.saved_model.save(pipeline(), path)
+    return path
+
+
+def test_a_step_is_simulated_on_machines_with_several_gpus(saved: str, tmp_path: Path):
+    found = tfswap.simulate(saved, batch_size=2048, limits=3, device=["a100", "h100"])
+    traced = tfswap.simulate(pipeline().train_step, tf.TensorSpec([2048, 64]), limits=3, device="dgx-a100:2")
+    assert isinstance(found, DeviceCurves) and isinstance(traced, DeviceCurves)
+    for each, machines in ((found, ["A100", "H100"]), (traced, ["DGX A100", "DGX A100"])):
+        assert list(each.devices) == ["GPU:0", "GPU:1"]
+        assert all(name in curve.machine for name, curve in zip(machines, each.devices.values(), strict=True))
+        assert [len(curve.points) for curve in each.devices.values()] == [3, 3]
+        assert all(p.step_s == max(one.step_s for one in p.points.values()) for p in each.points)
+    assert [curve.host_bytes for curve in found.devices.values()] == [128 * 10**9, 256 * 10**9]
+    assert found.link == "by way of the host" and traced.link == "240 GB/s each way"
+    content = json.loads(found.to_json())
+    assert content["feasible"] and list(content["devices"]) == ["GPU:0", "GPU:1"]
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["train_step", "device", "GPU:0", "GPU:1"]
+    found.save_html(tmp_path / "curves.html")
+    assert (tmp_path / "curves.html").read_text().count("<svg ") == 2
+    assert found._repr_html_().count("<details class=device") == 2
+
+
+def test_a_machine_with_fewer_gpus_and_the_search_for_a_size_are_refused(saved: str):
+    with pytest.raises(UnsupportedGraph, match="train_step has the device GPU:1, and there are GPU:0 only"):
+        tfswap.simulate(saved, batch_size=2048, device="a100")
+    with pytest.raises(UnsupportedGraph, match="train_step has the device GPU:1"):
+        tfswap.max_batch(saved, device="a100", memory_limit="1GiB")
+    for wrong in ([], ["a100", 1], 3):
+        with pytest.raises(TfswapError, match="device is "):
+            tfswap.simulate(saved, batch_size=2048, device=wrong)
+
+
+def test_the_command_line_takes_a_list_of_devices(saved: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    flags = ["--batch_size=2048", "--limits=2", f"--html={tmp_path}/curves.html", "--json"]
+    assert cli.main(["simulate", saved, "--device=a100,a100", *flags]) == cli.OK
+    assert list(json.loads(capsys.readouterr().out)["devices"]) == ["GPU:0", "GPU:1"]
+    assert cli.main(["simulate", saved, "--device=a100,abacus"]) == cli.USAGE
+    assert cli.main(["analyze", saved, "--memory_limit=GPU:0=1GiB,GPU:0=2GiB"]) == cli.USAGE
+    assert cli.main(["analyze", saved, "--memory_limit=GPU:0=1GiB,2GiB"]) == cli.USAGE

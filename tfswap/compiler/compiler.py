@@ -250,10 +250,10 @@ class Optimizer:
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
 
-    def analysis(self, limit: int | str | None) -> Plan:
+    def analysis(self, limit: int | str | None, ordered: bool = False) -> Plan:
         """As `plan`; for a limit that can't be met, the plan that changes nothing, whose peak exceeds it."""
         try:
-            return self.plan(limit)
+            return self.plan(limit, ordered=ordered)
         except InfeasibleMemoryLimit as error:
             return self.unchanged(error.limit_bytes)
 

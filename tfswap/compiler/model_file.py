@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfswap.compiler.backward import is_training
+from tfswap.compiler.offline import Variable
 from tfswap.errors import InvalidModel
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.function import dense_shapes
@@ -19,7 +20,6 @@ from tfswap.importers.library import through_call
 from tfswap.importers.references import reachable
 from tfswap.importers.shapes import HandleType, shape_of
 from tfswap.importers.validate import is_type, validate_functions
-from tfswap.ir.types import Shape
 from tfswap.support import progress
 from tfswap.support.files import require_new_folder, require_regular, unwritable_folder
 
@@ -41,6 +41,7 @@ class ConcreteStep:
         captures: the number of captures, which are its last arguments.
         handles: the types of variables behind resource arguments, as far as the object graph has them.
         values: known values of arguments: the dense shapes of sparse tensors.
+        captured: by captured argument, the number of the object.
     """
 
     name: str
@@ -49,16 +50,23 @@ class ConcreteStep:
     captures: int
     handles: dict[str, HandleType]
     values: dict[str, tuple[int, ...]]
+    captured: dict[str, int]
 
 
 @dataclass
 class ModelFile:
-    """A parsed SavedModel. `library` shares its FunctionDefs with `proto`."""
+    """A parsed SavedModel. `library` shares its FunctionDefs with `proto`.
+
+    Attributes:
+        devices: by object, the device that it is loaded on, as far as that is known: from the file
+            (`tf.saved_model.SaveOptions(experimental_variable_policy=...)`), or from how steps use it.
+    """
 
     path: Path
     proto: Any
     meta_graph: Any
     library: dict[str, Any] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ModelFile:
@@ -86,6 +94,7 @@ class ModelFile:
         made = cls(Path(where), proto, meta_graph)
         made.library = {f.signature.name: f for f in meta_graph.graph_def.library.function}
         made._validate_objects()
+        made.devices = dict(_saved_devices(meta_graph.object_graph_def.nodes))
         return made
 
     def _validate_objects(self) -> None:
@@ -200,7 +209,9 @@ class ModelFile:
         bound = concrete[name].bound_inputs if name in concrete else []
         arguments = enumerate(self.library[name].signature.input_arg)
         names = {a.name: _specified_names(self.library[name], i) for i, a in arguments}
-        return ConcreteStep(name, name, names, len(bound), self._handles(name, bound), self._values(name, len(bound)))
+        handles, values = self._handles(name, bound), self._values(name, len(bound))
+        captured = dict(zip([*names][len(names) - len(bound) :], bound, strict=True))
+        return ConcreteStep(name, name, names, len(bound), handles, values, captured)
 
     def same_as(self, name: str) -> list[str]:
         """The traces with the same content as a library function, since saving copies some; else itself."""
@@ -221,7 +232,7 @@ class ModelFile:
         """Follow functions that do nothing but call another, such as a signature's wrapper."""
         start = self.trace(traced)
         name, names, handles, fdef = traced, start.user_names, start.handles, self.library[traced]
-        values = start.values
+        values, captured = start.values, start.captured
         while (passed := through_call(fdef, self.library.get)) is not None:
             caller, fdef = fdef, passed.called
             inputs = [caller.signature.input_arg[position].name for position in passed.arguments]
@@ -230,8 +241,9 @@ class ModelFile:
             names = {a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)}
             handles = {a: handles[source] for a, source in pairs if source in handles}
             values = {a: values[source] for a, source in pairs if source in values}
+            captured = {a: captured[source] for a, source in pairs if source in captured}
             name = fdef.signature.name
-        return ConcreteStep(name, traced, names, start.captures, handles, values)
+        return ConcreteStep(name, traced, names, start.captures, handles, values, captured)
 
     def _handles(self, name: str, bound: Any) -> dict[str, HandleType]:
         arguments = self.library[name].signature.input_arg
@@ -255,13 +267,33 @@ class ModelFile:
             return {}  # types of another package, without which TensorFlow refuses to load the file
         return dense_shapes(signature, arguments[: len(arguments) - captures])
 
-    def variables(self) -> list[tuple[str, Shape]]:
-        """Element type and shape of every variable that loading creates."""
+    def variables(self) -> list[Variable]:
+        """Every variable that loading creates, with its device where that is known."""
         from tensorflow.python.framework import dtypes
 
-        found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
+        nodes = enumerate(self.meta_graph.object_graph_def.nodes)
+        found = ((i, n.variable) for i, n in nodes if n.WhichOneof("kind") == "variable")
         with self.named():
-            return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
+            return [
+                Variable(dtypes.as_dtype(v.dtype).name, shape_of(v.shape), self.devices.get(i, "")) for i, v in found
+            ]
+
+    def note_devices(self, step: ConcreteStep, devices: Mapping[str, str]) -> None:
+        """Note on which device the objects are that a step captures, where that is not known yet.
+
+        Args:
+            devices: by argument; empty for others.
+        """
+        for argument, index in step.captured.items():
+            if devices.get(argument):
+                self.devices.setdefault(index, devices[argument])
+
+    def write_devices(self) -> None:
+        """Write the devices of the variables into the proto, for loading with `save_variable_devices`."""
+        for index, device in self.devices.items():
+            node = self.meta_graph.object_graph_def.nodes[index]
+            if node.WhichOneof("kind") == "variable":
+                node.variable.device = device
 
     def check_variables(self) -> None:
         """Read the saved values of the variables, without keeping them: a copy without them could not be loaded.
@@ -321,6 +353,14 @@ class ModelFile:
         if fingerprint.exists():  # of the old bytes
             fingerprint.unlink()
             fingerprinting_utils.write_fingerprint(str(folder))
+
+
+def _saved_devices(nodes: Iterable[Any]) -> Iterator[tuple[int, str]]:
+    """The objects of a file that have a device there, by number."""
+    for index, node in enumerate(nodes):
+        kind = node.WhichOneof("kind")
+        if kind in ("variable", "resource") and (device := getattr(node, kind).device):
+            yield index, device
 
 
 def _require_regular_files(folder: Path) -> None:

@@ -1,11 +1,16 @@
-"""Plans a step of a file or a proto. Nothing runs, and the arena of later runs is unknown."""
+"""Plans a step of a file or a proto. Nothing runs, and the arenas of later runs are unknown.
+
+A step on several devices with arenas of their own is cut by device (passes/device_parts.py). Each part has an optimizer
+and a plan, as where such a step runs (runtime/planning_loop.py), and one graph carries all plans out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.compiler import Optimizer
@@ -14,7 +19,8 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import machine
-from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.device.placement import FIRST_GPU
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import calls_functions, is_const
 from tfswap.ir.permits import STATE
@@ -22,10 +28,13 @@ from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
-from tfswap.passes.device_carriers import units
-from tfswap.passes.memory_reservation import reserve_memory
+from tfswap.passes.device_carriers import unit, units
+from tfswap.passes.device_parts import Parts, cut
+from tfswap.passes.join_parts import join
+from tfswap.passes.memory_reservation import of_all_parts, reserve_memory
+from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
-from tfswap.report.report import Report
+from tfswap.report.report import Report, report_of_devices
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 ARENA_NOTE = (
@@ -50,14 +59,100 @@ constant initial value, and the first update allocates a second buffer.
 """
 
 
+class Variable(NamedTuple):
+    """A variable of a model.
+
+    Attributes:
+        dtype, shape: of its value.
+        device: as TensorFlow names devices; empty where it is not known.
+    """
+
+    dtype: str
+    shape: Shape
+    device: str = ""
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A step, its plan, and the graph that carries it out (the step's own when the plan changes nothing)."""
+    """A step, its plans, and the graph that carries them out (the step's own when they change nothing).
 
-    plan: Plan
+    Attributes:
+        plans: by device; of a step on one device by "".
+    """
+
+    plans: Mapping[str, Plan]
     report: Report
     graph: Graph
     target: Target
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; of several devices, the first one's."""
+        return next(iter(self.plans.values()))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the step stays as it is."""
+        return all(plan.changes_nothing for plan in self.plans.values())
+
+
+@dataclass(frozen=True)
+class OfflineStep:
+    """A step with an optimizer for each device.
+
+    Attributes:
+        graph: the whole step.
+        parts: the step, cut by device; None where it is on one.
+        optimizers: by device, the first one first; of a step on one device by "".
+        device: the device of a step on one.
+    """
+
+    graph: Graph
+    parts: Parts | None
+    optimizers: Mapping[str, Optimizer]
+    device: str
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; of several devices, the first one's."""
+        return next(iter(self.optimizers.values()))
+
+    def choose(self, request: Request) -> dict[str, Plan]:
+        """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device."""
+        plans = self._choose(request, ordered=False)
+        unchanged = [plan.changes_nothing for plan in plans.values()]
+        if request.plan is None and any(unchanged) and not all(unchanged):
+            # One function runs all parts. In an analysis, a device that can't keep its limit has no order.
+            plans = self._choose(request, ordered=True)
+        return plans
+
+    def _choose(self, request: Request, *, ordered: bool) -> dict[str, Plan]:
+        plans: dict[str, Plan] = {}
+        for where, optimizer in self.optimizers.items():
+            optimizer.example = next(reversed(plans.values()), None)
+            try:
+                plans[where] = request.choose(optimizer, where or self.device, ordered=ordered)
+            except InfeasibleMemoryLimit as error:
+                if not where:
+                    raise
+                raise InfeasibleMemoryLimit(
+                    f"on {where}: {error}", floor_bytes=error.floor_bytes, limit_bytes=error.limit_bytes
+                ) from None
+        return plans
+
+    def rewrite(self, plans: Mapping[str, Plan]) -> Graph:
+        """A graph that carries out all plans, behind gates that check the limits in the arenas that they find."""
+        own_ops = self.optimizer.target.own_ops
+        made = {
+            where: optimizer.rewrite(plans[where], ALWAYS_OPEN if own_ops else None, checked_by_gate=own_ops)
+            for where, optimizer in self.optimizers.items()
+        }
+        if self.parts is None:
+            return made[""]
+        others = {where: part.copy() for where, part in self.parts.graphs.items() if where not in made}
+        joined = join(self.parts, {**made, **others})
+        verify(joined)
+        return joined
 
 
 def plan_offline(
@@ -68,7 +163,7 @@ def plan_offline(
     variables: Iterable[tuple[str, Shape]] = (),
     keeps_results: bool = True,
 ) -> Planned:
-    """Plan and rewrite one step.
+    """Plan and rewrite one step on one device.
 
     Args:
         variables: element type and shape of all variables of the model on the device, used by the step or not.
@@ -77,30 +172,93 @@ def plan_offline(
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
     """
-    optimizer = optimizer_here(graph, request.options, variables, keeps_results=keeps_results)
-    return plan_with(optimizer, step, graph, request)
-
-
-def optimizer_here(
-    graph: Graph, options: Options, variables: Iterable[tuple[str, Shape]], *, keeps_results: bool = True
-) -> Optimizer:
-    """An `offline_optimizer` for this machine's device. Raises UnsupportedGraph."""
     refuse_rewriters()
-    device, cache = machine.current_device()[1], PlanCache.of_environment()
-    return offline_optimizer(graph, device, options, variables, keeps_results=keeps_results, plan_cache=cache)
+    device, model = machine.current_device()
+    cache = PlanCache.of_environment()
+    optimizer = offline_optimizer(
+        graph, model, request.options, variables, keeps_results=keeps_results, plan_cache=cache
+    )
+    return plan_with(OfflineStep(graph, None, {"": optimizer}, device), step, request)
 
 
-def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -> Planned:
-    """Plan and rewrite one step with its optimizer, from `optimizer_here`. Raises as `plan_offline`."""
-    plan = request.choose(optimizer, machine.current_device()[0])
-    if (complaint := request.complaint(step, plan)) is not None:
-        raise TfswapError(complaint)
-    target = optimizer.target
-    gate = ALWAYS_OPEN if target.own_ops else None
-    # In mode="analyze" too: it checks that the plan can be carried out.
-    made = optimizer.rewrite(plan, gate, checked_by_gate=target.own_ops)
-    report = _report(step, graph, optimizer, plan)
-    return Planned(plan, report, graph if request.changes_nothing else made, target)
+class OnDevice(NamedTuple):
+    """How the part of a step on a device is planned.
+
+    Attributes:
+        model: the device's.
+        options: of the plan.
+        costs: as of Optimizer.
+    """
+
+    model: DeviceModel
+    options: Options
+    costs: Costs | None = None
+
+
+def step_here(graph: Graph, options: Options, variables: Iterable[Variable]) -> OfflineStep:
+    """An `offline_step` for this machine's devices. Raises UnsupportedGraph."""
+    refuse_rewriters()
+    device, model = machine.current_device()
+    return offline_step(graph, {device: OnDevice(model, options)}, variables, plan_cache=PlanCache.of_environment())
+
+
+def offline_step(
+    graph: Graph,
+    devices: Mapping[str, OnDevice],
+    variables: Iterable[Variable] = (),
+    *,
+    plan_cache: PlanCache | None = None,
+) -> OfflineStep:
+    """A step, whose nodes are placed (device/offline_placement.py), with an optimizer for each device.
+
+    Args:
+        devices: those of the machine, by name; others are like the first.
+        variables: all variables of the model, used by the step or not.
+
+    Raises UnsupportedGraph.
+    """
+    name, first = next(iter(devices.items()))
+
+    def optimizer(part: Graph, on: OnDevice, held: Iterable[Variable]) -> Optimizer:
+        return offline_optimizer(part, on.model, on.options, held, on.costs, plan_cache=plan_cache)
+
+    if not is_cut_by_device(graph, first.model):
+        return OfflineStep(graph, None, {"": optimizer(graph, first, variables)}, name)
+    if first.options.portable:
+        raise UnsupportedGraph(
+            f"the step is on {', '.join(sorted(units(graph)))}, and portable=True is for a step on one device: what "
+            "goes from one to another needs tfswap's ops."
+        )
+    planned = sorted((each for each in units(graph) if each.startswith("GPU:")), key=lambda each: int(each[4:]))
+    parts = cut(graph, planned, first.model)
+    held: dict[str, list[Variable]] = {}
+    for variable in variables:
+        held.setdefault(unit(variable.device) if variable.device else FIRST_GPU, []).append(variable)
+    optimizers = {
+        where: optimizer(parts.graphs[where], devices.get(where, first), held.get(where, ()))
+        for where in planned
+        if where in parts.graphs
+    }
+    return OfflineStep(graph, parts, optimizers, name)
+
+
+def is_cut_by_device(graph: Graph, model: DeviceModel) -> bool:
+    """Whether the devices of a step, whose nodes are placed, have arenas of their own."""
+    return model.host_is_separate and len({*units(graph), FIRST_GPU}) > 1
+
+
+def plan_with(offline: OfflineStep, step: str, request: Request) -> Planned:
+    """Plan and rewrite one step. Raises as `plan_offline`."""
+    plans = offline.choose(request)
+    for plan in plans.values():
+        if (complaint := request.complaint(step, plan)) is not None:
+            raise TfswapError(complaint)
+    # In mode="analyze" too: it checks that the plans can be carried out. Where a limit can't be kept, there is none.
+    unchanged = {plan.changes_nothing for plan in plans.values()}
+    made = offline.graph if len(unchanged) > 1 else offline.rewrite(plans)
+    reports = {where: _report(step, where, offline, plan, offline.optimizers[where]) for where, plan in plans.items()}
+    graph = offline.graph if request.changes_nothing else made
+    return Planned(plans, report_of_devices(step, reports), graph, offline.optimizer.target)
 
 
 def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
@@ -110,16 +268,18 @@ def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
     if request.options.portable:
         return  # a portable step has no such memory
     made = list(changed)
-    digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
+    fingerprints = sorted(plan.fingerprint for one in made for plan in one.plans.values())
+    owner = int(hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:15], 16)
     for one in made:
-        reserve_memory(one.graph, Target(DeviceModel()), request.options.reservation(int(digest[:15], 16), one.plan))
+        reservation = of_all_parts([request.options.reservation(owner, plan) for plan in one.plans.values()])
+        reserve_memory(one.graph, Target(DeviceModel()), reservation)
 
 
 def offline_optimizer(
     graph: Graph,
     model: DeviceModel,
     options: Options,
-    variables: Iterable[tuple[str, Shape]] = (),
+    variables: Iterable[tuple[str, Shape] | Variable] = (),
     costs: Costs | None = None,
     *,
     keeps_results: bool = True,
@@ -128,7 +288,7 @@ def offline_optimizer(
     """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it.
 
     Raises:
-        UnsupportedGraph: the step is on several GPUs, which have an arena each. CPUs share one.
+        UnsupportedGraph: the step is on several GPUs, which have an arena each (`offline_step`). CPUs share one.
     """
     if STATE in options.tactics:
         raise TfswapError(
@@ -138,7 +298,7 @@ def offline_optimizer(
     if model.host_is_separate:
         _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
-    held = [TensorType(dtype, shape) for dtype, shape in variables]
+    held = [TensorType(variable[0], variable[1]) for variable in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
     snapshot = ArenaSnapshot(sum(sizes))
     made = Optimizer(
@@ -154,20 +314,22 @@ def _refuse_several_gpus(graph: Graph) -> None:
     named = {where for part in (graph, *graph.all_bodies()) for where in units(part) if where.startswith("GPU:")}
     if len(named) > 1:
         raise UnsupportedGraph(
-            f"the step is on {', '.join(sorted(named))}, and plans of files and predictions are of one GPU: decorate "
-            "the function itself with tfswap.optimize, which plans for each GPU."
+            f"the step is on {', '.join(sorted(named))}, and this is planned for one GPU: a SavedModel "
+            "(tfswap.optimize_graph), tfswap.simulate and a decorated function are planned for each."
         )
 
 
-def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:
+def _report(step: str, where: str, offline: OfflineStep, plan: Plan, optimizer: Optimizer) -> Report:
     report = optimizer.report(plan)
     notes = [*report.notes, ARENA_NOTE]
     if optimizer.options.portable:
         notes.append(PORTABLE_NOTE)
+    graph = offline.graph
     calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
     if calls:
         notes.append(
             f"{len(calls)} nodes run functions of their own ({calls[0]}{', ...' if len(calls) > 1 else ''}): what "
             "those allocate inside is not in these figures"
         )
-    return dataclasses.replace(report, step=step, notes=tuple(notes))
+    name = f"{step} on {where}" if len(offline.optimizers) > 1 else step
+    return dataclasses.replace(report, step=name, device=where, notes=tuple(notes))

@@ -28,10 +28,13 @@ from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.plan.plan import Plan
 from tfswap.support.files import read_saved, require_regular
 from tfswap.support.json_fields import decode, parse_json
+from tfswap.support.sizes import Limit
 
 REQUEST_NAME = "tfswap_request.json"
 FUNCTIONS_NAME = "tfswap_original.pb.zlib"
 FORMAT = 1
+Plans = Mapping[str, Plan]
+"""The plans of a step, by device; of a step on one device by ""."""
 MOST_BYTES = 2**31
 """The largest size of a FunctionDefLibrary, and the most bytes that are decompressed from a damaged file."""
 
@@ -65,12 +68,22 @@ class SavedStep:
         plan: the name of the plan's file.
         rewritten: whether the function was replaced. A step that fits was left unchanged.
         arguments: the arguments and shapes that the plan is for.
+        devices: those that it is planned for, where they are several: each has a plan.
     """
 
     name: str
     plan: str
     rewritten: bool
     arguments: tuple[Sized, ...]
+    devices: tuple[str, ...] = ()
+
+    @property
+    def plan_names(self) -> dict[str, str]:
+        """The names of the plans' files by device; of a step on one device by ""."""
+        plan = Path(self.plan).name
+        start, _, end = plan.rpartition(".")
+        others = {device: Path(f"{start}.{device.replace(':', '_')}.{end}").name for device in self.devices[1:]}
+        return {self.devices[0] if self.devices else "": plan, **others}
 
 
 @dataclass(frozen=True)
@@ -90,18 +103,27 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class DeviceLimit:
+    """The limit of a device, in bytes."""
+
+    device: str
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
 class Origin:
     """The request by which a SavedModel was rewritten, and its results.
 
     Attributes:
         format: FORMAT.
         function: the name by which the steps were found.
-        limit_bytes: the limit of all steps; None for that of the device's allocator.
+        limit_bytes: the limit of all steps; None for that of the device's allocator. Of several devices the first's.
         steps: the planned steps.
         tactics, host_limit_bytes, precision, portable: as of Options.
         spill_dir, spill_limit_bytes: the folder and limit of the options' Spill.
         answers: the policy's answers that do not allow everything.
         number: the number in the names of its files: above 0 where another function was rewritten later.
+        device_limits: of several devices, the limit of each.
     """
 
     format: int
@@ -116,16 +138,25 @@ class Origin:
     portable: bool
     answers: tuple[Answer, ...]
     number: int = 0
+    device_limits: tuple[DeviceLimit, ...] = ()
 
     @staticmethod
     def of(
-        function: str, limit_bytes: int | None, steps: Iterable[SavedStep], options: Options, answers: Iterable[Answer]
+        function: str,
+        limits: Mapping[str, int | None],
+        steps: Iterable[SavedStep],
+        options: Options,
+        answers: Iterable[Answer],
     ) -> Origin:
+        """
+        Args:
+            limits: by device, in bytes; of one device by "".
+        """
         spill = options.spill
         return Origin(
             FORMAT,
             function,
-            limit_bytes,
+            next(iter(limits.values())),
             tuple(steps),
             options.tactics,
             options.host_limit_bytes,
@@ -134,7 +165,15 @@ class Origin:
             tuple(Rule(pattern, precision) for pattern, precision in options.precision),
             options.portable,
             tuple(answers),
+            device_limits=tuple(
+                DeviceLimit(device, limit) for device, limit in limits.items() if device and limit is not None
+            ),
         )
+
+    @property
+    def limit(self) -> Limit:
+        """The limit, or that of each device."""
+        return {each.device: each.limit_bytes for each in self.device_limits} or self.limit_bytes
 
     @property
     def options(self) -> Options:
@@ -164,6 +203,9 @@ class Origin:
     def _json(self) -> str:
         content = dataclasses.asdict(self)
         del content["number"]  # it is in the names of the files
+        for each, name in ((content, "device_limits"), *((step, "devices") for step in content["steps"])):
+            if not each[name]:  # as files of one device have always been
+                del each[name]
         return json.dumps(content, indent=1, sort_keys=True)
 
     def write(self, folder: Path, replaced: Iterable[Any]) -> None:
@@ -188,10 +230,10 @@ class Origin:
         earlier = read_saved(folder / REQUEST_NAME, "request", _parse)
         steps: list[SavedStep] = []
         for step in earlier.steps:
-            plan = numbered(Path(step.plan).name, number)
-            if (folder / Path(step.plan).name).is_file():
-                (folder / Path(step.plan).name).rename(folder / plan)
-            steps.append(dataclasses.replace(step, plan=plan))
+            for plan in step.plan_names.values():
+                if (folder / plan).is_file():
+                    (folder / plan).rename(folder / numbered(plan, number))
+            steps.append(dataclasses.replace(step, plan=numbered(Path(step.plan).name, number)))
         if (folder / FUNCTIONS_NAME).exists():
             (folder / FUNCTIONS_NAME).rename(folder / numbered(FUNCTIONS_NAME, number))
         (folder / REQUEST_NAME).unlink()
@@ -217,7 +259,7 @@ class Origin:
             found.append(dataclasses.replace(earlier, number=len(found)))
         return found
 
-    def require(self, file: ModelFile) -> tuple[ModelFile, dict[str, tuple[SavedStep, ConcreteStep, Plan]]]:
+    def require(self, file: ModelFile) -> tuple[ModelFile, dict[str, tuple[SavedStep, ConcreteStep, Plans]]]:
         """`file`, which this is of, with the functions as they were; and its planned steps with their plans, by name.
 
         Raises InvalidModel where something is missing or damaged.
@@ -229,8 +271,14 @@ class Origin:
                 raise InvalidModel(
                     f"the SavedModel at {str(file.path)!r} has no function {saved.name!r}, which was planned. {_AGAIN}"
                 )
-        plans = {saved.name: Plan.load(file.path / Path(saved.plan).name) for saved in self.steps}
-        return file, {saved.name: (saved, traces[saved.name], plans[saved.name]) for saved in self.steps}
+        return file, {
+            saved.name: (
+                saved,
+                traces[saved.name],
+                {device: Plan.load(file.path / name) for device, name in saved.plan_names.items()},
+            )
+            for saved in self.steps
+        }
 
     def replaced(self, folder: Path) -> dict[str, Any]:
         """The functions that were replaced, by name. Raises InvalidModel where they are missing or damaged."""

@@ -70,8 +70,11 @@ class Request:
             raise TfswapError(f"memory_limit is {given}, and here a step has one device: give one limit")
         return self.memory_limit
 
-    def choose(self, optimizer: Optimizer, device: str) -> Plan:
+    def choose(self, optimizer: Optimizer, device: str, *, ordered: bool = False) -> Plan:
         """The requested plan: the given one, or a new one for the limit.
+
+        Args:
+            ordered: order the step also where the limit is well above the unoptimised peak.
 
         Raises:
             InfeasibleMemoryLimit: no plan keeps the limit. (In "analyze" mode, the result is a plan that changes
@@ -82,7 +85,7 @@ class Request:
         if self.plan is not None:
             return optimizer.adopt(self.plan, self.limit(device))
         limit = self.limit(device)
-        return optimizer.analysis(limit) if self.changes_nothing else optimizer.plan(limit)
+        return optimizer.analysis(limit, ordered) if self.changes_nothing else optimizer.plan(limit, ordered=ordered)
 
     def limit(self, device: str) -> int | str | None:
         """The requested limit, or the device's own limit. None: there is neither, and none is needed.

@@ -29,7 +29,9 @@ FIRST_GPU = "GPU:0"
 """The device of nodes that name none, where there are GPUs."""
 
 
-def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) -> bool:
+def place(
+    name: str, graph: Graph, given: Sequence[Any], device: DeviceModel, gpus: Collection[str] | None = None
+) -> bool:
     """Give each node of a step on several devices the device that it runs on, in place. Other graphs stay as they are.
 
     Args:
@@ -37,6 +39,7 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
         graph: as it was imported.
         given: the function's arguments, feed by feed, captures included: tensors or specs.
         device: the device that the step is planned for.
+        gpus: the units of the GPUs that there are; None for those of this process.
 
     Returns:
         Whether the step has to be cut by device: its devices do not share an arena.
@@ -44,13 +47,13 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
     Raises:
         UnsupportedGraph: it can't be planned here.
     """
-    named = {unit(tensor.device): tensor.device for tensor in given if getattr(tensor, "device", None)}
-    used = {each: where for part in (graph, *graph.all_bodies()) for each, where in units(part).items()}
-    named |= used
-    _refuse_others(name, named.values())
+    devices = [tensor.device for tensor in given if getattr(tensor, "device", None)]
+    used = _used(graph)
+    named = {unit(device): device for device in devices} | used
+    refuse_others(name, graph, devices)
     hosted = _hosted(graph, given) if device.is_gpu else set[Node]()
     if device.is_gpu:
-        _refuse_missing(name, named)
+        _refuse_missing(name, named, gpus_here() if gpus is None else gpus)
     first = FIRST_GPU if device.is_gpu else FIRST
     if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
@@ -120,10 +123,20 @@ def refuse_several(name: str, graph: Graph) -> None:
         )
 
 
-def _refuse_others(name: str, devices: Any) -> None:
+def _used(graph: Graph) -> dict[str, str]:
+    """As `units`, of the nodes in bodies too."""
+    return {each: where for part in (graph, *graph.all_bodies()) for each, where in units(part).items()}
+
+
+def refuse_others(name: str, graph: Graph, given: Iterable[str]) -> None:
+    """Raise UnsupportedGraph for a step with a device that is a TPU, or another process's.
+
+    Args:
+        given: devices of its arguments.
+    """
     from tensorflow.python.framework import device as device_lib
 
-    for device in devices:
+    for device in filter(None, (*given, *_used(graph).values())):
         spec = device_lib.DeviceSpec.from_string(device)
         if (spec.device_type or "").startswith("TPU"):
             raise UnsupportedGraph(f"{name} runs on {device}: XLA compiles what runs there, and hides its tensors.")
@@ -147,13 +160,17 @@ def _is_here(device: str) -> bool:
     return spec.job is None or (spec.job, spec.task or 0) in here
 
 
-def _refuse_missing(name: str, named: Iterable[str]) -> None:
+def gpus_here() -> list[str]:
+    """The units of this process's GPUs."""
     from tensorflow.python.framework import config
 
-    there = [unit(device.name) for device in config.list_logical_devices("GPU") if _is_here(device.name)]
+    return [unit(device.name) for device in config.list_logical_devices("GPU") if _is_here(device.name)]
+
+
+def _refuse_missing(name: str, named: Iterable[str], there: Collection[str]) -> None:
     missing = sorted(each for each in named if each.startswith("GPU:") and each not in there)
     if missing:
         raise UnsupportedGraph(
-            f"{name} has the device {missing[0]}, and this process has {', '.join(there)} only. Name one that "
+            f"{name} has the device {missing[0]}, and there are {', '.join(there)} only. Name one that "
             "there is, or leave the device to TensorFlow."
         )

@@ -211,8 +211,13 @@ def has_gpu_kernel(node: Node) -> bool:
 
 @functools.cache
 def _gpu_kernels(op: str) -> tuple[dict[str, frozenset[str]], ...] | None:
-    """By attribute, the types that each kernel for GPUs takes; None where no device has one, since calls have none."""
-    from tensorflow.python.framework import dtypes, kernels
+    """By attribute, the types that each kernel for GPUs takes; None where no device has one, since calls have none, and
+    where this TensorFlow has no GPU, and may have no kernels for one.
+    """
+    from tensorflow.python.framework import config, dtypes, kernels
+
+    if not config.list_physical_devices("GPU"):
+        return None
 
     found: Any = kernels.get_registered_kernels_for_op(op).kernel
     if not found:

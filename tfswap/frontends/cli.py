@@ -24,9 +24,9 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import cli_values
 from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
-from tfswap.kernels.hardware import NAMES
+from tfswap.kernels.hardware import NAMES, SYSTEMS
 from tfswap.planner.planner import TACTICS
-from tfswap.report.printed import HEADS
+from tfswap.report.printed import HEADS, merged_rows
 from tfswap.report.report import HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
 from tfswap.support import progress
@@ -168,7 +168,9 @@ def _analyze(options: argparse.Namespace) -> Result:
 def _trace(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="analyze")
     written = " ".join(_saved(report, [options.trace_file]))
-    lines = f"{options.function}: {report.headline()}", f"{written} https://ui.perfetto.dev shows it."
+    several = len(report.devices) > 1
+    heads = [f"{options.function}{f' on {d}' if several else ''}: {r.headline()}" for d, r in report.devices.items()]
+    lines = *heads, f"{written} https://ui.perfetto.dev shows it."
     return {**_analysis(report), "trace_file": options.trace_file}, as_lines(lines)
 
 
@@ -181,15 +183,16 @@ def _saved(report: Any, paths: Sequence[str]) -> list[str]:
 
 def _analysis(report: Any) -> dict[str, Any]:
     """The JSON value of a report, with the exit status."""
-    return {**json.loads(report.to_json()), "exit_status": OK if report.keeps_limit else INFEASIBLE}
+    return {**json.loads(report.to_json()), "exit_status": OK if _keeps_limits(report) else INFEASIBLE}
 
 
 def _optimize(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="optimize", output_dir=options.output_dir)
     content = {**json.loads(report.to_json()), "output_dir": options.output_dir}
-    changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
+    rewritten = any(each.kernels for each in report.devices.values())
+    changed = "" if rewritten else " (nothing had to be changed: the limit is above what the step takes)"
     text = f"Written to {options.output_dir}{changed}."
-    if report.kernels and not options.portable:
+    if rewritten and not options.portable:
         text += (
             f" Load it with tfswap.load({options.output_dir!r}), which keeps the limit in the process that loads it."
         )
@@ -202,16 +205,20 @@ def _explain(options: argparse.Namespace) -> Result:
         explained = report.explain(options.node)
         content = {"explanation": json.loads(explained.to_json()), "exit_status": _analysis(report)["exit_status"]}
         return content, str(explained)
-    rows = [r for r in report.rows if not options.tensor or options.tensor in r.name]
+    every = merged_rows(report.devices)
+    rows = [(r, where) for r, where in every if not options.tensor or options.tensor in r.name]
     if options.tensor and not rows:
         raise TfswapError(
             f"no tensor that was considered has {options.tensor!r} in its name. They are, for example, "
-            f"{', '.join(r.name for r in report.rows[:5]) or 'none'}."
+            f"{', '.join(r.name for r, _ in every[:5]) or 'none'}."
         )
     content = _analysis(report)
-    content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
+    for each in (content, *content.get("devices", {}).values()):
+        each["rows"] = [r for r in each["rows"] if not options.tensor or options.tensor in r["name"]]
     shown = rows if options.all else rows[:ROWS_EXPLAINED]
-    table = listing(HEADS, [(format_bytes(r.nbytes), r.tactic, r.name, r.reason) for r in shown])
+    several = len(report.devices) > 1
+    lines = [(format_bytes(r.nbytes), r.tactic, r.name, r.reason, *([where] if several else [])) for r, where in shown]
+    table = listing((*HEADS, "on") if several else HEADS, lines)
     left = f", {len(shown)} shown (--all shows all)" if shown != rows else ""
     title = f"{format_count(len(rows), 'tensor')} of {options.function}{left}, the swapped first:"
     return content, stacked(title, table)
@@ -332,8 +339,13 @@ def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None)
     return report
 
 
+def _keeps_limits(report: Any) -> bool:
+    """Whether the planned peak is within the limit on each device."""
+    return all(each.keeps_limit for each in report.devices.values())
+
+
 def _title(function: str, report: Any) -> str:
-    if report.keeps_limit:
+    if _keeps_limits(report):
         return function
     remedy = "Below is the step as it is; give the smallest limit, or a smaller batch."
     return f"{function}: THE LIMIT CAN'T BE MET. {remedy}"
@@ -367,7 +379,10 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
     simulate.add_argument("--limits", type=cli_values.count, default=20, help="the number of limits (20)")
     simulate.add_argument(
-        "--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device"
+        "--device",
+        type=cli_values.devices,
+        help=f"of {', '.join(NAMES)}; a list of these, for a step on several GPUs; or a machine with several, of "
+        f"{', '.join(SYSTEMS)}; by default this kind of device",
     )
     simulate.add_argument("--png", help="draw the curve to this file (needs matplotlib)")
     simulate.add_argument("--html", help="write a page that shows the curve to this file")
@@ -432,8 +447,9 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
     parser.add_argument(
         "--memory_limit",
-        type=cli_values.limit,
-        help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
+        type=cli_values.limits,
+        help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak; of a step on '
+        'several GPUs that of each, or "GPU:0=6GiB,GPU:1=4GiB"',
     )
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
     help_text = (

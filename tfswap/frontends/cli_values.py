@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfswap.errors import TfswapError
-from tfswap.kernels.hardware import THIS, described
-from tfswap.support.sizes import check_limit, parse_limit
+from tfswap.kernels.hardware import THIS, described, described_devices
+from tfswap.support.sizes import check_limit, check_limits, parse_limit
 
 _SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
@@ -58,6 +58,23 @@ def axes(text: str) -> dict[str, tuple[int, ...]]:
 
 def device(text: str) -> str:
     return checked(text, lambda: text.lower() == THIS or described(text))
+
+
+def devices(text: str) -> str:
+    return checked(text, lambda: text.lower() == THIS or described_devices(text))
+
+
+def limits(text: str) -> Any:
+    """A limit, or one for each device from "GPU:0=6GiB,GPU:1=4GiB"."""
+    if "=" not in text:
+        return limit(text)
+    pairs = [tuple(s.strip() for s in part.split("=", 1)) for part in text.split(",") if part.strip()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} has no limit for each device: write GPU:0=6GiB,GPU:1=4GiB")
+    if len({*(pair[0].lower() for pair in pairs)}) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} has two limits for a device: give one")
+    found = {pair[0]: pair[1] for pair in pairs}
+    return checked(found, lambda: check_limits(found))
 
 
 def batch_size(text: str) -> int:

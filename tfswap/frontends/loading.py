@@ -29,10 +29,10 @@ from unittest import mock
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.model_file import ConcreteStep, ModelFile
-from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, SavedStep
-from tfswap.compiler.process_names import contents
+from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, Plans, SavedStep
 from tfswap.compiler.request import Request, one_of
 from tfswap.compiler.rival_rewriters import refuse_rewriters
+from tfswap.device import machine
 from tfswap.device.live import live_device
 from tfswap.device.one_region import make_one_region
 from tfswap.device.placement import place
@@ -42,14 +42,15 @@ from tfswap.frontends.saved_model import TRACED
 from tfswap.importers.library import through_call
 from tfswap.ir.graph import Graph
 from tfswap.native.load import load_for
-from tfswap.plan.plan import Plan, fingerprint
+from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import open_function
 from tfswap.runtime.program import Program
 from tfswap.runtime.shapes import Shapes
 from tfswap.runtime.step import Step
-from tfswap.runtime.trace import Imported, Trace
-from tfswap.support.sizes import check_limit, is_share, parse_limit
+from tfswap.runtime.trace import Trace
+from tfswap.support.limit_file import LimitFile, watched
+from tfswap.support.sizes import Limit, check_limits, is_share, parse_limit
 
 log = logging.getLogger("tfswap")
 
@@ -62,7 +63,7 @@ OUTSIDE = (
 )
 
 
-def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None, on_exceeded: str = "warn") -> Any:
+def load(model: str | os.PathLike[str], *, memory_limit: Limit = None, on_exceeded: str = "warn") -> Any:
     """Load a SavedModel with planned steps, and keep their limit in this process.
 
         model = tfswap.load("model_6gib")
@@ -76,8 +77,9 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
 
     Args:
         model: the folder.
-        memory_limit: another limit than the file's, of all steps: bytes, a size, or a share of the unoptimised step's
-            planned peak.
+        memory_limit: another limit than the file's, of all steps: bytes, a size, a share of the unoptimised step's
+            planned peak, a mapping with one for each device, or a file with a limit ("file:/run/job/limit"), as in
+            `optimize`.
         on_exceeded: as in `optimize`.
 
     Returns:
@@ -92,18 +94,20 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     import tensorflow as tf
     from tensorflow.python.saved_model import load as saved_model_load
 
-    if memory_limit is not None:
-        check_limit(memory_limit)
+    memory_limit, limit_file = watched(memory_limit)
+    memory_limit = check_limits(memory_limit)
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
     refuse_rewriters()
     file = ModelFile.load(model)
-    loaded = _Loaded.of(file, memory_limit, on_exceeded)
+    loaded = _Loaded.of(file, memory_limit, limit_file, on_exceeded)
     load_for(node for fdef in file.library.values() for node in fdef.node_def)
-    limits = [step.request.single_limit for step in loaded.steps.values()]
-    if known := [parse_limit(limit) for limit in limits if limit is not None and not is_share(limit)]:
-        make_one_region(live_device().name, max(known))
+    for device, limit_bytes in loaded.largest_limits().items():
+        make_one_region(device, limit_bytes)
     with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded, file)):
-        made = tf.saved_model.load(os.fspath(model))
+        # A file has devices for its variables where it was saved with them, and where steps are on several devices.
+        policy = tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES
+        options = tf.saved_model.LoadOptions(experimental_variable_policy=policy) if loaded.on_several else None
+        made = tf.saved_model.load(os.fspath(model), options=options)
     if not loaded.found and not all(step.decorated for step in loaded.steps.values()):
         name = next(iter(loaded.steps.values())).saved.name
         raise InvalidModel(
@@ -119,12 +123,12 @@ class _FileStep:
 
     Attributes:
         decorated: whether the file has the planned function as it was traced, not the rewritten one in its place.
-        plan: None for other traces of a decorated function.
+        plans: by device, or of one device by ""; none for other traces of a decorated function.
     """
 
     saved: SavedStep
     step: ConcreteStep
-    plan: Plan | None
+    plans: Plans
     request: Request
     decorated: bool = False
 
@@ -171,17 +175,18 @@ class _Loaded:
     _functions: dict[str, StepFunction] = field(default_factory=dict[str, "StepFunction"])
 
     @staticmethod
-    def of(file: ModelFile, memory_limit: int | str | None, on_exceeded: str) -> _Loaded:
+    def of(file: ModelFile, memory_limit: Limit, limit_file: LimitFile | None, on_exceeded: str) -> _Loaded:
         """
         Args:
             memory_limit: of all steps, in place of the file's.
+            limit_file: where that limit is read before each call; None for none.
 
         Raises InvalidModel.
         """
 
         def request(origin: Origin) -> Request:
-            limit = origin.limit_bytes if memory_limit is None else memory_limit
-            return Request(limit, origin.options, None, "optimize")
+            limit = origin.limit if memory_limit is None else memory_limit
+            return Request(limit, origin.options, None, "optimize", limit_file)
 
         steps: dict[str, _FileStep] = {}
         library: Mapping[str, Any] = file.library
@@ -194,10 +199,26 @@ class _Loaded:
         for each in carried:
             same = file.same_as(each.original)
             found = _FileStep(
-                each.origin.steps[0], file.trace(same[0]), each.plan, request(each.origin), decorated=True
+                each.origin.steps[0], file.trace(same[0]), {"": each.plan}, request(each.origin), decorated=True
             )
             steps |= dict.fromkeys((each.rewritten, each.original, *same), found)
         return _Loaded(library, steps, on_exceeded)
+
+    @property
+    def on_several(self) -> bool:
+        """Whether a step is planned for several devices."""
+        return any(step.saved.devices for step in self.steps.values())
+
+    def largest_limits(self) -> dict[str, int]:
+        """The largest limit of a step on each device, in bytes, where it is known."""
+        found: dict[str, int] = {}
+        for step in self.steps.values():
+            devices, limit = step.saved.devices or (live_device().name,), step.request.memory_limit
+            limits = limit if isinstance(limit, Mapping) else dict.fromkeys(devices, limit)
+            for device, each in limits.items():
+                if each is not None and not is_share(each) and machine.has_device(device):
+                    found[device] = max(found.get(device, 0), parse_limit(each))
+        return found
 
     def route(self, fdef: Any) -> _Route | None:
         """The planned step that a function runs, if it does nothing else."""
@@ -225,7 +246,7 @@ class _Loaded:
         for name in names if known else ():
             if name not in self.steps:
                 saved = SavedStep(name, "", rewritten=False, arguments=())
-                self.steps[name] = _FileStep(saved, file(name), None, known[0].request, decorated=True)
+                self.steps[name] = _FileStep(saved, file(name), {}, known[0].request, decorated=True)
 
     def function(self, file_step: _FileStep) -> StepFunction:
         """The function that runs a step, the same for all callers."""
@@ -255,21 +276,16 @@ class FileTrace(Trace):
         super().__init__(name, concrete)
         self._file_step = file_step
         self._library = library
-        self._file_plan: Plan | None = None
+        self._plans = dict(file_step.plans)
         # A rewritten trace runs the file's plan as it is, so that it always has an order.
         self.always_ordered = file_step.saved.rewritten and not file_step.decorated
 
-    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
         if self._file_step.decorated:
-            imported = super().import_graph(arguments, sizes, keeps=keeps)
-        else:
-            imported = Imported(self._original(arguments))
-            given = [*arguments, *with_placeholders(self.concrete)]
-            place(self.name, imported.graph, given, self.device.model)
-        graph, plan = imported.graph, self._file_step.plan
-        same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
-        self._file_plan = plan if same else None
-        return imported
+            return super()._placed(arguments, sizes, keeps=keeps)
+        graph = self._original(arguments)
+        given = [*arguments, *with_placeholders(self.concrete)]
+        return graph, place(self.name, graph, given, self.device.model)
 
     def _original(self, arguments: Sequence[Any]) -> Graph:
         """The function that the step was rewritten from, for arguments of these shapes."""
@@ -280,15 +296,19 @@ class FileTrace(Trace):
         shapes = {name: tuple(s.as_list()) for name, s in given if s.rank is not None and name not in step.handles}
         return import_library_function(self._library, step.name, shapes, step.handles, step.values)
 
-    def plan_made_before(self, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int) -> Plan | None:
-        if self._file_plan is None:
+    def plan_made_for(
+        self, device: str, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int
+    ) -> Plan | None:
+        name = device if device in self._plans else ""
+        plan = self._plans.get(name)
+        if plan is None or plan.changes_nothing or plan.fingerprint != optimizer.fingerprint:
             return None
         optimizer.extra_margin_bytes = margin_bytes
         try:
-            return optimizer.judged(self._file_plan, limit_bytes)
+            return optimizer.judged(plan, limit_bytes)
         except InvalidModel as error:  # another device, or another version of tfswap
             log.info("tfswap: %s: the file's plan can't be carried out here: %s", self.name, error)
-            self._file_plan = None
+            del self._plans[name]
             return None
 
 

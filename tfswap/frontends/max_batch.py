@@ -29,7 +29,7 @@ from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.profile import restored
 from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.frontends.simulate import target
-from tfswap.kernels.hardware import Machine
+from tfswap.kernels.hardware import THIS, Machine
 from tfswap.kernels.profile import Profile
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.planner.candidates import Candidate
@@ -121,6 +121,7 @@ def max_batch(
         input_shapes=input_shapes,
         start=start,
         device=on.device,
+        gpus=None if on.name == THIS else ["GPU:0"],
     )
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.floor_bytes)

@@ -33,10 +33,12 @@ def readme(folder: Path, function: str, changed: Mapping[str, Planned], options:
     from tfswap.version import __version__
 
     earlier = Origin.read(folder) if (folder / REQUEST_NAME).is_file() else []  # the latest first
-    plans = [Plan.load(folder / Path(step.plan).name) for origin in earlier for step in origin.steps if step.rewritten]
-    plans += [made.plan for made in changed.values()]
+    rewritten = [step for origin in earlier for step in origin.steps if step.rewritten]
+    plans = [Plan.load(folder / name) for step in rewritten for name in step.plan_names.values()]
+    plans += [plan for made in changed.values() for plan in made.plans.values()]
+    several = any("" not in made.plans for made in changed.values()) or any(step.devices for step in rewritten)
     lines = ["This SavedModel was rewritten by tfswap, function by function, to keep its device memory under a limit."]
-    lines += _PORTABLE if options.portable else _how_to_load(max(plan.needs for plan in plans))
+    lines += _PORTABLE if options.portable else _how_to_load(max(plan.needs for plan in plans), several)
     lines += [f"{SECTION}{function!r}, by tfswap {__version__}:"]
     for name, made in changed.items():
         lines += _figures(name, made)
@@ -49,12 +51,14 @@ def readme(folder: Path, function: str, changed: Mapping[str, Planned], options:
     return "\n".join(lines)
 
 
-def _how_to_load(needs: str) -> list[str]:
+def _how_to_load(needs: str, several: bool) -> list[str]:
     """How to load a model with tfswap's ops.
 
     Args:
         needs: the module with the ops of all plans; that of the codecs, the last by name, includes the others.
+        several: whether steps are planned for several devices, and variables have theirs.
     """
+    options = ", options=tf.saved_model.LoadOptions(\n        experimental_variable_policy='save_variable_devices')"
     return [
         "It uses tfswap's own ops:",
         "",
@@ -68,7 +72,7 @@ def _how_to_load(needs: str) -> list[str]:
         "",
         "    import tensorflow as tf",
         f"    import {needs}",
-        "    model = tf.saved_model.load(path_of_this_folder)",
+        f"    model = tf.saved_model.load(path_of_this_folder{options if several else ''})",
         "",
         "A step that can't keep its limit then fails before it begins, with a ResourceExhaustedError.",
         f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
@@ -77,19 +81,22 @@ def _how_to_load(needs: str) -> list[str]:
 
 
 def _figures(name: str, made: Planned) -> list[str]:
-    """The plan of one trace."""
-    plan = made.plan
-    kernels, packed = format_count(len(plan.encoded), "kernel"), format_count(len(plan.packed), "tensor")
-    return [
-        f"  {name}:",
-        f"  limit          {format_bytes(plan.limit_bytes or 0)}",
-        f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
-        f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
-        f"  swapped        {format_count(len({a.tensor for a in plan.evictions}), 'tensor')}",
-        f"  encoded        for {kernels}, and {packed}",
-        f"  host memory    {format_bytes(plan.host_bytes)}",
-        f"  disk           {format_bytes(plan.disk_bytes)}",
-    ]
+    """The plan of one trace, for each device."""
+    lines: list[str] = []
+    for device, plan in made.plans.items():
+        report = made.report.devices[device]
+        kernels, packed = format_count(len(plan.encoded), "kernel"), format_count(len(plan.packed), "tensor")
+        lines += [
+            f"  {name}{f' on {device}' if device else ''}:",
+            f"  limit          {format_bytes(plan.limit_bytes or 0)}",
+            f"  peak before    {format_bytes(report.baseline_peak_bytes)} (predicted)",
+            f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
+            f"  swapped        {format_count(len({a.tensor for a in plan.evictions}), 'tensor')}",
+            f"  encoded        for {kernels}, and {packed}",
+            f"  host memory    {format_bytes(plan.host_bytes)}",
+            f"  disk           {format_bytes(plan.disk_bytes)}",
+        ]
+    return lines
 
 
 def _limits(options: Options) -> list[str]:

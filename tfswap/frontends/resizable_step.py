@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfswap.compiler.backward import require_backward
 from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.model_file import ModelFile
+from tfswap.compiler.offline import Variable
 from tfswap.device import machine
+from tfswap.device.offline_placement import place_offline
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
@@ -35,14 +37,14 @@ class TrainingStep:
         name: its name in messages.
         shapes: by argument, the shape that it has when no sizes are given; of several tensors, the first's.
         free: by argument, the axes whose sizes can be chosen.
-        variables: element type and shape of all that its model holds on the device.
+        variables: those of its model.
         make: from sizes to the graph. Raises UnsupportedGraph or InvalidModel where it can't have them.
     """
 
     name: str
     shapes: Mapping[str, Shape]
     free: Mapping[str, Sequence[int]]
-    variables: Sequence[tuple[str, Shape]]
+    variables: Sequence[Variable]
     make: Callable[[Sizes], Graph] = field(repr=False)
 
     def graph(self, sizes: Sizes | None = None) -> Graph:
@@ -61,27 +63,35 @@ def find_step(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     start: Sizes | None = None,
     device: DeviceModel | None = None,
+    gpus: Collection[str] | None = None,
 ) -> TrainingStep:
-    """The step that a user gave: a function and its arguments, or a SavedModel's folder.
+    """The step that a user gave: a function and its arguments, or a SavedModel's folder. Its nodes are placed.
 
     Args:
-        device: the device of a function's graphs; by default this machine's.
+        device: the device of the graphs; by default this machine's.
+        gpus: the units of the GPUs that there are; by default this machine's.
         start: sizes of a SavedModel's open axes that have no other size.
     """
     if not isinstance(step, (str, os.PathLike)):
         if batch_size is not None or input_shapes is not None:
             raise TfswapError("batch_size and input_shapes are for a SavedModel: a function's sizes are its arguments'")
-        return _function_step(step, args, device or machine.current_device()[1])
+        return _function_step(step, args, device or machine.current_device()[1], gpus)
     if args:
         raise TfswapError("a SavedModel takes no arguments: give batch_size= or input_shapes=")
-    return _saved_step(step, function, ArgumentSizes(batch_size, input_shapes, start))
+    on = device or machine.current_device()[1], gpus
+    return _saved_step(step, function, ArgumentSizes(batch_size, input_shapes, start), on)
 
 
-def _function_step(function: Any, args: Sequence[Any], device: DeviceModel) -> TrainingStep:
+def _function_step(
+    function: Any, args: Sequence[Any], device: DeviceModel, gpus: Collection[str] | None
+) -> TrainingStep:
     import tensorflow as tf
+
+    from tfswap.runtime.captures import with_placeholders
 
     traced = undecorated(function)
     concrete = traced.get_concrete_function(*args)
+    variables = [_variable(v, "") for v in concrete.variables]  # with their devices once the graph is made
 
     def make(sizes: Sizes) -> Graph:
         from tfswap.importers.function import import_function
@@ -94,14 +104,37 @@ def _function_step(function: Any, args: Sequence[Any], device: DeviceModel) -> T
                 f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. If it has a fixed size "
                 "in it, make that follow from the arguments. If it takes only multiples of a number, give multiple_of=."
             ) from error
-        return as_planned(import_function(made, stand_ins(traced, made, specs, {})), made, device)
+        graph = import_function(made, stand_ins(traced, made, specs, {}))
+        captures = with_placeholders(made)
+        given = [None] * (len(graph.feeds) - len(captures)) + captures
+        devices = [_device_of(tensor) for tensor in given]
+        devices = place_offline(name_of(traced), graph, devices, device, gpus)
+        by_handle = {id(tensor): where for tensor, where in zip(given, devices, strict=True)}
+        variables[:] = [_variable(v, by_handle.get(id(v.handle), "")) for v in made.variables]
+        graph = as_planned(graph, made, device)
+        place_offline(name_of(traced), graph, devices, device, gpus)  # nodes that TensorFlow's optimizers have made
+        return graph
 
     arguments = inspect.signature(traced.python_function).bind(*args).arguments
     tensors = {name: [t for t in tf.nest.flatten(value) if _is_tensor(t)] for name, value in arguments.items()}
     shapes = {name: tuple(found[0].shape) for name, found in tensors.items() if found}
     free = {name: range(min(len(t.shape) for t in tensors[name])) for name in shapes}
-    variables = [(v.dtype.name, tuple(v.shape.as_list())) for v in concrete.variables]
     return TrainingStep(name_of(traced), shapes, free, variables, make)
+
+
+def _device_of(tensor: Any) -> str:
+    """The device of a captured handle; empty where it is not known: without GPUs a variable is on the CPU, whatever
+    its function names.
+    """
+    import tensorflow as tf
+
+    if tensor is None or tensor.dtype != tf.resource or tf.is_symbolic_tensor(tensor):
+        return ""
+    return tensor.device if tf.config.list_physical_devices("GPU") else ""
+
+
+def _variable(variable: Any, device: str) -> Variable:
+    return Variable(variable.dtype.name, tuple(variable.shape.as_list()), device)
 
 
 def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: bool = True) -> tuple[Any, ...]:
@@ -184,13 +217,14 @@ def _saved_step(
     model: str | os.PathLike[str],
     function: str,
     sizes: ArgumentSizes,
+    on: tuple[DeviceModel, Collection[str] | None],
 ) -> TrainingStep:
     file = ModelFile.load(model)
     refused: list[UnsupportedGraph | InvalidModel] = []
     found: list[tuple[int, Any, Graph]] = []
     for trace in file.steps(function):
         try:
-            graph = import_step(file, function, trace, sizes)
+            graph = import_step(file, function, trace, sizes, on)
             require_backward(function, graph, file.training_functions)
             found.append((sum(t.nbytes or 0 for n in graph for t in n.outputs), trace, graph))
         except (UnsupportedGraph, InvalidModel) as error:
@@ -211,6 +245,6 @@ def _saved_step(
         for name, axes in chosen.items():
             for axis, size in axes.items():
                 wanted[name][axis] = size
-        return import_step(file, function, trace, ArgumentSizes(None, wanted))
+        return import_step(file, function, trace, ArgumentSizes(None, wanted), on)
 
     return TrainingStep(function, shapes, free, file.variables(), make)

@@ -12,32 +12,33 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
 
 from tfswap.compiler.backward import require_backward
-from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.custom_gradients import check_captures, drop_gradients_of
 from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
+from tfswap.compiler.offline import OfflineStep, Planned, carry_host_limit, plan_with, step_here
 from tfswap.compiler.origin import Origin, RecordingPolicy, SavedStep, sized
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import PlanOptions, Precision, Request, check, names
+from tfswap.device import machine
+from tfswap.device.offline_placement import place_offline
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_readme import readme
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
-from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
+from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
 from tfswap.support.files import require_new_folder
-from tfswap.support.sizes import is_share, parse_limit
+from tfswap.support.sizes import Limit, is_share, parse_limit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +53,7 @@ SUFFIX = "_tfswap"
 class GraphOptions(PlanOptions, total=False):
     """What `optimize_graph` takes of any model, for type checkers."""
 
-    memory_limit: int | str | None
+    memory_limit: Limit
     batch_size: int | None
     input_shapes: Mapping[str, Sequence[int]] | None
     portable: bool
@@ -79,7 +80,7 @@ def optimize_graph(
     model: Any,
     output_dir: str | os.PathLike[str] | None = None,
     *,
-    memory_limit: int | str | None = None,
+    memory_limit: Limit = None,
     function: str = TRAIN_STEP,
     feeds: Sequence[str] | None = None,
     fetches: Sequence[str] | None = None,
@@ -110,7 +111,8 @@ def optimize_graph(
         output_dir: where the rewritten SavedModel goes; must not exist. Only for a SavedModel.
         memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"; of several traces
             that of the one that takes most), or None for what the device's allocator may have. It bounds the
-            allocator's whole peak.
+            allocator's whole peak. Of a SavedModel's step on several GPUs each has this limit, or a mapping has one for
+            each: {"GPU:0": "6GiB", "GPU:1": "4GiB"}.
         function: for a SavedModel, the attribute that holds the training step ("train_step",
             "trainer.step"), or a signature's name. All its traces that train are rewritten.
         feeds: for a GraphDef, the names of the nodes that are fed.
@@ -314,7 +316,9 @@ def _optimize_file(
     request = replace(request, options=replace(request.options, policy=recording))
     with new_folder(file.path, output_dir) as folder:
         planned = _plan_file(file, function, request, sizes)
-        changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
+        changed = {step: made for step, made in planned.items() if not made.changes_nothing}
+        if any("" not in made.plans for made in changed.values()):
+            file.write_devices()
         carry_host_limit(changed.values(), request)
         original = {name: type(fdef).FromString(fdef.SerializeToString()) for name, fdef in file.library.items()}
         for step, made in changed.items():
@@ -331,13 +335,14 @@ def _optimize_file(
         steps: list[SavedStep] = []
         for step, made in planned.items():
             name = PLAN_NAME if made is main else f"tfswap_plan.{step}.json"
-            (folder / name).write_text(made.plan.to_json(), encoding="utf-8")
-            steps.append(
-                SavedStep(step, name, step in changed, tuple(sized((feed.name, feed) for feed in made.graph.feeds)))
-            )
+            arguments = tuple(sized((feed.name, feed) for feed in made.graph.feeds))
+            steps.append(SavedStep(step, name, step in changed, arguments, tuple(filter(None, made.plans))))
+            for device, plan_name in steps[-1].plan_names.items():
+                (folder / plan_name).write_text(made.plans[device].to_json(), encoding="utf-8")
         answers = () if recording is None else recording.kept
         replaced = [fdef for name, fdef in original.items() if name in changed or name not in file.library]
-        Origin.of(function, main.plan.limit_bytes, steps, request.options, answers).write(folder, replaced)
+        limits = {device: plan.limit_bytes for device, plan in main.plans.items()}
+        Origin.of(function, limits, steps, request.options, answers).write(folder, replaced)
     return main.report
 
 
@@ -345,24 +350,23 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
-    found: dict[str, tuple[Graph, Optimizer]] = {}
-    variables = file.variables()
+    found: dict[str, OfflineStep] = {}
     # Of several traces one may not train (training=False), or a given plan may be of another one.
     for step in file.steps(function):
         graph = import_step(file, function, step, sizes)
         try:
             if not request.options.portable:  # which may be for serving
                 require_backward(function, graph, file.training_functions)
-            found[step.name] = graph, optimizer_here(graph, request.options, variables)
+            found[step.name] = step_here(graph, request.options, file.variables())
         except (UnsupportedGraph, InvalidModel) as error:
             refused.append(error)
-    request = _with_one_limit(request, [optimizer for _, optimizer in found.values()])
+    request = _with_one_limit(request, list(found.values()))
     too_large: list[InfeasibleMemoryLimit] = []
-    for name, (graph, optimizer) in found.items():
+    for name, offline in found.items():
         try:
             traced = TRACED.fullmatch(name)
             step = traced[1] if traced is not None and len(found) == 1 else name  # the full name distinguishes several
-            planned[name] = plan_with(optimizer, step, graph, request)
+            planned[name] = plan_with(offline, step, request)
         except InvalidModel as error:
             refused.append(error)
         except InfeasibleMemoryLimit as error:
@@ -374,19 +378,40 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     return planned
 
 
-def _with_one_limit(request: Request, optimizers: Sequence[Optimizer]) -> Request:
+def _with_one_limit(request: Request, steps: Sequence[OfflineStep]) -> Request:
     """`request` with the same bytes for all traces: a share is of the largest trace's peak. A smaller last batch may
     use as much.
     """
-    limit = request.single_limit
-    if limit is None or not is_share(limit) or len(optimizers) < 2:
+    if len(steps) < 2:
         return request
-    most_bytes = max(parse_limit(limit, lambda one=one: one.baseline.peak_bytes) for one in optimizers)
-    return replace(request, memory_limit=most_bytes)
+    devices = list(dict.fromkeys(device for step in steps for device in step.optimizers))
+    limits: dict[str, int | str] = {}
+    for device in devices:
+        try:
+            limit = request.limit(device) if device else request.single_limit
+        except TfswapError:
+            return request  # the plan of the step says so
+        if limit is None or not is_share(limit):
+            return request
+        there = [step.optimizers[device] for step in steps if device in step.optimizers]
+        limits[device] = max(parse_limit(limit, lambda one=one: one.baseline.peak_bytes) for one in there)
+    return replace(request, memory_limit=limits[""] if devices == [""] else limits)
 
 
-def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: ArgumentSizes) -> Any:
-    """The graph of one trace, with these sizes. Raises InvalidModel, UnsupportedGraph."""
+def import_step(
+    file: ModelFile,
+    function: str,
+    step: ConcreteStep,
+    sizes: ArgumentSizes,
+    on: tuple[DeviceModel, Collection[str] | None] | None = None,
+) -> Any:
+    """The graph of one trace, with these sizes; its nodes and the file's variables are placed.
+
+    Args:
+        on: the device and the GPUs to place them on, as of `place_offline`; by default those of this machine.
+
+    Raises InvalidModel, UnsupportedGraph.
+    """
     from tensorflow.core.framework import types_pb2
 
     from tfswap.importers.library_function import (
@@ -412,7 +437,12 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == types_pb2.DT_RESOURCE}
         own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
         shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
-        return import_library_function(file.library, step.name, shapes, step.handles, step.values)
+        graph = import_library_function(file.library, step.name, shapes, step.handles, step.values)
+    known = [file.devices.get(step.captured.get(feed.name, -1), "") for feed in graph.feeds]
+    model, gpus = on or (machine.current_device()[1], None)
+    given = place_offline(function, graph, known, model, gpus)
+    file.note_devices(step, {feed.name: device for feed, device in zip(graph.feeds, given, strict=True)})
+    return graph
 
 
 def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) -> tuple[int, ...]:

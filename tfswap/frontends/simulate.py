@@ -11,18 +11,19 @@ from typing import Any
 
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.offline import offline_optimizer
+from tfswap.compiler.offline import OnDevice, offline_step
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, as_profile, check, whole
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
-from tfswap.kernels.hardware import NAMES, THIS, Machine, described
+from tfswap.kernels.hardware import NAMES, THIS, Machine, described, described_devices
 from tfswap.kernels.profile import Profile
 from tfswap.planner.planner import TACTICS
 from tfswap.planner.promise import promised
 from tfswap.report.curve import Curve, Point
+from tfswap.report.device_curves import DeviceCurves
 from tfswap.support import progress
 
 LIMITS = 20
@@ -32,7 +33,7 @@ def simulate(
     step: Any,
     *args: Any,
     limits: int = LIMITS,
-    device: str | None = None,
+    device: str | Sequence[str] | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
     function: str = "train_step",
     batch_size: int | None = None,
@@ -43,7 +44,7 @@ def simulate(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     policy: Policy | None = None,
-) -> Curve:
+) -> Curve | DeviceCurves:
     """Predict memory against time for a training step, from its floor to its unoptimised peak. Nothing runs.
 
         tfswap.simulate(train_step, images, labels)
@@ -54,26 +55,63 @@ def simulate(
         args: a function's arguments, or their `tf.TensorSpec`s.
         limits: how many limits, evenly spaced.
         device: a described machine ("a100", "v100-pcie", ...; a wrong name lists them), "this" for this machine as
-            measured now, or None for the usual rates of this kind of device.
+            measured now, or None for the usual rates of this kind of device. For a step on several GPUs a list of them,
+            GPU:0 first (["a100", "a100"] or "a100,a100", which copy by way of the host), or a machine with several and
+            links between them ("dgx-a100", or "dgx-a100:4" for four of them).
         profile: of this machine, by `tfswap.profile`; not together with `device`.
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
         tactics, precision, policy: as in `optimize`.
         host_memory_limit: the most host memory for swapped tensors; by default the memory of the device's host.
         spill_dir, spill_limit: as in `optimize`; the folder is not written to.
 
+    Returns:
+        A Curve. For a step on several GPUs a DeviceCurves, with a Curve for each.
+
     Raises:
         TfswapError: an argument is malformed.
         UnsupportedGraph, InvalidModel: as `optimize` and `optimize_graph`.
     """
     whole("limits", limits, least=2)
-    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy)
-    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, device=on.device)
-    optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
-    return sweep(optimizer, found.name, on, limits)
+    asked = spill_dir, spill_limit, policy
+    targets = [target(each, profile, tactics, host_memory_limit, precision, *asked) for each in _machines(device)]
+    on, _, costs = targets[0]
+    machines = {f"GPU:{number}": each for number, (each, _, _) in enumerate(targets)}
+    found = find_step(
+        step,
+        args,
+        function=function,
+        batch_size=batch_size,
+        input_shapes=input_shapes,
+        device=on.device,
+        gpus=None if on.name == THIS else list(machines),
+    )
+    devices = {
+        name: OnDevice(each.device, options, of_each)
+        for name, (each, options, of_each) in zip(machines, targets, strict=True)
+    }
+    offline = offline_step(found.graph(), devices, found.variables)
+    curves = {
+        where: sweep(optimizer, found.name, machines.get(where, on), limits)
+        for where, optimizer in offline.optimizers.items()
+    }
+    if len(curves) == 1:
+        return next(iter(curves.values()))
+    return DeviceCurves(found.name, curves, costs.rates.peer_bytes_per_s)
+
+
+def _machines(device: Any) -> list[Any]:
+    """What `target` takes for each device that a user named."""
+    if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
+        if not device or not all(isinstance(each, str) for each in device):
+            raise TfswapError(f"device is {device!r}: give the name of each GPU, as ['a100', 'a100']")
+        device = ",".join(device)
+    if not isinstance(device, str) or device.lower() == THIS:
+        return [device]
+    return [*described_devices(device)]
 
 
 def target(
-    device: str | None,
+    device: str | Machine | None,
     profile: Profile | str | os.PathLike[str] | None,
     tactics: Sequence[str],
     host_memory_limit: int | str | None,
@@ -100,14 +138,16 @@ def target(
     return on, options, costs
 
 
-def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]:
+def _machine(name: str | Machine | None, profile: Profile | None) -> tuple[Machine, Costs]:
     """The machine that a user named, and its cost model. Raises TfswapError for a name that is not known."""
+    if isinstance(name, Machine):
+        if profile is not None:
+            raise TfswapError(_both_given(name.name))
+        return name, Costs(name.rates)
     if name is not None and not isinstance(name, str):
         raise TfswapError(f"device is {name!r}: give the name of one, of {', '.join(NAMES)}")
     if name is not None and profile is not None:
-        raise TfswapError(
-            f"device={name!r} and profile= are both given: a profile is of the machine that was measured. Give one."
-        )
+        raise TfswapError(_both_given(name))
     if name is not None and name.lower() == THIS:
         from tfswap.frontends.profile import this_machine
 
@@ -120,6 +160,10 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
     costs = Costs.of(model, profile)
     title = f"this {model.kind.upper()}" if profile is None else profile.machine
     return Machine(THIS, title, model, costs.rates, arena.device_limit_bytes(where), None), costs
+
+
+def _both_given(name: str) -> str:
+    return f"device={name!r} and profile= are both given: a profile is of the machine that was measured. Give one."
 
 
 def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:

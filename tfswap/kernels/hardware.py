@@ -10,7 +10,10 @@ Meng et al. 2017 (128 GB of host memory). V100: "NVIDIA V100 Tensor Core GPU", t
 latter in an IBM Power AC922 with four cards: three NVLink 2.0 bricks of 25 GB/s between a card and its CPU. A100:
 "NVIDIA A100 Tensor Core GPU", 80 GB PCIe. H100 and H200: "NVIDIA H100/H200 Tensor Core GPU", SXM5, dense TF32
 (half of the sheet's figure, which counts sparsity). RTX 4090: "NVIDIA Ada GPU Architecture", appendix A.
-PCIe x16: 15.75, 31.5 and 63 GB/s each way for generations 3, 4 and 5.
+PCIe x16: 15.75, 31.5 and 63 GB/s each way for generations 3, 4 and 5. NVLink between two GPUs, each way: DGX-1 with
+V100, two bricks of 25 GB/s ("NVIDIA DGX-1 With Tesla V100 System Architecture", WP-08437-002; pairs with one brick or
+none are slower); through an NVSwitch 300 GB/s in a DGX A100 and 450 GB/s in a DGX H100 or H200, half of the sheets'
+figures, which count both ways.
 
 Host memory is one card's part of the memory of a common server of its time: 64 GB with K40c and Titan X, an eighth
 of a DGX-1 (512 GB), DGX A100 (1 TB) and DGX H100 or H200 (2 TB), a quarter of an AC922 (1 TB), 64 GB in a desktop.
@@ -18,7 +21,7 @@ of a DGX-1 (512 GB), DGX A100 (1 TB) and DGX H100 or H200 (2 TB), a quarter of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfswap.errors import TfswapError
@@ -26,6 +29,9 @@ from tfswap.kernels.device import DeviceModel
 
 THIS = "this"
 """The name of the machine of this process, with measured rates."""
+
+MOST_DEVICES = 64
+"""The most devices in a list of them."""
 
 DISK_BYTES_PER_S = 1e9
 """The sustained rate of a server's NVMe drive that reads and writes concurrently. A profile has the measured rate of
@@ -55,6 +61,7 @@ class Rates:
         channels_last: whether cuDNN reads float32 with channels last, as it does in TF32 (`ComputeInNhwcEnabled` in
             conv_ops_gpu.cc). Otherwise TensorFlow copies to channels first.
         l3_cache_bytes: the size of the last-level cache that Eigen reports. Some gradients choose their kernel by it.
+        peer_bytes_per_s: bytes copied between two devices by a link of their own. 0: copies go by way of the host.
     """
 
     flops_per_s: float
@@ -70,6 +77,7 @@ class Rates:
     cudnn: bool = False
     channels_last: bool = False
     l3_cache_bytes: float = L3_CACHE_BYTES
+    peer_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,34 @@ _SHEETS: dict[str, _Sheet] = {
     "rtx-4090": _Sheet("GeForce RTX 4090, PCIe 4", 82.6, 82.6, 1008, 24564, 31.5, 64, 8),
 }
 
+
+class _System(NamedTuple):
+    """A machine with several GPUs of one kind.
+
+    Attributes:
+        title: the machine's.
+        sheet: that of each GPU.
+        gpus: the number of GPUs.
+        peer: the peak rate between two of them each way, in 10^9 bytes/s.
+    """
+
+    title: str
+    sheet: _Sheet
+    gpus: int
+    peer: float
+
+
+_SYSTEMS: dict[str, _System] = {
+    "dgx-1": _System("DGX-1, 8 V100 with NVLink 2", _SHEETS["v100-nvlink"]._replace(link=15.75, host=64), 8, 50),
+    "dgx-a100": _System("DGX A100, 8 A100 with NVLink 3", _SHEETS["a100"]._replace(memory_rate=2039), 8, 300),
+    "dgx-h100": _System("DGX H100, 8 H100 with NVLink 4", _SHEETS["h100"], 8, 450),
+    "dgx-h200": _System("DGX H200, 8 H200 with NVLink 4", _SHEETS["h200"], 8, 450),
+}
+
 NAMES = (*_SHEETS, THIS)
+"""The names of one device."""
+SYSTEMS = tuple(_SYSTEMS)
+"""The names of machines with several devices."""
 
 _NAMED_BY_DRIVER = {
     "H200": "h200",
@@ -159,14 +194,47 @@ def _kept_free_bytes(capability: int) -> int:
 
 
 def described(name: str) -> Machine:
-    """The machine of this name, other than "this". Raises TfswapError with the known names for any other name."""
+    """The device of this name, other than "this". Raises TfswapError with the known names for any other name."""
     sheet = _SHEETS.get(name.lower())
     if sheet is None:
         raise TfswapError(f"no device is called {name!r}: those described are {', '.join(NAMES)}")
+    return _machine(name.lower(), sheet)
+
+
+def described_devices(names: str) -> list[Machine]:
+    """The devices of a machine, the first one first: "a100", "a100,a100" (linked by PCIe, by way of the host), or the
+    name of a machine with several (SYSTEMS), with the number that is used: "dgx-a100:4".
+
+    Raises TfswapError for other names.
+    """
+    name, _, number = names.lower().partition(":")
+    if (system := _SYSTEMS.get(name)) is not None:
+        count = int(number) if number.isascii() and number.isdecimal() and number else 0 if number else system.gpus
+        if not 1 <= count <= system.gpus:
+            raise TfswapError(f"device is {names!r}: {name} has {system.gpus} GPUs, so give 1 to {system.gpus}")
+        made = _machine(name, system.sheet, system.peer if count > 1 else 0.0)
+        return [replace(made, title=f"{system.title} (1 of {count})")] * count
+    found = [part.strip() for part in names.split(",")]
+    if unknown := [part for part in found if part.lower() not in _SHEETS]:
+        raise TfswapError(
+            f"no device is called {unknown[0]!r}: those described are {', '.join(NAMES)}; machines with several are "
+            f"{', '.join(SYSTEMS)}"
+        )
+    if len(found) > MOST_DEVICES:
+        raise TfswapError(f"device lists {len(found)} devices: give {MOST_DEVICES} at most")
+    return [described(part) for part in found]
+
+
+def _machine(name: str, sheet: _Sheet, peer: float = 0.0) -> Machine:
+    """The machine of a sheet.
+
+    Args:
+        peer: as of _System; 0 for a link by way of the host.
+    """
     flops = FP32_SHARE * sheet.fp32 if sheet.tf32 is None else max(FP32_SHARE * sheet.fp32, TF32_SHARE * sheet.tf32)
     link = LINK_SHARE * sheet.link * 1e9
     return Machine(
-        name=name.lower(),
+        name=name,
         title=sheet.title,
         device=DeviceModel("gpu"),
         rates=Rates(
@@ -178,6 +246,7 @@ def described(name: str) -> Machine:
             launch_s=LAUNCH_S,
             cudnn=True,
             channels_last=sheet.tf32 is not None,
+            peer_bytes_per_s=LINK_SHARE * peer * 1e9,
         ),
         memory_bytes=(sheet.memory_mib << 20) - CONTEXT_BYTES - _kept_free_bytes(sheet.capability),
         host_bytes=sheet.host * 10**9,

@@ -15,8 +15,8 @@ Sends, receives and collectives have one order in the whole step, and each devic
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
 at a later send. Members of a collective have one place in that order.
 
-Constants are in each part that reads them, and so are arguments in host memory. Nodes of two parts that compute alike
-have one name (alike_parts.py); in the joined graph each has its own.
+Constants are in each part that reads them, and so are arguments in host memory, and integers whose number follows from
+shapes. Nodes of two parts that compute alike have one name (alike_parts.py); in the joined graph each has its own.
 
 A loop or a conditional that runs on several devices is on each of them, with the part of its functions that is there
 (device_bodies.py). All take the same branch, and as many iterations. Inside, tensors go from one device to another by a
@@ -37,7 +37,7 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
-from tfswap.ir.op_traits import control_flow, is_collective, is_const, stateful_form
+from tfswap.ir.op_traits import control_flow, is_collective, is_const, is_pure, stateful_form
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.alike_parts import names_of_alike
@@ -240,7 +240,10 @@ class _Cut:
         if node in self._feeds:
             home = self._home.get(node)
             return not home or home == where or (self._body is None and self._is_hosted(node.out()))
-        return self._is_anywhere(node) or (self._body is not None and computes_counter(node))
+        is_computed = _follows_from_shapes(node, self._device_model) or (
+            self._body is not None and computes_counter(node)
+        )
+        return is_computed or self._is_anywhere(node)
 
     def _is_hosted(self, tensor: Output) -> bool:
         """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""
@@ -358,6 +361,14 @@ class _Cut:
                 ordered = sorted(places, key=places.__getitem__)
                 for before, node in pairwise(ordered):
                     part.add_control(node, before)
+
+
+def _follows_from_shapes(node: Node, device: DeviceModel) -> bool:
+    """Whether a node gives small tensors of unknown size, as axes that follow from shapes: each device that reads them
+    computes them, since a Receive has a size.
+    """
+    sizeless = any(kind.nbytes is None for kind in node.outputs)
+    return sizeless and is_pure(node.op) and all(is_on_host(node, i, device) for i, _ in enumerate(node.outputs))
 
 
 def _sources(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -8,8 +8,8 @@ its kernel registers the owner and reserves the memory when it is constructed (c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT
 from tfswap.ir.graph import Graph, Node
@@ -38,6 +38,16 @@ class Reservation:
     disk_bytes: int = 0
     disk_limit_bytes: int | None = None
     saved_disk_bytes: int = 0
+
+
+def of_all_parts(parts: Sequence[Reservation]) -> Reservation:
+    """The memory that the parts of one step take together, whose owner and limits are the same."""
+    return replace(
+        parts[0],
+        host_bytes=sum(one.host_bytes for one in parts),
+        disk_bytes=sum(one.disk_bytes for one in parts),
+        saved_disk_bytes=sum(one.saved_disk_bytes for one in parts),
+    )
 
 
 @graph_pass(

@@ -176,6 +176,10 @@ class Curve:
         axes.legend(fontsize=8)
         write_whole(path, png(figure))
 
+    def body(self) -> str:
+        """The curve as a part of a page."""
+        return render("curve_body.html", **self._drawing())
+
     def _drawing(self) -> dict[str, Any]:
         """The values for the curve's template: time over limit, the knee marked, points that do not fit in grey."""
         low, high = self.points[0].limit_bytes, max(self.points[-1].limit_bytes, self.baseline_peak_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -388,7 +389,20 @@ def report_of_devices(step: str, reports: Mapping[str, Report]) -> Report:
         reports: the report on each device, by its name.
     """
     first = next(iter(reports.values()))
-    return dataclasses.replace(first, step=step, _devices=reports) if len(reports) > 1 else first
+    if len(reports) == 1:
+        return first
+    return dataclasses.replace(first, step=step, _devices=reports, _explain=functools.partial(_explain_on, reports))
+
+
+def _explain_on(reports: Mapping[str, Report], tensor: str) -> Explanation:
+    """The explanation of a tensor on the first device that has it. Raises TfswapError, as the first device does."""
+    refused: list[TfswapError] = []
+    for each in reports.values():
+        try:
+            return each.explain(tensor)
+        except TfswapError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KINDS)) -> str:

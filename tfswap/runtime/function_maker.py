@@ -5,7 +5,6 @@ Invariant: each function that was made and is in use has an audit: a user's trac
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from tfswap.compiler.request import Request
 from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
-from tfswap.passes.memory_reservation import Reservation, reserve_memory
+from tfswap.passes.memory_reservation import Reservation, of_all_parts, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.runtime.audit import Audit, gates_of
@@ -85,7 +84,8 @@ class FunctionMaker:
         gate = tfswap.ops.new_gate()
         graph = _joined(self._trace, chosen, gate, checked_by_gate=not live)
         target = chosen[0].optimizer.target
-        reservation = _reservation(self._request, self._owner, chosen)
+        options = self._request.options
+        reservation = of_all_parts([options.reservation(self._owner, plan) for _, _, plan in chosen])
         swaps = reserve_memory(graph, target, reservation)
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
         if self._trace.device.model.has_own_kernels and share_random_state(graph, target, self._owner, trace):
@@ -187,17 +187,6 @@ def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gat
     return trace.join(made, gate + len(chosen))
 
 
-def _reservation(request: Request, owner: int, chosen: Sequence[Chosen]) -> Reservation:
-    """The memory outside of the arenas that all parts take together."""
-    each = [request.options.reservation(owner, plan) for _, _, plan in chosen]
-    return dataclasses.replace(
-        each[0],
-        host_bytes=sum(one.host_bytes for one in each),
-        disk_bytes=sum(one.disk_bytes for one in each),
-        saved_disk_bytes=sum(one.saved_disk_bytes for one in each),
-    )
-
-
 def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: int) -> Any:
     """The function that carries out the plans in a file whose signature calls it. Where TensorFlow loads the file, the
     function's gate alone checks the arena; `tfswap.load` finds in the gate all that it needs to plan again.
@@ -216,5 +205,5 @@ def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: i
     sizes = sized(zip(arguments, graph.feeds, strict=True))
     step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))
     answers = policy_answers(optimizer.graph, request.options.policy, optimizer.locate)
-    Origin.of(trace.name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
+    Origin.of(trace.name, {"": plan.limit_bytes}, [step], request.options, answers).carry(graph, plan)
     return export_function(graph, concrete, refers_to=[concrete])

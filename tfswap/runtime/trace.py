@@ -103,6 +103,14 @@ class Trace:
         return self._not_taken.pop(device, None) or Graph()
 
     def _import(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> None:
+        graph, several = self._placed(arguments, sizes, keeps=keeps)
+        planned = [device.name for device in self.devices]
+        self._parts = cut(graph, planned, self.device.model) if several else None
+        self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
+        free_functions()  # of the import: they would change the unoptimised peak
+
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
+        """The graph to plan, whose nodes have devices, and whether it has to be cut. Arguments as of `import_graph`."""
         from tfswap.importers.function import import_function
 
         model = self.device.model
@@ -113,10 +121,7 @@ class Trace:
         graph = as_planned(graph, self.concrete, model, keeps=keeps)
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
-        planned = [device.name for device in self.devices]
-        self._parts = cut(graph, planned, model) if several else None
-        self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
-        free_functions()  # of the import: they would change the unoptimised peak
+        return graph, several
 
     def join(self, made: Mapping[str, Graph], gate: int) -> Graph:
         """The graph of the whole step from the rewritten graphs of its planned parts, by device.
@@ -153,6 +158,12 @@ class Trace:
 
     def plan_made_before(self, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int) -> Plan | None:
         """A plan that came with the trace, where it keeps the limit in this arena, with the margin."""
+        return self.plan_made_for(self.device.name, optimizer, limit_bytes, margin_bytes)
+
+    def plan_made_for(
+        self, device: str, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int
+    ) -> Plan | None:
+        """As `plan_made_before`, for the part of the step on a device."""
         return None
 
     def export(self, graph: Graph, plan: Plan, gate: int, for_file: Callable[[], Any]) -> Exported:
@@ -222,3 +233,8 @@ class PartTrace(Trace):
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
         return self._whole.given_on(self.device.name, graph, given)
+
+    def plan_made_for(
+        self, device: str, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int
+    ) -> Plan | None:
+        return self._whole.plan_made_for(device, optimizer, limit_bytes, margin_bytes)

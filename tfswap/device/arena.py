@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
+
+log = logging.getLogger("tfswap")
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,28 @@ def snapshot(device: str) -> ArenaSnapshot:
     """The snapshot of the device's arena, chunk by chunk; only its bytes where its allocator is no BFC allocator."""
     info = memory_info(device)
     if info is None:
+        _say_once(
+            device, "keeps no statistics: steps run as planned, and whether they keep their limit is not measured."
+        )
         return NOTHING_KNOWN
     rows, limit, _ = _arena_map(device)
+    if not int(limit):
+        _say_once(
+            device,
+            "has no chunks (TF_GPU_ALLOCATOR=cuda_malloc_async?): limits are kept in the bytes that tensors take; "
+            "what the driver's pool takes for them is not bounded.",
+        )
     chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.numpy().tolist()))
     if not chunks:
         return ArenaSnapshot(info.current_bytes)
     in_use = sum(size for _, size, used in chunks if used)
     return ArenaSnapshot(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
+
+
+@functools.cache
+def _say_once(device: str, what: str) -> None:
+    if device.startswith("GPU"):  # a CPU without an arena is usual
+        log.warning("tfswap: the allocator of %s %s", device, what)
 
 
 def allocator(device: str) -> int:

@@ -84,7 +84,10 @@ def _advise(content: dict[str, Any]) -> None:
             "TF_CPU_ALLOCATOR_USE_BFC=1 and TF_CPU_BFC_MEM_LIMIT_IN_MB=N before Python starts"
         )
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
-        advice.append("TF_GPU_ALLOCATOR=cuda_malloc_async: peaks of that allocator are not what tfswap plans for")
+        advice.append(
+            "TF_GPU_ALLOCATOR=cuda_malloc_async: limits are kept in the bytes that tensors take; what the driver's "
+            "pool takes for them is not bounded. Unset it for TensorFlow's own arena, which takes no more than the limit"
+        )
     if clusters_by_environment():
         advice.append(f"{FLAGS}={os.environ[FLAGS]!r} lets XLA cluster steps, which tfswap refuses: unset it")
 

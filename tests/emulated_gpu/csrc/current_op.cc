@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "async_allocator.h"
 #include "device_stream.h"
 #include "memory.h"
 #include "race_detector.h"
@@ -53,6 +54,7 @@ using CopyIn = void (*)(const DeviceContext*, const Tensor*, Device*, Tensor*, S
 using CopyOut = void (*)(DeviceContext*, const Tensor*, absl::string_view, Device*, Tensor*, StatusCallback);
 using CreateDevices = absl::Status (*)(DeviceFactory*, const tensorflow::SessionOptions&, const std::string&,
                                        std::vector<std::unique_ptr<Device>>*);
+using GetAllocator = Allocator* (*)(Device*, AllocatorAttributes);
 using DeallocateRaw = void (*)(Allocator*, void*);
 
 Compute compute = nullptr;
@@ -61,6 +63,7 @@ MakeTensorFromProto make_tensor_from_proto = nullptr;
 CopyIn copy_in = nullptr;
 CopyOut copy_out = nullptr;
 CreateDevices create_devices = nullptr;
+GetAllocator get_allocator = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
 std::map<Allocator*, int> compute_streams;  // the race detector's; filled before the allocator is watched
 
@@ -144,11 +147,29 @@ void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
   deallocate_raw(allocator, memory);
 }
 
+// The arena that TensorFlow has made for the device stays empty.
+Allocator* WatchedGetAllocator(Device* device, AllocatorAttributes attributes) {
+  Allocator* const arena = get_allocator(device, attributes);
+  if (attributes.on_host()) return arena;
+  static std::mutex mu;
+  static auto* const made = new std::map<Allocator*, Allocator*>;
+  std::lock_guard<std::mutex> lock(mu);
+  Allocator*& its = (*made)[arena];
+  if (its == nullptr) its = MakeAsyncAllocator(ComputeStream(*device)->device());
+  return its;
+}
+
 // A device's allocator and context may be another's as well, made for another session.
 void Watch(Device* device) {
   static std::mutex mu;
   static std::set<void*> watched;
   std::lock_guard<std::mutex> lock(mu);
+  void** const table = CopyTable(device);
+  if (WantsAsyncAllocator()) Replace(table, PlaceOf(&Device::GetAllocator), &get_allocator, &WatchedGetAllocator);
+  Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
+  Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
+  Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);
+  SetTable(device, table);
   Allocator* const allocator = device->GetAllocator({});
   if (watched.insert(allocator).second) {
     compute_streams[allocator] = ComputeStream(*device)->id();
@@ -165,11 +186,6 @@ void Watch(Device* device) {
     SetTable(context, table);
     GiveHandle(*context);
   }
-  void** const table = CopyTable(device);
-  Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
-  Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
-  Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);
-  SetTable(device, table);
 }
 
 absl::Status WatchedCreateDevices(DeviceFactory* factory, const tensorflow::SessionOptions& options,

@@ -40,6 +40,23 @@ bool IsLeftLocked(uint64_t bytes, int device) {
   return taken + bytes <= settings.memory_bytes;
 }
 
+// `taken` bytes of it count as the device's.
+char* AddRegion(uint64_t bytes, uint64_t taken, int device) {
+  const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* const raw = mmap(nullptr, rounded + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t begin = (start + kHugePage - 1) / kHugePage * kHugePage;
+  if (begin > start) munmap(raw, begin - start);
+  munmap(reinterpret_cast<void*>(begin + rounded), start + kHugePage - begin);
+  void* const at = reinterpret_cast<void*>(begin);
+  madvise(at, rounded, MADV_HUGEPAGE);
+  std::lock_guard<std::mutex> lock(regions_mu);
+  if (accesses > 0 || !Settings::Get().protects) mprotect(at, rounded, PROT_READ | PROT_WRITE);
+  regions[begin] = {rounded, taken, device};
+  return static_cast<char*>(at);
+}
+
 }  // namespace
 
 Access::Access() {
@@ -75,6 +92,8 @@ uint64_t PinnedBytes() {
   return pinned_bytes;
 }
 
+char* ReserveAddresses(int device, uint64_t bytes) { return AddRegion(bytes, 0, device); }
+
 void Allocate(const SP_Device* device, uint64_t bytes, int64_t, SP_DeviceMemoryBase* memory) {
   memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
   memory->opaque = nullptr;
@@ -83,20 +102,8 @@ void Allocate(const SP_Device* device, uint64_t bytes, int64_t, SP_DeviceMemoryB
     std::lock_guard<std::mutex> lock(regions_mu);
     if (!IsLeftLocked(bytes, device->ordinal)) return;
   }
-  const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* const raw = mmap(nullptr, rounded + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return;
-  const uintptr_t start = reinterpret_cast<uintptr_t>(raw);
-  const uintptr_t begin = (start + kHugePage - 1) / kHugePage * kHugePage;
-  if (begin > start) munmap(raw, begin - start);
-  munmap(reinterpret_cast<void*>(begin + rounded), start + kHugePage - begin);
-  void* const at = reinterpret_cast<void*>(begin);
-  madvise(at, rounded, MADV_HUGEPAGE);
-  std::lock_guard<std::mutex> lock(regions_mu);
-  if (accesses > 0 || !Settings::Get().protects) mprotect(at, rounded, PROT_READ | PROT_WRITE);
-  regions[begin] = {rounded, bytes, device->ordinal};
-  memory->opaque = at;
-  memory->size = bytes;
+  memory->opaque = AddRegion(bytes, bytes, device->ordinal);
+  memory->size = memory->opaque == nullptr ? 0 : bytes;
 }
 
 void Deallocate(const SP_Device*, SP_DeviceMemoryBase* memory) {

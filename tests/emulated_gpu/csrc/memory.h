@@ -21,6 +21,9 @@ class Access {
   Access& operator=(const Access&) = delete;
 };
 
+// Addresses that are a device's, for whoever counts what is taken of its memory. Null where there are none.
+char* ReserveAddresses(int device, uint64_t bytes);
+
 // The device whose memory that is; -1 for the host's.
 int DeviceOf(const void* address);
 inline bool IsOnDevice(const void* address) { return DeviceOf(address) >= 0; }

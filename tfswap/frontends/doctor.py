@@ -85,8 +85,8 @@ def _advise(content: dict[str, Any]) -> None:
         )
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         advice.append(
-            "TF_GPU_ALLOCATOR=cuda_malloc_async: limits are kept in the bytes that tensors take; what the driver's "
-            "pool takes for them is not bounded. Unset it for TensorFlow's own arena, which takes no more than the limit"
+            "TF_GPU_ALLOCATOR=cuda_malloc_async: limits are kept in the bytes that tensors take; what the "
+            "driver's pool takes is not bounded. Unset it for TensorFlow's own arena, which keeps to the limit"
         )
     if clusters_by_environment():
         advice.append(f"{FLAGS}={os.environ[FLAGS]!r} lets XLA cluster steps, which tfswap refuses: unset it")

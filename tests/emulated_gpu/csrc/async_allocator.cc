@@ -14,7 +14,7 @@
 namespace emulated_gpu {
 namespace {
 
-constexpr uint64_t kAddresses = 16;  // times the device's memory
+constexpr uint64_t kAddresses = 16;   // times the device's memory
 constexpr uint64_t kAlignment = 512;  // the driver's
 
 class AsyncAllocator : public tensorflow::Allocator {
@@ -76,7 +76,9 @@ class AsyncAllocator : public tensorflow::Allocator {
 
  private:
   static uint64_t End() { return kAddresses * Settings::Get().memory_bytes; }
-  static uint64_t Rounded(uint64_t bytes) { return (std::max<uint64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
+  static uint64_t Rounded(uint64_t bytes) {
+    return (std::max<uint64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  }
   uint64_t OffsetOf(const void* memory) const { return static_cast<uint64_t>(static_cast<const char*>(memory) - begin_); }
 
   const std::string name_;

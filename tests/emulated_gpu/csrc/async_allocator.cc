@@ -90,9 +90,9 @@ class AsyncAllocator : public tensorflow::Allocator {
 
 }  // namespace
 
-bool WantsAsyncAllocator() {
-  const char* const wanted = std::getenv("TF_GPU_ALLOCATOR");
-  return wanted != nullptr && std::strcmp(wanted, "cuda_malloc_async") == 0;
+bool UsesAsyncAllocator() {
+  const char* const kind = std::getenv("TF_GPU_ALLOCATOR");
+  return kind != nullptr && std::strcmp(kind, "cuda_malloc_async") == 0;
 }
 
 tensorflow::Allocator* MakeAsyncAllocator(int device) { return new AsyncAllocator(device); }

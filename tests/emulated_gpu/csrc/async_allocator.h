@@ -13,7 +13,7 @@
 namespace emulated_gpu {
 
 // Whether the program's environment requests it.
-bool WantsAsyncAllocator();
+bool UsesAsyncAllocator();
 
 // A device's; it lives as long as the process.
 tensorflow::Allocator* MakeAsyncAllocator(int device);

@@ -165,7 +165,7 @@ void Watch(Device* device) {
   static std::set<void*> watched;
   std::lock_guard<std::mutex> lock(mu);
   void** const table = CopyTable(device);
-  if (WantsAsyncAllocator()) Replace(table, PlaceOf(&Device::GetAllocator), &get_allocator, &WatchedGetAllocator);
+  if (UsesAsyncAllocator()) Replace(table, PlaceOf(&Device::GetAllocator), &get_allocator, &WatchedGetAllocator);
   Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
   Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
   Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);

@@ -21,7 +21,7 @@ class Access {
   Access& operator=(const Access&) = delete;
 };
 
-// Addresses that are a device's, for whoever counts what is taken of its memory. Null where there are none.
+// Addresses that are a device's. The caller counts what is in use of them. Null where there are none.
 char* ReserveAddresses(int device, uint64_t bytes);
 
 // The device whose memory that is; -1 for the host's.

@@ -16,6 +16,7 @@ from tfswap.frontends.max_batch import max_batch
 from tfswap.frontends.optimize import optimize
 from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
+from tfswap.frontends.scope import scope
 from tfswap.frontends.simulate import simulate
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Eviction, Plan
@@ -51,5 +52,6 @@ __all__ = [
     "optimize",
     "optimize_graph",
     "profile",
+    "scope",
     "simulate",
 ]

@@ -1,0 +1,87 @@
+"""Variables that are made at home in host memory: models that are larger than the arena."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import tensorflow as tf
+from processes import on_arena
+from step_peaks import measuring
+
+import tfswap
+
+WIDTH, LAYERS = 512, 12
+ARENA_MIB = 8
+"""The variables and slots of the net take 37 MiB."""
+
+
+def trained(scoped):
+    """Losses of a net with Adam, under a limit below the arena's cap or without one."""
+
+    with tfswap.scope() if scoped else contextlib.nullcontext():
+        tf.keras.utils.set_random_seed(1)
+        dense = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
+        model = tf.keras.Sequential([tf.keras.Input((WIDTH,)), *dense])
+        optimizer = tf.keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    if scoped:
+        tactics = ("swap", "recompute", "encode", "state")
+        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=tactics)
+    x, peaks = tf.random.stateless_normal([16, WIDTH], (1, 2)), []
+    losses = []
+    for _ in range(3):
+        with measuring(peaks):
+            losses.append(float(step(x)))
+    weights = [float(tf.reduce_sum(tf.abs(v))) for v in model.trainable_variables]
+    return {"values": [losses, weights], "peak": max(peaks)}
+
+
+def test_a_model_larger_than_the_arena_is_made_and_trained() -> None:
+    def program():
+        return trained(True)
+
+    def plain():
+        return trained(False)
+
+    found = on_arena(program, ARENA_MIB)
+    assert found["values"] == on_arena(plain)["values"]
+    assert found["peak"] <= ARENA_MIB << 20
+
+
+def test_variables_stay_on_the_device_while_there_is_room() -> None:
+    def program():
+        def in_use():
+            return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+        with tfswap.scope("4MiB"):
+            few = [tf.Variable(tf.zeros([256, 256])) for _ in range(32)]
+        some = in_use()
+        with tfswap.scope():
+            more = [tf.Variable(tf.zeros([256, 256])) for _ in range(4)]
+        text = tf.Variable("text")
+        return {
+            "some": some,
+            "same": in_use() - some < 4096,
+            "sum": float(tf.add_n([*few, *more])[0, 0]),
+            "text": text.shape.rank,
+        }
+
+    found = on_arena(program)
+    assert 3 << 20 < found["some"] <= 4 << 20
+    assert found["same"]
+
+
+@pytest.mark.parametrize("limit", ["60%", "much", -1])
+def test_a_malformed_limit_is_refused(limit) -> None:
+    with pytest.raises(tfswap.TfswapError, match="memory_limit"), tfswap.scope(limit):
+        pass

@@ -139,6 +139,43 @@ def pipeline() -> Made:
     return variables, lambda x: trained(variables, loss_of, x), [x]
 
 
+def outside(optimized: Callable[[Any], Any], steps: int = 3) -> tuple[list[str], dict[str, int], Any]:
+    """As `train`, of layers on one device after the other whose gradients a tape outside takes. Two of the results, one
+    on each of two devices, make the loss; a tensor of the first device is read on the last.
+    """
+    devices = gpus()
+    variables: list[Any] = []
+    for i in range(8):
+        with tf.device(devices[i * len(devices) // 8]):
+            variables.append(tf.Variable(0.1 * draws(64, 64, seed=i)))
+    with tf.device(devices[0]):
+        x = tf.constant(draws(1024, 64))
+
+    def forward(h):
+        made = []  # each is read twice at most: the order of more terms of a gradient is TensorFlow's choice
+        for i, variable in enumerate(variables):
+            with tf.device(devices[i * len(devices) // 8]):
+                h = tf.nn.relu(tf.sin((h + made[1] if i == 6 else h) @ variable))
+                made.append(h)
+        return h, made[2]
+
+    step = optimized(tf.function(forward))
+
+    def run():
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_mean(made * made) for made in step(x))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss.numpy()
+
+    losses, highest = [], dict.fromkeys(devices, 0)
+    for _ in range(steps):
+        loss, peaks = peaks_of(run)
+        losses.append(loss.tobytes().hex())
+        highest = {device: max(highest[device], peak) for device, peak in peaks.items()}
+    return [*losses, *(each.numpy().tobytes().hex() for each in variables)], highest, step
+
+
 def with_the_host() -> Made:
     """An embedding on the CPU, layers on a GPU, and a message that the CPU prints."""
     with tf.device("CPU:0"):

@@ -6,6 +6,8 @@ faster and slower in turns.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import several_gpu_kinds
 import several_gpus
@@ -15,6 +17,7 @@ from slow import slow
 
 import tfswap
 import tfswap.ops
+from tfswap.exporters.function import memory_optimizer_off
 
 MIB = 1 << 20
 
@@ -254,6 +257,22 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
     found = on_gpus(reporting(program))
     peak, limit, unoptimised = found["kept"]
     assert found["same"] and found["report"] == [] and peak <= limit < unoptimised
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=8, kernel_us=20.0)
+def test_gradients_are_taken_outside_of_a_function_on_several_devices(on_gpus):
+    def program(gpus):
+        with memory_optimizer_off():
+            expected = several_gpus.outside(lambda function: function)[0]
+        gpus.clear_races()  # of the step without tfswap
+        gc.collect()
+        found, peaks, step = several_gpus.outside(lambda f: tfswap.optimize(f, memory_limit="75%"))
+        limits = {device: step.plan(device).limit_bytes for device in several_gpus.gpus()}
+        moves = [bool(step.plan(device).moves) for device in several_gpus.gpus()]
+        return {"same": found == expected, "kept": [peaks[d] <= limits[d] for d in limits], "moves": moves}
+
+    expected = {"same": True, "kept": [True, True], "moves": [True, True], "report": []}
+    assert on_gpus(reporting(program)) == expected
 
 
 QUICK = ("branches", "stacked", "micro_batches", "undecided_loop")

@@ -240,7 +240,7 @@ def in_random_orders(graph: Graph, draw: random.Random) -> Graph:
 
 def cut_and_joined(graph: Graph, draw: random.Random) -> tuple[Parts, Graph]:
     parts = cut(graph, DEVICES, GPU)
-    return parts, join(parts, {name: in_random_orders(part, draw) for name, part in parts.graphs.items()})
+    return parts, join(parts, {name: in_random_orders(part, draw) for name, part in parts.graphs.items()}).graph
 
 
 def effects(runs: Runs) -> dict[tuple[str, int], int]:

@@ -73,7 +73,7 @@ def test_the_joined_graph_has_no_cycle_and_every_dependency_whatever_the_orders(
     graph = drawn(seed)
     parts = cut(graph, PLANNED, GPU)
     made = ordered(parts, random.Random(seed))
-    joined = join(parts, made)
+    joined = join(parts, made).graph
     joined.topological()  # raises where there is a cycle
     assert [feed.name for feed in joined.feeds] == [feed.name for feed in graph.feeds]
     assert len(joined.fetches) == len(graph.fetches)
@@ -90,7 +90,7 @@ def test_the_joined_graph_has_no_cycle_and_every_dependency_whatever_the_orders(
 def test_no_kernel_of_a_planned_part_reads_another_devices_arena(seed):
     graph = drawn(seed)
     parts = cut(graph, PLANNED, GPU)
-    joined = join(parts, ordered(parts, random.Random(seed)))
+    joined = join(parts, ordered(parts, random.Random(seed))).graph
     feeds = set(joined.feeds)
     for node in joined:
         for source in (tensor.node for tensor in node.inputs if tensor.node not in feeds):
@@ -109,7 +109,7 @@ def test_copies_keep_the_place_that_their_part_gives_them():
     part = parts.graphs["GPU:1"]
     receive = next(node for node in part if node.op == custom_ops.RECEIVE)
     part.add_control(receive, part["early"])
-    joined = join(parts, parts.graphs)
+    joined = join(parts, parts.graphs).graph
     copy = next(node for node in joined if node.op == custom_ops.TO_DEVICE)
     assert joined["early"] in copy.controls
 
@@ -211,7 +211,7 @@ def test_conditionals_on_several_devices_end_whatever_the_orders(seed):
     graph = drawn_with_conditionals(seed)
     parts = cut(graph, PLANNED, GPU)
     made = ordered(parts, random.Random(seed))
-    joined = join(parts, made)
+    joined = join(parts, made).graph
     for body in joined.all_bodies():
         assert len({node.device for node in body if node.device and node not in body.feeds}) <= 1
     for taken in range(2):
@@ -222,7 +222,7 @@ def test_conditionals_on_several_devices_end_whatever_the_orders(seed):
 def test_each_channel_of_a_branch_has_two_ends_on_two_devices(seed):
     graph = drawn_with_conditionals(seed)
     parts = cut(graph, PLANNED, GPU)
-    joined = join(parts, parts.graphs)
+    joined = join(parts, parts.graphs).graph
     ends: dict[object, list[tuple[str, str]]] = {}
     for node in (each for body in joined.all_bodies() for each in body):
         if node.op in (custom_ops.SEND, custom_ops.RECEIVE):
@@ -250,5 +250,5 @@ def test_a_conditional_gives_each_device_what_it_reads_and_computes():
     assert [tensor.node.name for tensor in here.inputs] == ["cond/chosen", "first"] and len(here.outputs) == 1
     assert there.inputs[1].node.name == "second" and len(there.outputs) == 1
     assert [where for where, _ in parts.fetched] == ["GPU:1", "GPU:0"]
-    joined = join(parts, parts.graphs)
+    joined = join(parts, parts.graphs).graph
     assert [fetch.node.device for fetch in joined.fetches] == ["/device:GPU:1", "/device:GPU:0"]

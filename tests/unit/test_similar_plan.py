@@ -133,7 +133,7 @@ def test_replicas_have_the_names_of_the_first_until_they_are_joined():
     parts = cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu"))
     here, there = ({node.name for node in parts.graphs[device] if "tfswap" not in node.name} for device in parts.graphs)
     assert here - there == {"total"} and not there - here
-    joined = join(parts, parts.graphs)
+    joined = join(parts, parts.graphs).graph
     assert {node.name for node in graph} <= {node.name for node in joined}
     for node in graph:
         assert joined[node.name].attrs == node.attrs and joined[node.name].device == node.device

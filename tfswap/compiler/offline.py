@@ -150,7 +150,7 @@ class OfflineStep:
         if self.parts is None:
             return made[""]
         others = {where: part.copy() for where, part in self.parts.graphs.items() if where not in made}
-        joined = join(self.parts, {**made, **others})
+        joined = join(self.parts, {**made, **others}).graph
         verify(joined)
         return joined
 

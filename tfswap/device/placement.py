@@ -114,15 +114,6 @@ def _has_parts_on_cpu(graph: Graph, hosted: Collection[Node]) -> bool:
     return any(is_on_cpu(node, hosted) for node in graph if node not in feeds)
 
 
-def refuse_several(name: str, graph: Graph) -> None:
-    """Raise UnsupportedGraph for a step on several devices whose gradients are taken outside."""
-    if len(units(graph)) > 1:
-        raise UnsupportedGraph(
-            f"{name} runs on {', '.join(units(graph))}, and its gradients are taken outside of it: two calls on "
-            "several devices are not planned. Take the gradients inside of the function that is optimized."
-        )
-
-
 def _used(graph: Graph) -> dict[str, str]:
     """As `units`, of the nodes in bodies too."""
     return {each: where for part in (graph, *graph.all_bodies()) for each, where in units(part).items()}

@@ -23,11 +23,16 @@ def hand_over(facts: Facts) -> KernelMemory:
 
 
 def outside(facts: Facts) -> KernelMemory:
-    """The caller's memory between the forward and the backward call: its tensors, and the gradients that it passes."""
+    """The caller's memory between the forward and the backward call: its tensors, and the gradients that it passes.
+
+    Of results that are on other devices it has copies here, and their gradients, if it computes here.
+    """
     room = facts.attrs.get("room")
     count = room if isinstance(room, int) else 0
-    own = tuple(temp(kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
-    return KernelMemory(events=(*own, *outs(len(facts.outputs))))
+    own = [temp(kind.nbytes or 0) for kind in facts.inputs for _ in range(count)]
+    elsewhere = cast("Sequence[int]", facts.attrs.get("elsewhere", ()))
+    copies = [temp(nbytes) for nbytes in elsewhere for _ in range(count + 2)]
+    return KernelMemory(events=(*own, *copies, *outs(len(facts.outputs))))
 
 
 def group(facts: Facts) -> KernelMemory:
@@ -62,7 +67,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>WriteHome": Entry(update(0)),
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
-    "Tfswap>Outside": Entry(outside, attrs=("room",)),
+    "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),
     "Tfswap>DecodeFloats": FRESH,
     "Tfswap>DecodeGroups": FRESH,
     "Tfswap>DecodeIntegers": FRESH,

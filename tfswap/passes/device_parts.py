@@ -23,12 +23,16 @@ A loop or a conditional that runs on several devices is on each of them, with th
 Send and a Receive that stay (channel_ops.cc). In each iteration each device keeps its part of one order of these, so a
 channel has its tensors in the order of the iterations, and no device waits for one that waits for it.
 
+A step whose gradients are taken outside (tactics/outer_gradients.py) has the caller's part on each device. What one
+device sends after it, another receives after it. So what the backward function reads of the forward function is on one
+device.
+
 Not handled: copies from one device to another that do not pass through host memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -106,13 +110,21 @@ class _Cut:
         self._planned = planned
         self._device_model = device
         self._feeds = set(graph.feeds)
+        self._outside = next((node for node in graph if node.op == custom_ops.OUTSIDE), None)
+        self._before = graph.needed([self._outside]) if self._outside else set(graph)
         self._rank = _ranks(graph, device)
         self._insertion = {node: i for i, node in enumerate(graph)}
         self._devices = {node: devices_of(graph, node) for node in graph}
+        if self._outside:
+            self._devices[self._outside] = list(
+                dict.fromkeys(each for found in self._devices.values() for each in found)
+            )
         self._made: dict[tuple[str, Node], Node] = {}
-        self._received: dict[tuple[str, Output], Output] = {}
+        self._received: dict[tuple[str, Output, bool], Output] = {}
         self._awaited: dict[tuple[str, str, frozenset[Node]], Node] = {}
-        self._copied: dict[Output, Output] = {}  # to the host, by the tensor in the whole step
+        self._copied: dict[
+            tuple[Output, bool], Output
+        ] = {}  # to the host, by the tensor in the whole step, and _is_after
         self._place: dict[str, dict[Node, Place]] = {}  # by device, its sends, receives and collectives
         self._near: dict[Node, int] = {}  # of new nodes, their rank in the insertion order
         homes = _homes(graph)
@@ -122,7 +134,8 @@ class _Cut:
         )
         self._results: dict[Output, dict[str, Output]] = {}  # of nodes on several devices, by device, its home first
         self._same: dict[Output, Output] = {}  # by result of a loop that changes nothing about it, the argument
-        for node in graph.topological():
+        for node in sorted(graph.topological(), key=lambda node: node not in self._before):
+            self._is_after = node not in self._before
             if not self._is_anywhere(node) and not is_virtual(node):
                 self._add(node)
         self._finish()
@@ -152,6 +165,9 @@ class _Cut:
         return self._home.get(tensor.node) or self._unit(tensor.node)
 
     def _add(self, node: Node) -> None:
+        if node is self._outside:
+            self._add_outside(node)
+            return
         if len(devices := self._devices[node]) > 1:
             self._add_on_each(node, devices)
             return
@@ -204,6 +220,36 @@ class _Cut:
                 if functions.homes[i] is not None:
                     self._results[node.out(i)][where] = copy.out(n)
 
+    def _add_outside(self, node: Node) -> None:
+        """Add the caller's part on each device: of the results and gradients that are there.
+
+        Sends before it and after it do not mix: a tensor that is sent in the forward function is received there. The
+        caller may compute on the first device with results of all.
+        """
+        for where in self._devices[node]:
+            own = [i for i, tensor in enumerate(node.inputs) if self._device(tensor) == where]
+            others = [tensor.type.nbytes or 0 for i, tensor in enumerate(node.inputs) if i not in own]
+            part = self._part(where)
+            made = part.add(
+                node.op,
+                part.unique_name(node.name),
+                [self._here(where, node.inputs[i]) for i in own],
+                controls=[self._made[where, each] for each in _sources(node.controls) if (where, each) in self._made],
+                attrs={**node.attrs, "elsewhere": tuple(others) if where == next(iter(self._planned)) else ()},
+                outputs=[node.outputs[i] for i in own],
+                device=f"/device:{where}",
+            )
+            part.targets.append(made)
+            self._made[where, node] = made
+            self._near[made] = self._insertion[node]
+            self._place[where][made] = self._rank[node.name], 0
+            self._results |= {node.out(i): {where: made.out(n)} for n, i in enumerate(own)}
+
+    def _put_after(self, where: str, node: Node) -> None:
+        """Keep a node of a device's part on the side of the caller's part that its readers are on."""
+        if self._is_after and self._outside:
+            self._part(where).add_control(node, self._made[where, self._outside])
+
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
         name = self._name(where, node)
@@ -231,9 +277,10 @@ class _Cut:
         if self._is_found(where, node):
             inputs = [self._here(where, each) for each in node.inputs]
             return self._copy(where, node, inputs, ()).out(tensor.index)
-        if (where, tensor) not in self._received:
-            self._received[where, tensor] = self._receive(where, tensor)
-        return self._received[where, tensor]
+        key = where, tensor, self._is_after and where not in self._planned  # a GPU's copy is of both functions
+        if key not in self._received:
+            self._received[key] = self._receive(where, tensor)
+        return self._received[key]
 
     def _is_found(self, where: str, node: Node) -> bool:
         """Whether a device that reads what a node gives has the node too."""
@@ -254,20 +301,17 @@ class _Cut:
     def _receive(self, where: str, tensor: Output) -> Output:
         node = tensor.node
         home = self._device(tensor)
-        if tensor.type.dtype in ("resource", "variant"):
-            raise UnsupportedGraph(
-                f"{node.name!r} ({node.op}) gives a handle or a list on {home}, which is read on {where}. "
-                "Read it on the device that it is on, and pass what it has."
-            )
+        _refuse_handle(tensor, home, where)
         here = self._here(home, tensor)
         stays = self._is_hosted(tensor)
         there, part = self._part(home), self._part(where)
         if home in self._planned and not stays:
-            if tensor not in self._copied:
+            if (tensor, self._is_after) not in self._copied:
                 copy = add_device_copy(there, custom_ops.TO_HOST, "to_host", here, f"/device:{home}")
+                self._put_after(home, copy)
                 self._near[copy] = self._near[here.node]
-                self._copied[tensor] = copy.out()
-            here = self._copied[tensor]
+                self._copied[tensor, self._is_after] = copy.out()
+            here = self._copied[tensor, self._is_after]
         stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
         received = self._send(stem, (home, here), where, node).out()
         if where in self._planned and not (stays and tensor.type.dtype in ("int32", "string")):
@@ -298,7 +342,8 @@ class _Cut:
             outputs=(kind,),
             device=f"/device:{where}",
         )
-        place = self._rank[node.name], len(self.parts.sources) + 1
+        first = self._rank[self._outside.name] if self._is_after and self._outside else 0
+        place = max(self._rank[node.name], first), len(self.parts.sources) + 1
         for device, end in ((home, send), (where, receive)):
             self._place[device][end] = place
             self._near[end] = self._insertion[node]
@@ -309,7 +354,7 @@ class _Cut:
         """The nodes of a device's part that stand for these nodes of the whole step."""
         by_device: dict[str, dict[Node, None]] = {}
         for node in _sources(controls):
-            for device in () if self._is_anywhere(node) else self._devices[node]:
+            for device in () if self._is_anywhere(node) else (where,) if node is self._outside else self._devices[node]:
                 by_device.setdefault(device, {})[node] = None
         found = [self._made[where, node] for node in by_device.pop(where, ())]
         found += [self._await(where, home, frozenset(nodes)) for home, nodes in by_device.items()]
@@ -322,6 +367,7 @@ class _Cut:
             stem = f"tfswap/{self._name(home, last)}"
             before = sorted((self._made[home, node] for node in nodes), key=lambda node: node.name)
             signal = add_signal(self._part(home), f"{stem}/done", before, f"/device:{home}")
+            self._put_after(home, signal)
             self._near[signal] = self._insertion[last]
             self._awaited[where, home, nodes] = self._send(stem, (home, signal.out()), where, last)
         return self._awaited[where, home, nodes]
@@ -330,7 +376,6 @@ class _Cut:
         """Add fetches, targets and feeds, and the order of what connects the devices."""
         whole, parts = self.parts.whole, self.parts
         insertion = list(whole)
-        executed = {name: rank for rank, name in enumerate(whole.executed)}
         for number, fetch in enumerate(whole.fetches):
             for where in self._body.results[number] if self._body else (self._device(fetch),):
                 here, part = self._here(where, fetch), self._part(where)
@@ -348,14 +393,8 @@ class _Cut:
         for where, part in parts.graphs.items():
             part.feeds = [self._made[where, feed] for feed in whole.feeds if (where, feed) in self._made]
             part.targets = list(dict.fromkeys(part.targets))
-            here = {node.name: made.name for (there, node), made in self._made.items() if there == where}
-            part.calls = {call: tuple(here[n] for n in names if n in here) for call, names in whole.calls.items()}
-            inside = whole.names_in_bodies
-            part.names_in_bodies = {made: inside[n] for n, made in here.items() if n in inside}
-            part.arrange({node: (self._near[node], i) for i, node in enumerate(part)})
-            if executed:
-                ranks = {node: executed[insertion[self._near[node]].name] for node in part}
-                part.executed = tuple(node.name for node in sorted(part, key=ranks.__getitem__))
+            names = {node.name: made.name for (there, node), made in self._made.items() if there == where}
+            _describe(part, whole, names, {node: insertion[near] for node, near in self._near.items()})
             if where in self._planned:
                 places = self._place[where]
                 ordered = sorted(places, key=places.__getitem__)
@@ -369,6 +408,34 @@ def _follows_from_shapes(node: Node, device: DeviceModel) -> bool:
     """
     sizeless = any(kind.nbytes is None for kind in node.outputs)
     return sizeless and is_pure(node.op) and all(is_on_host(node, i, device) for i, _ in enumerate(node.outputs))
+
+
+def _refuse_handle(tensor: Output, home: str, where: str) -> None:
+    """Raise UnsupportedGraph where one device reads a handle or a list of another."""
+    if tensor.type.dtype in ("resource", "variant"):
+        raise UnsupportedGraph(
+            f"{tensor.node.name!r} ({tensor.node.op}) gives a handle or a list on {home}, which is read on {where}. "
+            "Read it on the device that it is on, and pass what it has."
+        )
+
+
+def _describe(part: Graph, whole: Graph, names: Mapping[str, str], near: Mapping[Node, Node]) -> None:
+    """Add what the whole step knows of its nodes to a device's part, and arrange the part as the step is.
+
+    Args:
+        names: the names in the part, by name in the step.
+        near: the node of the step that each node of the part is of, or belongs to.
+    """
+    part.calls = {
+        call: tuple([names.get(name, name) for name in inside if name in names or name in whole.calls])
+        for call, inside in whole.calls.items()
+    }
+    part.names_in_bodies = {made: whole.names_in_bodies[n] for n, made in names.items() if n in whole.names_in_bodies}
+    insertion = {node: place for place, node in enumerate(whole)}
+    part.arrange({node: (insertion[near[node]], place) for place, node in enumerate(part)})
+    if whole.executed:
+        executed = {name: rank for rank, name in enumerate(whole.executed)}
+        part.executed = tuple(node.name for node in sorted(part, key=lambda node: executed[near[node].name]))
 
 
 def _sources(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -390,6 +457,11 @@ def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
     target = Target(device)
     order_collectives(ordered, target)
     join_collectives(ordered, target)
+    for outside in [node for node in ordered if node.op == custom_ops.OUTSIDE]:
+        before = {*ordered.needed([outside]), *ordered.feeds}
+        for node in ordered:
+            if node not in before and not is_const(node.op):
+                ordered.add_control(node, outside)
     found: dict[str, int] = {}
     for rank, node in enumerate(ordered.topological()):
         found[node.name] = rank

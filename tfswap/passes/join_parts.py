@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
 from tfswap.passes.device_parts import Parts
-from tfswap.passes.nodes import add_signal
+from tfswap.passes.nodes import add_wait
 
 
-def join(parts: Parts, made: Mapping[str, Graph]) -> Graph:
-    """One graph of a graph for each device, with the feeds and fetches of the whole step."""
-    return _Join(parts, made).graph
+class Joined(NamedTuple):
+    """A graph that carries out a plan for each device.
+
+    Attributes:
+        kernels: names of the kernels that have a place in a plan's order.
+    """
+
+    graph: Graph
+    kernels: frozenset[str]
+
+
+def join(parts: Parts, made: Mapping[str, Graph], orders: Mapping[str, Collection[str]] | None = None) -> Joined:
+    """One graph of a graph for each device, with the feeds and fetches of the whole step.
+
+    Args:
+        orders: the kernels in the order of each plan, by device.
+    """
+    work, places = _Join(parts, made), orders or {}
+    kernels = [work.names[where][name] for where, names in places.items() for name in names if name in made[where]]
+    return Joined(work.graph, frozenset(kernels))
 
 
 class _Join:
     def __init__(self, parts: Parts, made: Mapping[str, Graph]):
         self.graph = graph = Graph()
         self._made: dict[Node, Node] = {}  # by node of a part; an argument of several parts is one node
+        self.names: dict[str, dict[str, str]] = {}  # by device and name in its part
         ends = parts.sources.items()
         self._source_of = {made[where][name]: made[home][source] for (where, name), (home, source) in ends}
         feeds: dict[str, Node] = {}
         for where, part in made.items():
             of_part = set(part.feeds)
+            names = self.names[where] = {}
             for node in part:
                 name = parts.own_name(where, node)
                 if node in of_part:
                     self._made[node] = feeds[name] = feeds.get(name) or self._copy(node, name, part, where)
                 else:
                     self._made[node] = self._copy(node, name, part, where)
+                names[node.name] = self._made[node].name
         for node, copy in self._made.items():
             sent = () if self._is_edge(node) or node not in self._source_of else self._source_of[node].inputs
             copy.inputs = tuple(map(self._tensor, (*node.inputs, *sent)))
@@ -39,7 +60,7 @@ class _Join:
             copy.controls = tuple(dict.fromkeys(before))
         gates = [node for node in graph if node.op == custom_ops.GATE]
         for gate in gates[1:]:
-            _wait(graph, gate, gates[0])  # where the step begins
+            add_wait(graph, gate, gates[0])  # where the step begins
         graph.library = parts.whole.library
         graph.feeds = [feeds[feed.name] for feed in parts.whole.feeds]
         graph.fetches = [self._tensor(made[where].fetches[i]) for where, i in parts.fetched]
@@ -73,14 +94,3 @@ class _Join:
             return (self._made[node],)
         before = (*(tensor.node for tensor in node.inputs), *node.controls)
         return [each for earlier in before for each in self._awaited(earlier)]
-
-
-def _wait(graph: Graph, node: Node, source: Node) -> None:
-    """Make a node wait for one of another device. A control edge would request memory on both (graph_partition.cc)."""
-    stem = f"tfswap/{source.name}"
-    signal = add_signal(graph, f"{stem}/signal", (source,), source.device)
-    name = graph.unique_name(f"{stem}/signalled")
-    attrs = {"T": Dtype("int32")}
-    graph.add_control(
-        node, graph.add("Identity", name, (signal.out(),), attrs=attrs, outputs=signal.outputs, device=node.device)
-    )

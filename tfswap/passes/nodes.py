@@ -231,3 +231,14 @@ def add_signal(graph: Graph, stem: str, controls: Iterable[Node], device: str) -
     """A number in host memory, made after these nodes."""
     kind = TensorType("int32", ())
     return graph.add(custom_ops.SIGNAL, graph.unique_name(stem), controls=controls, outputs=(kind,), device=device)
+
+
+def add_wait(graph: Graph, node: Node, source: Node) -> None:
+    """Make a node wait for one of another device. A control edge would request memory on both (graph_partition.cc)."""
+    stem = f"tfswap/{source.name}"
+    signal = add_signal(graph, f"{stem}/signal", (source,), source.device)
+    name = graph.unique_name(f"{stem}/signalled")
+    attrs = {"T": Dtype("int32")}
+    graph.add_control(
+        node, graph.add("Identity", name, (signal.out(),), attrs=attrs, outputs=signal.outputs, device=node.device)
+    )

@@ -17,6 +17,7 @@ from tfswap.compiler.request import Request
 from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
+from tfswap.passes.join_parts import Joined
 from tfswap.passes.memory_reservation import Reservation, of_all_parts, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
@@ -82,7 +83,8 @@ class FunctionMaker:
         import tfswap.ops
 
         gate = tfswap.ops.new_gate()
-        graph = _joined(self._trace, chosen, gate, checked_by_gate=not live)
+        joined = _joined(self._trace, chosen, gate, checked_by_gate=not live)
+        graph = joined.graph
         target = chosen[0].optimizer.target
         options = self._request.options
         reservation = of_all_parts([options.reservation(self._owner, plan) for _, _, plan in chosen])
@@ -90,7 +92,7 @@ class FunctionMaker:
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
         if self._trace.device.model.has_own_kernels and share_random_state(graph, target, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
-        function = self._export(chosen, graph, gate)
+        function = self._export(chosen, joined, gate)
         if swaps:
             self._reserve(reservation)
             weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
@@ -123,10 +125,10 @@ class FunctionMaker:
             self.audit()
             self._audited = now.executed
 
-    def _export(self, chosen: Sequence[Chosen], graph: Graph, gate: int) -> Any:
+    def _export(self, chosen: Sequence[Chosen], joined: Joined, gate: int) -> Any:
         saved = functools.partial(_for_file, self._trace, chosen, self._request, self._owner)
         self._for_file = functools.cache(saved)
-        exported = self._trace.export(graph, chosen[0].plan, gate, self._for_file)
+        exported = self._trace.export(joined, gate, self._for_file)
         for number, part, made in exported.gates:
             self._watch(part, number, made)
         return exported.function
@@ -170,7 +172,7 @@ class FunctionMaker:
             raise TfswapError(f"{name}: {error}") from error
 
 
-def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gate: bool) -> Graph:
+def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gate: bool) -> Joined:
     """The graph that carries out all plans.
 
     Args:
@@ -184,7 +186,8 @@ def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gat
         refuse_parts_on_cpu(trace.name, optimizer.graph, part.given_to(optimizer.graph, given), optimizer.target)
         own = gate if gate == ALWAYS_OPEN else gate + number
         made[part.device.name] = optimizer.rewrite(plan, own, checked_by_gate=checked_by_gate)
-    return trace.join(made, gate + len(chosen))
+    orders = {part.device.name: plan.order for part, _, plan in chosen}
+    return trace.join(made, orders, gate + len(chosen))
 
 
 def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: int) -> Any:
@@ -199,7 +202,7 @@ def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: i
             "that it was made from."
         )
     concrete, (_, optimizer, plan) = trace.concrete, chosen[0]
-    graph = _joined(trace, chosen, ALWAYS_OPEN, checked_by_gate=True)
+    graph = _joined(trace, chosen, ALWAYS_OPEN, checked_by_gate=True).graph
     reserve_memory(graph, optimizer.target, request.options.reservation(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, graph.feeds, strict=True))

@@ -117,11 +117,14 @@ class Joint:
         made.control_outputs = [op for op in made.get_operations() if op.type == "StatefulPartitionedCall"]
         return concrete_function.ConcreteFunction.from_func_graph(made, None, {})
 
-    def import_graph(self, arguments: Sequence[Any], target: Target) -> Graph:
-        """The graph, with the nodes fixed that must come before and after the caller's part, and the tensors that the
-        caller holds until the end.
+    def import_graph(self, arguments: Sequence[Any]) -> Graph:
+        """The graph."""
+        return import_function(self.function, arguments)
+
+    def fix(self, graph: Graph, target: Target) -> Graph:
+        """Fix the nodes of the graph that must come before and after the caller's part, and add the tensors that the
+        caller holds until the end, in place; returns it.
         """
-        graph = import_function(self.function, arguments)
         outside = outside_of(graph)
         use_result_slots(graph, target)
         fix_sides(graph, target, self.results, is_backward)

@@ -15,15 +15,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.device.live import free_functions
-from tfswap.device.placement import refuse_several
+from tfswap.device.placement import place
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
+from tfswap.passes.join_parts import Joined
 from tfswap.passes.prepare.result_slots import MOST_BYTES
 from tfswap.passes.tactics.outer_gradients import cut, outside_of
-from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.joint_trace import Joint, saved
 from tfswap.runtime.trace import Exported, Imported, Trace
@@ -89,10 +88,13 @@ class OuterGradientTrace(Trace):
 
         return record.stop_recording()
 
-    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
-        graph = self._joint.import_graph(arguments, Target(self.device.model))
-        refuse_several(self.name, graph)
-        free_functions()  # of the import: they would change the unoptimised peak
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
+        model = self.device.model
+        graph = self._joint.import_graph(arguments)
+        several = place(self.name, graph, [*arguments, *with_placeholders(self.concrete)], model)
+        return self._joint.fix(graph, Target(model)), several
+
+    def as_imported(self, graph: Graph) -> Imported:
         # The addresses of large results' gradients depend on the caller. Each may get a whole chunk of up to twice its
         # size, or one that was planned for another tensor of the backward function.
         large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
@@ -163,15 +165,15 @@ class OuterGradientTrace(Trace):
             )
         return given
 
-    def export(self, graph: Graph, plan: Plan, gate: int, for_file: Callable[[], Any]) -> Exported:
+    def export(self, joined: Joined, gate: int, for_file: Callable[[], Any]) -> Exported:
         import tensorflow as tf
 
         import tfswap.ops
         from tfswap.exporters.flat_function import FlatFunction
 
-        trace = self.concrete
+        trace, graph = self.concrete, joined.graph
         second = tfswap.ops.new_gate()
-        forward, backward = cut(graph, self._joint.results, plan.order, second)
+        forward, backward = cut(graph, self._joint.results, joined.kernels, second)
         place = {feed.name: position for position, feed in enumerate(graph.feeds)}
         used = tuple(place[feed.name] for feed in backward.feeds if feed.name in place)
         carriers = len(forward.fetches) - self._joint.results

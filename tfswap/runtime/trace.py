@@ -14,7 +14,7 @@ from tfswap.device.live import LiveDevice, devices_of, free_functions
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
-from tfswap.passes.join_parts import join
+from tfswap.passes.join_parts import Joined, join
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
@@ -94,7 +94,11 @@ class Trace:
             sizes: the types of tensors whose sizes depend on values, where known.
             keeps: as of `as_planned`.
         """
-        return Imported(self.part(self.device.name, arguments, sizes, keeps=keeps))
+        return self.as_imported(self.part(self.device.name, arguments, sizes, keeps=keeps))
+
+    def as_imported(self, graph: Graph) -> Imported:
+        """The graph to plan, or a part of it, with what is known of it."""
+        return Imported(graph)
 
     def part(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Graph:
         """The graph to plan for one device. Arguments as of `import_graph`."""
@@ -123,20 +127,21 @@ class Trace:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         return graph, several
 
-    def join(self, made: Mapping[str, Graph], gate: int) -> Graph:
+    def join(self, made: Mapping[str, Graph], orders: Mapping[str, Sequence[str]], gate: int) -> Joined:
         """The graph of the whole step from the rewritten graphs of its planned parts, by device.
 
         Args:
+            orders: the order of each plan.
             gate: of the first of the other parts; a gate on each device sees the functions of that device's kernels.
         """
         if self._parts is None:
-            (graph,) = made.values()
-            return graph
+            (graph,), (order,) = made.values(), orders.values()
+            return Joined(graph, frozenset(order))
         others = {name: part.copy() for name, part in self._parts.graphs.items() if name not in made}
         for number, (name, part) in enumerate(others.items()):
             part.targets.append(add_gate(part, gate + number, f"/device:{name}"))
-        joined = join(self._parts, {**made, **others})
-        verify(joined)
+        joined = join(self._parts, {**made, **others}, orders)
+        verify(joined.graph)
         return joined
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
@@ -166,16 +171,16 @@ class Trace:
         """As `plan_made_before`, for the part of the step on a device."""
         return None
 
-    def export(self, graph: Graph, plan: Plan, gate: int, for_file: Callable[[], Any]) -> Exported:
-        """A function that runs the rewritten `graph`.
+    def export(self, joined: Joined, gate: int, for_file: Callable[[], Any]) -> Exported:
+        """A function that runs a rewritten graph.
 
         Args:
             for_file: gives the function that carries out the plan in a file.
         """
         from tfswap.exporters.function import export_function
 
-        function = export_function(graph, self.concrete, for_file)
-        return Exported(function, [(gate, graph, function.graph)])
+        function = export_function(joined.graph, self.concrete, for_file)
+        return Exported(function, [(gate, joined.graph, function.graph)])
 
     def make_kernels(self, function: Any, inputs: Sequence[Any]) -> None:
         """Call the function of `export` with its gate closed: it makes its kernels and runs none."""
@@ -226,10 +231,11 @@ class PartTrace(Trace):
         self.concrete = whole.concrete
         self.device = device
         self.devices = (device,)
+        self.has_unseen_part = whole.has_unseen_part
         self._whole = whole
 
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
-        return Imported(self._whole.part(self.device.name, arguments, sizes, keeps=keeps))
+        return self._whole.as_imported(self._whole.part(self.device.name, arguments, sizes, keeps=keeps))
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
         return self._whole.given_on(self.device.name, graph, given)

@@ -20,12 +20,19 @@ from tfswap.ir.op_traits import is_pure, is_view, passes_on
 from tfswap.kernels.target import Target
 from tfswap.passes.body_values import add_feed
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import VARIANT, add_gate
+from tfswap.passes.device_carriers import unit
+from tfswap.passes.nodes import VARIANT, add_gate, add_wait
 
 
 def outside_of(graph: Graph) -> Node:
-    """The node of the caller's part."""
-    return next(node for node in graph if node.op == OUTSIDE)
+    """The node of the caller's part, in a graph of one device."""
+    (node,) = outsides_of(graph)
+    return node
+
+
+def outsides_of(graph: Graph) -> list[Node]:
+    """The nodes of the caller's part, one on each device."""
+    return [node for node in graph if node.op == OUTSIDE]
 
 
 @graph_pass(
@@ -76,21 +83,25 @@ def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tupl
 
     Args:
         kernels: names of the kernels that have a place in the order.
-        gate: of the backward function; the forward function has the step's.
+        gate: of the backward function; the forward function has the step's. On further devices the gates have the
+            numbers after it.
     """
     forward, backward = graph.copy(), graph.copy()
-    before = {node.name for node in graph.needed([outside_of(graph)])} - {outside_of(graph).name}
-    half = _BackwardFunction(backward, before, frozenset(kernels), add_gate(backward, gate))
+    before = {node.name for node in graph.needed(outsides_of(graph))} - {node.name for node in outsides_of(graph)}
+    half = _BackwardFunction(backward, before, frozenset(kernels), gate)
     carried = half.finish(results)
-    outside = outside_of(forward)
-    last = forward.add(
-        "NoOp",
-        forward.unique_name("tfswap/forward"),
-        controls=dict.fromkeys(n for n in (*(t.node for t in outside.inputs), *outside.controls) if n in forward),
-    )
+    last = [
+        forward.add(
+            "NoOp",
+            forward.unique_name("tfswap/forward"),
+            controls=dict.fromkeys(n for n in (*(t.node for t in outside.inputs), *outside.controls)),
+            device=outside.device,
+        )
+        for outside in outsides_of(forward)
+    ]
     carriers = [_carry(forward, forward.tensor(name)) for name in carried]
     forward.fetches = [*forward.fetches[:results], *carriers]
-    forward.targets = [*(t for t in forward.targets if t.name in before), last]
+    forward.targets = [*(t for t in forward.targets if t.name in before), *last]
     forward.prune()
     return forward, backward
 
@@ -109,44 +120,50 @@ def _carry(graph: Graph, tensor: Output) -> Output:
 class _BackwardFunction:
     """The backward function, made in place from a copy of the whole graph."""
 
-    def __init__(self, graph: Graph, before: Collection[str], kernels: Collection[str], gate: Node):
+    def __init__(self, graph: Graph, before: Collection[str], kernels: Collection[str], gate: int):
         self.graph = graph
         self.before = before
         self.kernels = kernels
-        self.gate = gate
-        self.outside = outside_of(graph)
+        self.outsides = outsides_of(graph)
+        devices = [node.device for node in self.outsides]
+        self.gates = {unit(each): add_gate(graph, gate + i, each) for i, each in enumerate(devices)}
         self.feeds = set(graph.feeds)
         self.constants = constant_nodes(graph, graph.topological()) - {n for n in graph if n.name in kernels}
         self.carriers: dict[str, Node] = {}
         self.delivered: dict[Output, Output] = {}
         self.renewed: set[Node] = set()
-        self.gradients = [add_feed(graph, f"tfswap/gradient_{i}", kind) for i, kind in enumerate(self.outside.outputs)]
+        given = [tensor for tensor in graph.fetches if tensor.node in self.outsides]
+        self.gradients = {t: add_feed(graph, f"tfswap/gradient_{i}", t.type) for i, t in enumerate(given)}
         for node in self.constants:
             node.controls = ()
 
     def finish(self, results: int) -> list[str]:
         """Makes it a graph of its own; returns the names of the tensors from the forward function, in order."""
-        graph, outside = self.graph, self.outside
-        own = [n for n in graph if n.name not in self.before and n not in self.feeds and n is not outside]
+        graph, outsides = self.graph, {*self.outsides}
+        others = {*self.feeds, *outsides, *self.gates.values(), *(each for each in self.gradients.values())}
+        own = [n for n in graph if n.name not in self.before and n not in others]
         for node in own:
-            waits = outside in node.controls or any(t.node is outside for t in node.inputs)
+            waits = not outsides.isdisjoint((*node.controls, *(t.node for t in node.inputs)))
             node.inputs = tuple(self.here(t) for t in node.inputs)
-            node.controls = tuple(c for c in node.controls if c is not outside and c.name not in self.before)
+            node.controls = tuple(c for c in node.controls if c not in outsides and c.name not in self.before)
             if waits:
-                graph.add_control(node, self.gate)
-        graph.fetches = [self.here(t) for t in graph.fetches[results:] if t.node is not outside]
-        graph.targets = [t for t in graph.targets if t.name not in self.before and t is not outside] + [self.gate]
+                graph.add_control(node, self.gates[unit(node.device)])
+        gates = [*self.gates.values()]
+        for gate in gates[1:]:
+            add_wait(graph, gate, gates[0])  # where the function begins
+        graph.fetches = [self.here(t) for t in graph.fetches[results:] if t.node not in outsides]
+        graph.targets = [t for t in graph.targets if t.name not in self.before and t not in outsides] + gates
         needed = graph.live_nodes()
         used = [feed for feed in graph.feeds if feed in needed]
-        graph.feeds = [*self.carriers.values(), *self.gradients, *used]
+        graph.feeds = [*self.carriers.values(), *self.gradients.values(), *used]
         graph.prune()
         return list(self.carriers)
 
     def here(self, tensor: Output) -> Output:
         """`tensor` in the backward function."""
         node = tensor.node
-        if node is self.outside:
-            return self.gradients[tensor.index].out()
+        if tensor in self.gradients:
+            return self.gradients[tensor].out()
         if node in self.feeds or node in self.constants or node.name not in self.before:
             return tensor
         if tensor in self.delivered:
@@ -174,7 +191,7 @@ class _BackwardFunction:
             DELIVER,
             self.graph.unique_name(f"{stem}/deliver"),
             (carrier.out(),),
-            controls=(self.gate,),
+            controls=(self.gates[unit(tensor.node.device)],),
             attrs={"T": Dtype(tensor.type.dtype)},
             outputs=(tensor.type,),
             device=tensor.node.device,

@@ -22,6 +22,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
 
 namespace tfswap {
 namespace {
@@ -29,6 +30,8 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TypeIndex;
+using tensorflow::UnaryVariantOpRegistry;
 using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("Tfswap>Outside")
@@ -81,6 +84,21 @@ struct Carrier : ProcessLocal {
   std::shared_ptr<Content> content;  // shared by copies of the carrier
   std::string TypeName() const { return "tfswap::Carrier"; }
 };
+
+// Functions return variants on their default device. A carrier goes there as it is, and its tensor stays where it is.
+absl::Status PassCarrier(const Carrier& from, Carrier* to, const UnaryVariantOpRegistry::AsyncTensorDeviceCopyFn&) {
+  *to = from;
+  return absl::OkStatus();
+}
+
+namespace variant_op_registry_fn_registration = tensorflow::variant_op_registry_fn_registration;  // for the macro
+
+#define PASS_CARRIERS(direction)                                                            \
+  INTERNAL_REGISTER_UNARY_VARIANT_DEVICE_COPY_FUNCTION(Carrier, direction, PassCarrier)
+PASS_CARRIERS(tensorflow::VariantDeviceCopyDirection::HOST_TO_DEVICE);
+PASS_CARRIERS(tensorflow::VariantDeviceCopyDirection::DEVICE_TO_HOST);
+PASS_CARRIERS(tensorflow::VariantDeviceCopyDirection::DEVICE_TO_DEVICE);
+#undef PASS_CARRIERS
 
 class CarryOp : public OpKernel {
  public:

@@ -25,6 +25,7 @@ from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
 from tfswap.passes.prepare.copy_to_device import copy_to_device
 from tfswap.passes.prepare.copy_to_host import copy_to_host
 from tfswap.passes.prepare.defer_constants import defer_constants
+from tfswap.passes.prepare.defer_integers import defer_integers
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
 from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
@@ -171,9 +172,10 @@ def test_integers_of_a_gpu():
     [
         ("copy_to_device", copy_to_device, 2),  # what functions of a GPU return and take
         ("copy_to_host", copy_to_host, 5),  # what the host reads of a GPU's results
+        ("defer_integers", defer_integers, 2),  # kernels of constants that TensorFlow does not fold
     ],
 )
-def test_copies_between_host_and_gpu(name, copy, copies):
+def test_passes_for_a_gpu_alone(name, copy, copies):
     golden = Golden(name)
     assert copy(golden.graph, Target(DeviceModel())) == 0
     gpu = Target(DeviceModel("gpu"))

@@ -84,6 +84,41 @@ def test_kernels_of_constants_that_tensorflow_does_not_fold(on_gpus):
     check_exact(on_gpus(reporting(program)))
 
 
+ROWS = {
+    "a cast": lambda: tf.cast(tf.constant(np.arange(64.0)), tf.int32),
+    "a cast of what it alone reads": lambda: tf.cast(tf.sqrt(tf.constant(np.arange(64.0))) * 3.0, tf.int32),
+    "a gather": lambda: tf.gather(tf.cast(tf.constant(np.arange(64.0)), tf.int32), tf.range(63, -1, -1)),
+    "an argmax": lambda: tf.argmax(tf.constant(draws(64, 64)), 1, output_type=tf.int32),
+    "sorted": lambda: tf.argsort(tf.constant(draws(64))),
+}
+"""Integers of constants, which a GPU's kernels leave in device memory."""
+
+
+def rows_of_a_loop(variables, x):
+    """The rows are recomputed in the backward loop."""
+
+    def body(i, h):
+        return i + 1, tf.tanh(tf.gather(h, ROWS["a cast"]()) @ variables[0])
+
+    _, h = tf.while_loop(lambda i, _: i < 8, body, [0, x], maximum_iterations=8)
+    return tf.reduce_mean(h * h)
+
+
+def test_integers_of_constants_that_tensorflow_does_not_fold(on_gpus):
+    def program(gpus):
+        found = {}
+        for name, made in ROWS.items():
+
+            def loss_of(variables, x, made=made):
+                return scaled_loss(variables, tf.gather(tf.nn.relu(x @ variables[2]), made()), lambda: 1.0)
+
+            found[name] = compare_alone(gpus, loss_of, [[64, 64]] * 3, draws(64, 64), limit="92%")
+        found["in a loop"] = compare_alone(gpus, rows_of_a_loop, [[64, 64]], draws(64, 64), limit="90%")
+        return found
+
+    check_exact(on_gpus(reporting(program)))
+
+
 def attention(dtype, variables, x):
     x = tf.cast(x, dtype)
     w = [tf.cast(variable, dtype) for variable in variables]

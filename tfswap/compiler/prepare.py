@@ -17,6 +17,7 @@ from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
 from tfswap.passes.prepare.copy_to_device import copy_to_device
 from tfswap.passes.prepare.copy_to_host import copy_to_host
 from tfswap.passes.prepare.defer_constants import defer_constants
+from tfswap.passes.prepare.defer_integers import defer_integers
 from tfswap.passes.prepare.free_constants import free_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
 from tfswap.passes.prepare.ordered_splits import order_split_outputs
@@ -74,6 +75,7 @@ REST = (
     Row(keep_text_on_host, own_ops, "no later pass adds constants of text"),
     Row(copy_to_host, own_ops, "what views still read on the host is known"),
     Row(copy_to_device, own_ops, "no later pass adds readers of integers"),
+    Row(defer_integers, own_ops, "all readers of constants on the other side read copies"),
     Row(use_result_slots, slots, "fetches are final"),
     Row(merge_equal_nodes, always, "the others add nodes that are equal"),
     Row(prune, always, "nodes that lost their readers are not planned"),

@@ -16,9 +16,11 @@ differ from the device's. There the graph stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tfswap.analysis.constants import large_spreads, thrown_away
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.graph import Dtype, Graph, Output
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
@@ -43,7 +45,7 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     deferred: dict[tuple[Output, str], Output] = {}  # by device
     nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))
     for node in nodes:
-        tensor = _least_known(node)
+        tensor = least_known(node.inputs)
         key = tensor, node.device
         if key not in deferred:
             deferred[key] = add_defer(graph, tensor, node.device)
@@ -51,9 +53,9 @@ def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     return len(nodes)
 
 
-def _least_known(node: Node) -> Output:
-    """The input that gives the least information about the node's result."""
-    return min(node.inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
+def least_known(inputs: Iterable[Output]) -> Output:
+    """The input that gives the least information about a node's result."""
+    return min(inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
 
 
 def add_defer(graph: Graph, tensor: Output, device: str) -> Output:

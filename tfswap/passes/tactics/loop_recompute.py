@@ -15,6 +15,7 @@ from collections.abc import Collection
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.loop_recompute import Passage, find_passages
 from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import is_const
@@ -22,6 +23,7 @@ from tfswap.ir.views import passed_on
 from tfswap.kernels.target import Target
 from tfswap.passes.body_values import add_argument, add_result
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.prepare.defer_constants import add_defer
 
 
 @graph_pass(
@@ -88,12 +90,21 @@ class _Rewrite:
         if node in self._copied:
             return
         body = self._passage.backward
-        inputs = [self._in_backward(t) for t in node.inputs]
+        inputs = [self._read_by_copy(t, node.device) for t in node.inputs]
         made = add_copy(body, node, f"tfswap/{node.name}/again", inputs, source=self._passage.forward)
         for i in range(len(node.outputs)):
             self._there.setdefault(node.out(i), made.out(i))
         self._copied.add(node)
         self.kernels += not is_const(node.op)
+
+    def _read_by_copy(self, tensor: Output, device: str) -> Output:
+        """What the copy of a kernel that reads `tensor` reads: a constant that is deferred is deferred there too, or
+        TensorFlow folds the copy.
+        """
+        counterpart = self._in_backward(tensor)
+        if tensor.node.op == custom_ops.DEFER:
+            return add_defer(self._passage.backward, counterpart, device)
+        return counterpart
 
     def _in_backward(self, tensor: Output) -> Output:
         tensor = passed_on(tensor)

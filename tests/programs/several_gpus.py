@@ -235,9 +235,13 @@ def fitted(limit: Any = None) -> dict[str, Any]:
         model = tf.keras.Sequential(layers)
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.Adam(clipnorm=1.0), loss, jit_compile=False)
+    callbacks = []
     if limit is not None:
         tfswap.keras.optimize(model, memory_limit=limit)
+        callbacks = [tfswap.keras.MemoryReport()]
     x, y = draws(80, 16, 16, 3), np.arange(80) % 10
-    trained, peaks = peaks_of(lambda: model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
+    options = {"batch_size": 32, "epochs": 2, "verbose": 0, "shuffle": False, "callbacks": callbacks}
+    trained, peaks = peaks_of(lambda: model.fit(x, y, **options).history)
     values = [trained, *(weight.numpy().tobytes().hex() for weight in model.weights)]
-    return {"values": values, "peaks": peaks, "report": None if limit is None else tfswap.keras.report(model)}
+    report = None if limit is None else tfswap.keras.report(model)
+    return {"values": values, "peaks": peaks, "report": report, "epochs": [e for c in callbacks for e in c.epochs]}

@@ -252,11 +252,20 @@ def test_keras_fits_a_model_on_all_devices(on_gpus):
         return {
             "same": found["values"] == expected["values"],
             "kept": [found["peaks"]["GPU:0"], limit, expected["peaks"]["GPU:0"]],
+            "epochs": [
+                {name: [each.epoch, each.measured_peak_bytes, each.planned_peak_bytes, each.limit_bytes]}
+                for epoch in found["epochs"]
+                for name, each in epoch.devices.items()
+            ],
         }
 
     found = on_gpus(reporting(program))
     peak, limit, unoptimised = found["kept"]
     assert found["same"] and found["report"] == [] and peak <= limit < unoptimised
+    assert [list(each) for each in found["epochs"]] == [["GPU:0"], ["GPU:1"]] * 2
+    for number, each in enumerate(found["epochs"]):
+        ((epoch, measured, planned, limit),) = each.values()
+        assert epoch == number // 2 and measured > 0 and 0 < planned <= limit
 
 
 @pytest.mark.emulated_gpu(count=2, jitter=8, kernel_us=20.0)

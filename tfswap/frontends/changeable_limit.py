@@ -88,6 +88,6 @@ class ChangeableLimit(Generic[P, R]):
 
     @property
     def reported_floor_bytes(self) -> int:
-        """The floor of the latest call's step; 0 where it had no plan."""
+        """The floor of the latest call's step, the highest of its devices; 0 where it had no plan."""
         report = self.latest_report
-        return 0 if report is None else report.floor_bytes
+        return 0 if report is None else max(each.floor_bytes for each in report.devices.values())

@@ -315,7 +315,7 @@ class OptimizedFunction(ChangeableLimit[P, R]):
     def latest_report(self) -> Report | None:
         """As `report`, without the check of what TensorFlow ran; None where the latest call had no plan."""
         planned = self._latest.planned
-        return None if planned is None else planned.parts[0].watch.report
+        return None if planned is None else planned.report(None)
 
     def plan(self, device: str | None = None) -> Plan:
         """The plan of the latest signature; of several devices, on one ("GPU:1"; the first). Errors as of `report`."""

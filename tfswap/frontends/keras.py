@@ -92,7 +92,7 @@ class Training:
         self._steps: dict[tuple[str, bool], OptimizedFunction] = {}
         self._traces: dict[str, dict[tuple[Signature, bool], OptimizedFunction]] = {}
         self._latest: OptimizedFunction | None = None
-        self._highest: Highest | None = None
+        self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
 
     def __call__(self, force: bool = False) -> Any:
@@ -119,9 +119,9 @@ class Training:
             raise TfswapError(f"model {self._model.name!r} has not been planned yet: call fit() or train_on_batch()")
         return self._latest.report()
 
-    def take_highest(self) -> Highest | None:
-        """The highest figures of the steps that ran since this was called last; None where none did."""
-        highest, self._highest = self._highest, None
+    def take_highest(self) -> dict[str, Highest]:
+        """By device, the highest figures of the steps that ran since this was called last; empty where none did."""
+        highest, self._highest = self._highest, {}
         return highest
 
     def _train(self, batches: Any) -> Any:
@@ -145,8 +145,9 @@ class Training:
     def _note(self) -> None:
         """Record the figures of the latest step."""
         ran = None if self._latest is None else self._latest.latest_report
-        if ran is not None:
-            self._highest = Highest.of(ran) if self._highest is None else self._highest.with_those_of(ran)
+        for device, each in {} if ran is None else ran.devices.items():
+            known = self._highest.get(device)
+            self._highest[device] = Highest.of(each) if known is None else known.with_those_of(each)
 
     def _run(self, spec: Any, batch: Any) -> Any:
         """One step on a batch of this spec. Raises UnsupportedGraph and InfeasibleMemoryLimit."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfswap.device import arena, machine
+from tfswap.device.placement import gpus_here
 from tfswap.frontends.keras import Highest, training
 from tfswap.support.sizes import format_bytes
 
@@ -19,19 +22,28 @@ log = logging.getLogger("tfswap")
 
 @dataclass(frozen=True)
 class EpochMemory:
-    """The highest figures of one epoch's training steps, in bytes. Each size of batch may have a plan of its own.
+    """The highest figures of one epoch's training steps, in bytes. Each size of batch may have a plan of its own. Of
+    several devices they are the first one's.
 
     Attributes:
         epoch: counted from 0, as callbacks do.
         planned_peak_bytes: the highest planned peak; each step's is of the arena in which it ran.
         measured_peak_bytes: the allocator's peak; None where it has no statistics.
         limit_bytes: the highest limit of the steps; None where a step had none.
+        device: the device that the figures are of ("GPU:0").
     """
 
     epoch: int
     planned_peak_bytes: int
     measured_peak_bytes: int | None
     limit_bytes: int | None
+    device: str = ""
+    _others: tuple[EpochMemory, ...] = field(repr=False, compare=False, default=())
+
+    @property
+    def devices(self) -> Mapping[str, EpochMemory]:
+        """The figures of each device that the model trains on, by its name."""
+        return {each.device: each for each in (self, *self._others)}
 
 
 class MemoryReport(keras.callbacks.Callback):
@@ -42,7 +54,8 @@ class MemoryReport(keras.callbacks.Callback):
 
     Args:
         log_dir: a folder to write them to for TensorBoard as well, as scalars "memory/planned_peak_bytes",
-            "memory/measured_peak_bytes" and "memory/limit_bytes" by epoch. TensorBoard itself is not needed.
+            "memory/measured_peak_bytes" and "memory/limit_bytes" by epoch; of several devices those of each
+            ("memory/GPU:1/planned_peak_bytes"). TensorBoard itself is not needed.
 
     Attributes:
         epochs: an EpochMemory for each.
@@ -53,22 +66,24 @@ class MemoryReport(keras.callbacks.Callback):
         self.epochs: list[EpochMemory] = []
         self._log_dir = log_dir
         self._writer: Any = None
-        self._device = ""
-        self._peak_bytes: int | None = None
+        self._names: Sequence[str] = ()  # of devices that the model may train on
+        self._peaks: dict[str, int | None] = {}
         self._measured = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises TfswapError where the model is not optimized."""
         training(self.model)
-        self._device = machine.current_device()[0]
+        first = machine.current_device()[0]
+        self._names = (gpus_here() if first.startswith("GPU") else []) or [first]
         if self._log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._measured = False
         training(self.model).take_highest()
-        if arena.memory_info(self._device) is not None:
-            tf.config.experimental.reset_memory_stats(self._device)
+        for name in self._names:
+            if arena.memory_info(name) is not None:
+                tf.config.experimental.reset_memory_stats(name)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._measure()
@@ -76,8 +91,13 @@ class MemoryReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._measure()
         trained = training(self.model)
-        highest = trained.take_highest() or Highest.of(trained.report())  # an epoch without steps
-        found = EpochMemory(epoch, highest.planned_peak_bytes, self._peak_bytes, highest.limit_bytes)
+        reports = trained.report().devices
+        highest = trained.take_highest() or {name: Highest.of(each) for name, each in reports.items()}  # without steps
+        first, *others = (
+            EpochMemory(epoch, each.planned_peak_bytes, self._peaks.get(name), each.limit_bytes, name)
+            for name, each in highest.items()
+        )
+        found = dataclasses.replace(first, _others=tuple(others))
         self.epochs.append(found)
         self._log(found)
         self._write(found)
@@ -90,19 +110,22 @@ class MemoryReport(keras.callbacks.Callback):
     def _measure(self) -> None:
         """Record the peak of the epoch's training, before validation."""
         if not self._measured:
-            info = arena.memory_info(self._device)
-            self._peak_bytes = None if info is None else info.peak_bytes
+            found = {name: arena.memory_info(name) for name in self._names}
+            self._peaks = {name: None if info is None else info.peak_bytes for name, info in found.items()}
             self._measured = True
 
     def _log(self, found: EpochMemory) -> None:
-        measured = found.measured_peak_bytes
-        log.info(
-            "tfswap: epoch %d: peak planned %s, measured %s, limit %s",
-            found.epoch + 1,
-            format_bytes(found.planned_peak_bytes),
-            f"nothing, since {self._device} keeps no statistics" if measured is None else format_bytes(measured),
-            "none" if found.limit_bytes is None else format_bytes(found.limit_bytes),
-        )
+        several = len(found.devices) > 1
+        for name, each in found.devices.items():
+            measured = each.measured_peak_bytes
+            log.info(
+                "tfswap: epoch %d%s: peak planned %s, measured %s, limit %s",
+                found.epoch + 1,
+                f" on {name}" if several else "",
+                format_bytes(each.planned_peak_bytes),
+                f"nothing, since {name} keeps no statistics" if measured is None else format_bytes(measured),
+                "none" if each.limit_bytes is None else format_bytes(each.limit_bytes),
+            )
 
     def _write(self, found: EpochMemory) -> None:
         if self._writer is None:
@@ -111,11 +134,13 @@ class MemoryReport(keras.callbacks.Callback):
         metadata.plugin_data.plugin_name = "scalars"
         metadata.data_class = SCALAR
         with self._writer.as_default(step=found.epoch), tf.device("CPU:0"):
-            for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
-                value = getattr(found, name)
-                if value is not None:
-                    # Not tf.summary.scalar, which needs TensorBoard to be installed. TensorBoard shows floats.
-                    tf.summary.write(f"memory/{name}", tf.constant(value, tf.float32), metadata=metadata)
+            for device, each in found.devices.items():
+                at = f"memory/{device}" if len(found.devices) > 1 else "memory"
+                for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
+                    value = getattr(each, name)
+                    if value is not None:
+                        # Not tf.summary.scalar, which needs TensorBoard to be installed. TensorBoard shows floats.
+                        tf.summary.write(f"{at}/{name}", tf.constant(value, tf.float32), metadata=metadata)
         self._writer.flush()
 
 

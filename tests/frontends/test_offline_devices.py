@@ -56,6 +56,13 @@ def test_several_gpus_have_an_optimizer_each():
     assert held == [1, 2]
 
 
+def test_a_portable_step_has_its_part_on_the_cpu_and_is_of_one_gpu():
+    portable = {"GPU:0": OnDevice(GPU, Options(portable=True))}
+    assert list(offline_step(placed("/device:GPU:0", "/device:CPU:0"), portable).optimizers) == [""]
+    with pytest.raises(UnsupportedGraph, match="GPU:0, GPU:1, and portable=True is for a step on one device"):
+        offline_step(placed("/device:GPU:0", "/device:GPU:1"), portable)
+
+
 @pytest.mark.parametrize(
     ("device", "why"),
     [

@@ -23,6 +23,19 @@ def trained(on_gpus: Any, path: str, by: str, **options: Any) -> dict[str, Any]:
     return on_gpus(lambda: saved_on_gpus.train(path, by, **options))
 
 
+def test_a_loaded_model_takes_another_limit_for_each_device(on_gpus: Any, tmp_path: Path):
+    made = on_gpus(lambda: saved_on_gpus.save("pipeline", str(tmp_path)))
+    smaller = str(tmp_path / "smaller")
+    limits = {device: int(1.1 * limit) for device, limit in made["limits"].items()} | {"GPU:1": "70%"}
+    found = trained(on_gpus, smaller, "tfswap", memory_limit=limits)
+    assert found["planned"] == found["peaks"]
+    assert found["limits"]["GPU:0"] == limits["GPU:0"] and found["limits"]["GPU:1"] < made["limits"]["GPU:1"]
+    assert all(found["peaks"][device] <= limit for device, limit in found["limits"].items())
+    for wrong in ({"GPU:0": "1MiB", "GPU:3": "1MiB"}, {"GPU:0": "1MiB"}, {}):
+        with pytest.raises(AssertionError, match="memory_limit"):  # of the process
+            trained(on_gpus, smaller, "tfswap", memory_limit=wrong)
+
+
 @pytest.mark.parametrize("kind", ["pipeline", "replicas", *slow("without_devices")])
 def test_a_rewritten_model_keeps_the_limit_of_each_device_where_it_is_loaded(on_gpus: Any, tmp_path: Path, kind: str):
     made = on_gpus(lambda: saved_on_gpus.save(kind, str(tmp_path)))
@@ -36,12 +49,36 @@ def test_a_rewritten_model_keeps_the_limit_of_each_device_where_it_is_loaded(on_
         assert each["devices"] == ["GPU:0", "GPU:1"] and (expected["devices"] == ["GPU:0"]) == unnamed
         for device, limit in made["limits"].items():
             assert each["peaks"][device] <= limit
-            assert unnamed or limit < expected["peaks"][device]
     assert found["tfswap"]["planned"] == found["tfswap"]["peaks"]
+    with pytest.raises(UnsupportedGraph, match=r"is planned for GPU:0, GPU:1, and this process has no GPU:0"):
+        tfswap.load(smaller)
     for device, name in (("GPU:0", "tfswap_plan.json"), ("GPU:1", "tfswap_plan.GPU_1.json")):
         plan = tfswap.Plan.load(tmp_path / "smaller" / name)
         assert found["tfswap"]["orders"][device] == list(plan.order)  # the file's own plans
         assert plan.limit_bytes == made["limits"][device]
+
+
+@pytest.mark.emulated_gpu(count=1)
+def test_a_part_on_the_cpu_runs_there_and_the_models_train_alike(on_gpus: Any, tmp_path: Path):
+    made = on_gpus(lambda: saved_on_gpus.save("with_the_host", str(tmp_path)))
+    assert made["moves"] == {"GPU:0": True}
+    model, smaller = str(tmp_path / "model"), str(tmp_path / "smaller")
+    expected = trained(on_gpus, model, "tensorflow", tokens=True)
+    found = {by: trained(on_gpus, smaller, by, tokens=True) for by in ("tensorflow", "tfswap")}
+    for each in found.values():
+        assert each["bits"] == expected["bits"] and each["devices"] == ["CPU:0", "GPU:0"]
+        assert each["peaks"]["GPU:0"] <= made["limits"]["GPU:0"]
+    assert found["tfswap"]["planned"] == found["tfswap"]["peaks"]
+
+    def verified() -> list[int]:
+        from tfswap.frontends import cli
+
+        return [
+            cli.main(["verify", smaller]),
+            cli.main(["verify", model, smaller, f"--batch_size={saved_on_gpus.ROWS}"]),
+        ]
+
+    assert on_gpus(lambda: {"status": verified()})["status"] == [0, 0]
 
 
 def test_limits_and_devices_that_can_not_be_planned_are_refused(on_gpus: Any, tmp_path: Path):

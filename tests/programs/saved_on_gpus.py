@@ -26,6 +26,14 @@ def without_devices() -> tuple[Any, str | None]:
     return pipeline()[0], None
 
 
+def with_the_host() -> tuple[Any, str]:
+    """An embedding on the CPU, layers on a GPU, and a message that the CPU prints."""
+    variables, step, _ = several_gpus.with_the_host()
+    made = _module(variables, step)
+    made.train_step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int32, name="tokens")])
+    return made, "save_variable_devices"
+
+
 def replicas() -> tuple[Any, str]:
     """Two replicas that are placed by hand, each with half of the batch. (Of a MirroredStrategy's variable TensorFlow
     saves one for all replicas.)
@@ -54,7 +62,7 @@ def replicas() -> tuple[Any, str]:
     return _module([each for variables in copies for each in variables], step), "save_variable_devices"
 
 
-KINDS = {"pipeline": pipeline, "without_devices": without_devices, "replicas": replicas}
+KINDS = {"pipeline": pipeline, "without_devices": without_devices, "replicas": replicas, "with_the_host": with_the_host}
 
 
 def _module(variables: Any, step: Any) -> Any:
@@ -76,18 +84,20 @@ def save(kind: str, folder: str, limit: Any = "75%") -> dict[str, Any]:
     }
 
 
-def train(path: str, by: str, steps: int = 3, **options: Any) -> dict[str, Any]:
+def train(path: str, by: str, tokens: bool = False, steps: int = 3, **options: Any) -> dict[str, Any]:
     """The bits of losses and variables after some steps, and each device's highest peak.
 
     Args:
         by: "tensorflow" or "tfswap".
+        tokens: whether the step takes these.
         options: of `tfswap.load`.
     """
     import tfswap.ops.codecs
 
     with memory_optimizer_off():
         model = tfswap.load(path, **options) if by == "tfswap" else tf.saved_model.load(path, options=DEVICES)
-        x = tf.constant(draws(ROWS, 64))
+        with tf.device("CPU:0" if tokens else "GPU:0"):
+            x = tf.constant(draws(ROWS).view("i") % 100 if tokens else draws(ROWS, 64))
         bits, highest = [], dict.fromkeys(several_gpus.gpus(), 0)
         for _ in range(steps):
             loss, peaks = several_gpus.peaks_of(lambda: model.train_step(x).numpy())
@@ -98,5 +108,6 @@ def train(path: str, by: str, steps: int = 3, **options: Any) -> dict[str, Any]:
     if by == "tfswap":
         step = model.train_step
         found["planned"] = {device: step.plan(device).planned_peak_bytes for device in step.report().devices}
+        found["limits"] = {device: step.plan(device).limit_bytes for device in found["planned"]}
         found["orders"] = {device: list(step.plan(device).order) for device in found["planned"]}
     return found

@@ -222,14 +222,15 @@ def offline_step(
     def optimizer(part: Graph, on: OnDevice, held: Iterable[Variable]) -> Optimizer:
         return offline_optimizer(part, on.model, on.options, held, on.costs, plan_cache=plan_cache)
 
-    if not is_cut_by_device(graph, first.model):
+    planned = sorted((each for each in units(graph) if each.startswith("GPU:")), key=lambda each: int(each[4:]))
+    portable = first.options.portable  # a prediction, in which what runs on the CPU is the GPU's
+    if not is_cut_by_device(graph, first.model) or (portable and len(planned) < 2):
         return OfflineStep(graph, None, {"": optimizer(graph, first, variables)}, name)
-    if first.options.portable:
+    if portable:
         raise UnsupportedGraph(
             f"the step is on {', '.join(sorted(units(graph)))}, and portable=True is for a step on one device: what "
             "goes from one to another needs tfswap's ops."
         )
-    planned = sorted((each for each in units(graph) if each.startswith("GPU:")), key=lambda each: int(each[4:]))
     parts = cut(graph, planned, first.model)
     held: dict[str, list[Variable]] = {}
     for variable in variables:

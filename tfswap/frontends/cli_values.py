@@ -9,6 +9,7 @@ from typing import Any
 
 from tfswap.errors import TfswapError
 from tfswap.kernels.hardware import THIS, described, described_devices
+from tfswap.support.limit_file import PREFIX
 from tfswap.support.sizes import check_limit, check_limits, parse_limit
 
 _SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
@@ -66,6 +67,10 @@ def devices(text: str) -> str:
 
 def limits(text: str) -> Any:
     """A limit, or one for each device from "GPU:0=6GiB,GPU:1=4GiB"."""
+    if text.startswith(PREFIX):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a file with a limit, and a command plans for one limit: give that. tfswap.load takes a file"
+        )
     if "=" not in text:
         return limit(text)
     pairs = [tuple(s.strip() for s in part.split("=", 1)) for part in text.split(",") if part.strip()]

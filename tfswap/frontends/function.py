@@ -291,11 +291,14 @@ class OptimizedFunction(ChangeableLimit[P, R]):
 
         It has a plan for sizes up to those of the arguments, or up to larger ones where such a plan exists. Where the
         trace leaves sizes open, it accepts all sizes; those without a plan are planned for at their first call.
+
+        It keeps the limit that there is now. Under a file with a limit, each call has that which the file has then.
         """
         refuse_in_late_child(self.__name__)
         concrete = self._trace(args, kwargs)
         arguments = stand_ins(self._function, concrete, args, kwargs)
-        return self._rewritten.of(concrete, arguments, self._step, functools.partial(self._under_file, self.call_trace))
+        call = functools.partial(self._under_file, self.call_trace)
+        return self._rewritten.of(concrete, arguments, self._step, call, follows=self.limit_file is not None)
 
     def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
         """The method that TensorFlow calls to save a `tf.function` as a signature."""

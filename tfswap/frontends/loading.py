@@ -27,28 +27,23 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.model_file import ConcreteStep, ModelFile
-from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, Plans, SavedStep
+from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, SavedStep
 from tfswap.compiler.request import Request, one_of
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import machine
 from tfswap.device.live import live_device
 from tfswap.device.one_region import make_one_region
-from tfswap.device.placement import place
-from tfswap.errors import InvalidModel
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.frontends.file_trace import FileStep, FileTrace
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.saved_model import TRACED
 from tfswap.importers.library import through_call
-from tfswap.ir.graph import Graph
 from tfswap.native.load import load_for
-from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import open_function
 from tfswap.runtime.program import Program
-from tfswap.runtime.shapes import Shapes
 from tfswap.runtime.step import Step
-from tfswap.runtime.trace import Trace
 from tfswap.support.limit_file import LimitFile, watched
 from tfswap.support.sizes import Limit, check_limits, is_share, parse_limit
 
@@ -100,6 +95,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: Limit = None, on_exceed
     refuse_rewriters()
     file = ModelFile.load(model)
     loaded = _Loaded.of(file, memory_limit, limit_file, on_exceeded)
+    loaded.require_devices(file)
     load_for(node for fdef in file.library.values() for node in fdef.node_def)
     for device, limit_bytes in loaded.largest_limits().items():
         make_one_region(device, limit_bytes)
@@ -118,27 +114,6 @@ def load(model: str | os.PathLike[str], *, memory_limit: Limit = None, on_exceed
 
 
 @dataclass(frozen=True)
-class _FileStep:
-    """A planned trace of a file: where it is in the library, how it was planned, and its plan.
-
-    Attributes:
-        decorated: whether the file has the planned function as it was traced, not the rewritten one in its place.
-        plans: by device, or of one device by ""; none for other traces of a decorated function.
-    """
-
-    saved: SavedStep
-    step: ConcreteStep
-    plans: Plans
-    request: Request
-    decorated: bool = False
-
-    def planned_for(self, inputs: int) -> Shapes:
-        """The shapes that the plan is for, of the first `inputs` arguments."""
-        shapes = {argument.name: argument.shape for argument in self.saved.arguments}
-        return tuple(shapes.get(name) for name in [*self.step.user_names][:inputs])
-
-
-@dataclass(frozen=True)
 class _Route:
     """How a function calls a planned step.
 
@@ -147,7 +122,7 @@ class _Route:
         results: by result of the function, the position of the step's.
     """
 
-    file_step: _FileStep
+    file_step: FileStep
     arguments: tuple[int, ...]
     results: tuple[int, ...]
 
@@ -166,7 +141,7 @@ class _Loaded:
     """
 
     library: Mapping[str, Any]
-    steps: dict[str, _FileStep]
+    steps: dict[str, FileStep]
     on_exceeded: str
     renamed: dict[str, str] = field(default_factory=dict[str, str])
     concretes: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -188,21 +163,30 @@ class _Loaded:
             limit = origin.limit if memory_limit is None else memory_limit
             return Request(limit, origin.options, None, "optimize", limit_file)
 
-        steps: dict[str, _FileStep] = {}
+        steps: dict[str, FileStep] = {}
         library: Mapping[str, Any] = file.library
         carried = Carried.of(file)
         if not carried or (file.path / REQUEST_NAME).exists():
             for origin in Origin.read(file.path):
                 original, planned = origin.require(file)
                 library = {**library, **original.library, **{name: library[name] for name in steps}}
-                steps |= {name: _FileStep(*found, request(origin)) for name, found in planned.items()}
+                steps |= {name: FileStep(*found, request(origin)) for name, found in planned.items()}
         for each in carried:
             same = file.same_as(each.original)
-            found = _FileStep(
+            found = FileStep(
                 each.origin.steps[0], file.trace(same[0]), {"": each.plan}, request(each.origin), decorated=True
             )
             steps |= dict.fromkeys((each.rewritten, each.original, *same), found)
         return _Loaded(library, steps, on_exceeded)
+
+    def require_devices(self, file: ModelFile) -> None:
+        """Raise UnsupportedGraph where a step is planned for a device that this process does not have."""
+        for step in self.steps.values():
+            if missing := [device for device in step.saved.devices if not machine.has_device(device)]:
+                raise UnsupportedGraph(
+                    f"{_name_of(step)!r} of {file.title} is planned for {', '.join(step.saved.devices)}, and this "
+                    f"process has no {missing[0]}. Load it where these devices are, or rewrite the original model here."
+                )
 
     @property
     def on_several(self) -> bool:
@@ -246,9 +230,9 @@ class _Loaded:
         for name in names if known else ():
             if name not in self.steps:
                 saved = SavedStep(name, "", rewritten=False, arguments=())
-                self.steps[name] = _FileStep(saved, file(name), {}, known[0].request, decorated=True)
+                self.steps[name] = FileStep(saved, file(name), {}, known[0].request, decorated=True)
 
-    def function(self, file_step: _FileStep) -> StepFunction:
+    def function(self, file_step: FileStep) -> StepFunction:
         """The function that runs a step, the same for all callers."""
         name = file_step.step.name
         if name not in self._functions:
@@ -263,55 +247,6 @@ class _Loaded:
         return LoadedFunction(function, route.file_step, self)
 
 
-class FileTrace(Trace):
-    """The trace of a step of a file.
-
-    Args:
-        library: the file's functions as they were before they were rewritten, by name.
-    """
-
-    kind = "LoadedStep"
-
-    def __init__(self, name: str, concrete: Any, file_step: _FileStep, library: Mapping[str, Any]):
-        super().__init__(name, concrete)
-        self._file_step = file_step
-        self._library = library
-        self._plans = dict(file_step.plans)
-        # A rewritten trace runs the file's plan as it is, so that it always has an order.
-        self.always_ordered = file_step.saved.rewritten and not file_step.decorated
-
-    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
-        if self._file_step.decorated:
-            return super()._placed(arguments, sizes, keeps=keeps)
-        graph = self._original(arguments)
-        given = [*arguments, *with_placeholders(self.concrete)]
-        return graph, place(self.name, graph, given, self.device.model)
-
-    def _original(self, arguments: Sequence[Any]) -> Graph:
-        """The function that the step was rewritten from, for arguments of these shapes."""
-        from tfswap.importers.library_function import import_library_function
-
-        step = self._file_step.step
-        given = zip(step.user_names, (t.shape for t in arguments), strict=False)
-        shapes = {name: tuple(s.as_list()) for name, s in given if s.rank is not None and name not in step.handles}
-        return import_library_function(self._library, step.name, shapes, step.handles, step.values)
-
-    def plan_made_for(
-        self, device: str, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int
-    ) -> Plan | None:
-        name = device if device in self._plans else ""
-        plan = self._plans.get(name)
-        if plan is None or plan.changes_nothing or plan.fingerprint != optimizer.fingerprint:
-            return None
-        optimizer.extra_margin_bytes = margin_bytes
-        try:
-            return optimizer.judged(plan, limit_bytes)
-        except InvalidModel as error:  # another device, or another version of tfswap
-            log.info("tfswap: %s: the file's plan can't be carried out here: %s", self.name, error)
-            del self._plans[name]
-            return None
-
-
 class StepFunction(OptimizedFunction):
     """A step of a file under its limit, with the signature of the file's function.
 
@@ -319,7 +254,7 @@ class StepFunction(OptimizedFunction):
         concrete: the file's function, as TensorFlow has loaded it.
     """
 
-    def __init__(self, concrete: Any, file_step: _FileStep, loaded: _Loaded):
+    def __init__(self, concrete: Any, file_step: FileStep, loaded: _Loaded):
         name, library = _name_of(file_step), loaded.library
         super().__init__(
             _nameless(),
@@ -349,7 +284,7 @@ class LoadedFunction(OptimizedFunction):
     Other traces of it run as TensorFlow loads them.
     """
 
-    def __init__(self, function: Any, file_step: _FileStep, loaded: _Loaded):
+    def __init__(self, function: Any, file_step: FileStep, loaded: _Loaded):
         super().__init__(function, file_step.request, loaded.on_exceeded, loaded.program, name=_name_of(file_step))
         self._loaded = loaded
         self._passing: dict[Any, _Passing | None] = {}
@@ -363,14 +298,23 @@ class LoadedFunction(OptimizedFunction):
             self._latest.note(step)
         return result
 
+    def follow(self, limit: Limit) -> None:
+        super().follow(limit)
+        for passing in filter(None, self._passing.values()):  # others, which share the step, may have changed it
+            passing.function.follow(limit)
+
+    def change_request(self, request: Request) -> None:
+        super().change_request(request)
+        for passing in filter(None, self._passing.values()):
+            passing.function.change_request(request)
+
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
         return self.under_limit(self._trace(args, kwargs))
 
     def under_limit(self, concrete: Any) -> Any:
         """A ConcreteFunction with the signature of a trace of this function, which runs its step under the limit."""
-        made = open_function(
-            self.__name__, concrete, concrete, functools.partial(self.call_trace, concrete), carries=True
-        )
+        call = functools.partial(self._under_file, self.call_trace, concrete)
+        made = open_function(self.__name__, concrete, concrete, call, carries=True)
         made._function_type = concrete._function_type
         return made
 
@@ -378,6 +322,8 @@ class LoadedFunction(OptimizedFunction):
         if concrete not in self._passing:
             route = self._loaded.route(concrete.function_def)
             made = None if route is None else _Passing.of(route, concrete, self._loaded.function(route.file_step))
+            if made is not None and made.function.memory_limit != self._request.memory_limit:
+                made.function.change_request(self._request)
             self._passing[concrete] = made
         return self._passing[concrete]
 
@@ -438,7 +384,7 @@ def _nameless() -> Any:
     return types.SimpleNamespace(python_function=python_function, _run_functions_eagerly=False)
 
 
-def _name_of(file_step: _FileStep) -> str:
+def _name_of(file_step: FileStep) -> str:
     traced = TRACED.fullmatch(file_step.saved.name)
     return traced[1] if traced else file_step.saved.name
 
@@ -469,7 +415,7 @@ def _loader_of(loaded: _Loaded, file: ModelFile) -> Any:
                 if step.step.name not in self._proto.concrete_functions:
                     self._restore_captures_of(step)
 
-        def _restore_captures_of(self, step: _FileStep) -> None:
+        def _restore_captures_of(self, step: FileStep) -> None:
             """Set the captures of a step that only functions call, from those of a function that calls it."""
             for name, concrete in sorted(self._proto.concrete_functions.items()):
                 route = loaded.route(loaded.library[name]) if name in loaded.library else None

@@ -34,12 +34,15 @@ class RewrittenFunctions:
         arguments: Sequence[Any],
         step_for: Callable[[Any, Sequence[Any]], Step],
         call_trace: Callable[[Any, Sequence[Any]], Any],
+        *,
+        follows: bool,
     ) -> Any:
         """The function for a trace, planned for sizes up to those of the arguments, as far as these have sizes.
 
         Args:
             step_for: gives the step for a trace and arguments; plans it where there is none.
             call_trace: runs a trace under the limit.
+            follows: whether each call has a limit of its own, which a file has then.
         """
         if all(map(has_size, arguments)):
             base = step_for(concrete, arguments).function
@@ -48,7 +51,7 @@ class RewrittenFunctions:
         else:
             sizes = self._planned_for(concrete)
             base = concrete if sizes is None else step_for(concrete, sizes).function
-        if all(map(has_size, concrete.inputs)):
+        if all(map(has_size, concrete.inputs)) and not follows:
             return base
         made = self._open.get(base)
         if made is None:

@@ -159,6 +159,7 @@ def optimize_graph(
         portable=portable,
         policy=policy,
     )
+    _refuse_limit_file(request)
     sizes = ArgumentSizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
         _refuse(output_dir=output_dir, function=None if function == TRAIN_STEP else function)
@@ -210,6 +211,15 @@ _USED_FOR = {
     "fetches": "a GraphDef or a MetaGraphDef; for a SavedModel's folder give function=",
     "signature": "a MetaGraphDef; for a SavedModel's folder give function=, for a GraphDef feeds= and fetches=",
 }
+
+
+def _refuse_limit_file(request: Request) -> None:
+    """Raise TfswapError for a limit that is in a file."""
+    if request.limit_file is not None:
+        raise TfswapError(
+            f"memory_limit is the file {request.limit_file.path}, and a model in a file is planned for one limit: give "
+            'that. tfswap.load(folder, memory_limit="file:...") reads the file before each call.'
+        )
 
 
 def _refuse(**given: object) -> None:

@@ -185,6 +185,36 @@ def decaying(variables, x):
     return tf.reduce_mean(h * h)
 
 
+def saving_rows(variables, x, labels):
+    """A branch saves integers for its gradient, which a GPU keeps in device memory."""
+    for variable in variables[1:]:
+        x = tf.nn.relu(x @ variable)
+    x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(tf.gather(x, tf.argsort(x[:, 0])) @ variables[0]), lambda: x)
+    return tf.reduce_mean(x * x)
+
+
+def saving_unequally(variables, x, labels):
+    """The branch that saves most is not the one with the highest peak afterwards."""
+    for variable in variables[1:]:
+        x = tf.nn.relu(x @ variable)
+    rows = [lambda: labels, lambda: tf.argmax(x, 1, output_type=tf.int32)]
+    branches = [lambda: tf.nn.relu(tf.gather(x, rows[0]()) @ variables[0]), lambda: tf.gather(x, rows[1]()), lambda: x]
+    x = tf.switch_case(labels[0], branches)
+    return tf.reduce_mean(x * x)
+
+
+def test_branches_that_save_integers(on_gpus):
+    labels = np.arange(64, dtype="i")
+
+    def program(gpus):
+        return {
+            loss_of.__name__: compare_alone(gpus, loss_of, [[64, 64]] * 4, draws(64, 64), labels, limit=share)
+            for loss_of, share in ((saving_rows, "90%"), (saving_unequally, "95%"))
+        }
+
+    check_exact(on_gpus(reporting(program)))
+
+
 def test_loops_and_branches_with_values_of_the_host(on_gpus):
     labels = np.arange(8, dtype="i")
 

@@ -56,6 +56,7 @@ READ_ON_DEVICE: dict[str, tuple[int, ...]] = {
     "LeftShift": (0, 1),
     "LowerBound": (0, 1),
     "OneHot": (0, 2, 3),
+    "OptionalFromValue": (0,),  # what a branch saves for its gradient, one value each
     "PopulationCount": (0,),
     "Prod": (0,),
     "RaggedFillEmptyRows": (1, 3),

@@ -134,6 +134,7 @@ INT32_ON_DEVICE = frozenset(
         "NonMaxSuppressionV3",
         "NonMaxSuppressionV4",
         "OneHot",
+        "OptionalGetValue",
         "Prod",
         "RaggedFillEmptyRows",
         "RaggedFillEmptyRowsGrad",

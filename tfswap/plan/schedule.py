@@ -131,10 +131,13 @@ def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflo
     """The extreme cases of facts that are known only by bounds, each with `steps` as a schedule of it.
 
     Each course of loops and conditionals is an extreme case: branches leave holes of different sizes in the arena. With
-    exact chunks there are no such holes, and one case that holds the most at each point covers all.
+    exact chunks there are no such holes, and facts that hold the most at each point cover all courses. `flow` itself
+    has the branch that leaves most, which need not be the one that holds most later.
     """
     if is_exact(steps):
         yield from _renumbered(flow, steps, () if flow.covering is None else (flow.covering,)) or ((flow, steps),)
+        if flow.covering is None:
+            yield from _renumbered(flow, steps, flow.courses)
         return
     yield from ((extreme, steps) for extreme in flow.extremes)
     for other, its in _renumbered(flow, steps, flow.others):

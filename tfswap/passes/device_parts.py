@@ -56,6 +56,7 @@ from tfswap.passes.device_bodies import (
     makes_list,
 )
 from tfswap.passes.device_carriers import unit
+from tfswap.passes.device_schedule import scheduled
 from tfswap.passes.nodes import add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.support.reach import reach
@@ -452,7 +453,7 @@ def _homes(graph: Graph) -> dict[Node, str]:
 
 
 def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
-    """A topological order of the step's nodes by name, in which the members of a collective have one place."""
+    """The order of the nodes by name (device_schedule.py), in which the members of a collective have one place."""
     ordered = graph.copy()
     target = Target(device)
     order_collectives(ordered, target)
@@ -463,7 +464,7 @@ def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
             if node not in before and not is_const(node.op):
                 ordered.add_control(node, outside)
     found: dict[str, int] = {}
-    for rank, node in enumerate(ordered.topological()):
+    for rank, node in enumerate(scheduled(ordered)):
         found[node.name] = rank
         if node.op == custom_ops.TOGETHER:
             found |= {member[0]: rank for member in node.attrs["members"]}  # pyright: ignore[reportGeneralTypeIssues] written by join_collectives

@@ -115,7 +115,8 @@ def test_a_step_is_simulated_on_machines_with_several_gpus(saved: str, tmp_path:
         assert [len(curve.points) for curve in each.devices.values()] == [3, 3]
         assert all(p.step_s == max(one.step_s for one in p.points.values()) for p in each.points)
     assert [curve.host_bytes for curve in found.devices.values()] == [128 * 10**9, 256 * 10**9]
-    assert found.link == "by way of the host" and traced.link == "240 GB/s each way"
+    assert found.link == "copies go by way of the host"
+    assert traced.link == "a link of 240 GB/s each way, and tfswap's copies go by way of the host"
     content = json.loads(found.to_json())
     assert content["feasible"] and list(content["devices"]) == ["GPU:0", "GPU:1"]
     lines = str(found).splitlines()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEADS = ("device", "machine", "its memory", "unoptimised", "smallest limit", "knee", "verdict")
 NOTE = "devices are simulated one by one: the step takes as long as its slowest device, and as they wait for each other"
-BY_HOST = "by way of the host"
+BY_HOST = "copies go by way of the host"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class DeviceCurves:
     @property
     def link(self) -> str:
         """How tensors go from one device to another."""
-        return f"{self.peer_bytes_per_s / 1e9:.0f} GB/s each way" if self.peer_bytes_per_s else BY_HOST
+        rate = f"a link of {self.peer_bytes_per_s / 1e9:.0f} GB/s each way"
+        return f"{rate}, and tfswap's {BY_HOST}" if self.peer_bytes_per_s else BY_HOST
 
     def to_json(self) -> str:
         """All figures as JSON text; those of each device by its name in "devices"."""

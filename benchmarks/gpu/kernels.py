@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu.process import GB, MIB, SMALL, prepare
+from gpu.process import DEVICE, GB, MIB, SMALL, prepare
 
 SOURCE = Path(__file__).with_name("pinned.cc")
 
@@ -55,17 +55,16 @@ def pinned() -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    if prepare(16 * 1024) != "GPU:0":
-        return {"not_run": "there is no GPU"}
+    prepare(16 * 1024)
     ops = _pinned_ops()
     width = 256 if SMALL else 8192
     nbytes = width * width * 4
-    with tf.device("GPU:0"):
+    with tf.device(DEVICE):
         rows = tf.random.stateless_normal([256, width], seed=(3, 4))
 
     def variable() -> Any:
         """A variable with a buffer of its own: TensorFlow copies a shared one before it writes to it."""
-        with tf.device("GPU:0"):
+        with tf.device(DEVICE):
             return tf.Variable(lambda: tf.random.stateless_normal([width, width], seed=(1, 2)))
 
     def moved() -> Any:
@@ -79,7 +78,7 @@ def pinned() -> dict[str, Any]:
         return made
 
     def on_device_bytes() -> int:
-        return tf.config.experimental.get_memory_info("GPU:0")["current"]
+        return tf.config.experimental.get_memory_info(DEVICE)["current"]
 
     def measured(run: Callable[[Any], Any], uses: int) -> dict[str, Any]:
         """On a variable in device memory, and on one in pinned memory: whether they end alike, and both rates."""
@@ -119,16 +118,16 @@ def copies() -> dict[str, Any]:
 
     import tfswap.ops as ops
 
-    where = prepare(16 * 1024)
+    prepare(16 * 1024)
     rows = []
     for mib in (1, 4, 16, 64, 256, 1024) if not SMALL else (1, 4):
-        with tf.device(where):
+        with tf.device(DEVICE):
             tensor = tf.fill([mib * MIB // 4], 1.5)
         out, back, whole, pageable_out, pageable_in = [], [], [], [], []
         for _ in range(7):
             ops.reset_stats()
             began = time.perf_counter()
-            with tf.device(where):
+            with tf.device(DEVICE):
                 handle = ops.swap_out(tensor)
                 ops.release(handle)
                 copied = ops.await_copy(*ops.swap_in(handle, tensor.dtype))
@@ -141,7 +140,7 @@ def copies() -> dict[str, Any]:
             host = tensor.numpy()
             pageable_out.append(time.perf_counter() - began)
             began = time.perf_counter()
-            with tf.device(where):
+            with tf.device(DEVICE):
                 float(tf.identity(tf.constant(np.ascontiguousarray(host)))[0])
             pageable_in.append(time.perf_counter() - began)
         names = ("out", "in", "ops", "pageable_out", "pageable_in")
@@ -155,9 +154,9 @@ def codecs() -> dict[str, Any]:
     import codec_rate
     import tensorflow as tf
 
-    where = prepare(60 * 1024)
+    prepare(24 * 1024)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # it would merge equal ops
-    with tf.device(where):
+    with tf.device(DEVICE):
         rows = codec_rate.rows((256 if not SMALL else 4) * MIB)
     found: dict[str, Any] = {}
     last = ""
@@ -166,20 +165,20 @@ def codecs() -> dict[str, Any]:
         with_name = name if name not in found else f"{last}: {name}"
         last = name if not row.name.startswith(" ") else last
         try:
-            found[with_name] = rate_of(row, where)
+            found[with_name] = rate_of(row)
         except Exception as error:  # an op that has no kernel there
             found[with_name] = str(error)[:300]
     return {"gb_s": found}
 
 
-def rate_of(row: Any, where: str, calls: int = 20) -> float:
+def rate_of(row: Any, calls: int = 20) -> float:
     """Bytes per second of one op, in GB/s: what `calls` more of it take."""
     import tensorflow as tf
 
     def made(count: int) -> Callable[[], Any]:
         def work(*arguments: Any) -> Any:
             last: list[Any] = []
-            with tf.device(where):
+            with tf.device(DEVICE):
                 for _ in range(count):
                     with tf.control_dependencies(last):
                         last = tf.nest.flatten(row.call(*arguments))[:1]

@@ -11,25 +11,34 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gpu.process import SMALL, Steps, device, machine, prepare
-
-from tfswap.exporters.function import grappler_off, memory_optimizer_off
+from gpu.process import EMULATED, SMALL, Steps, machine, prepare
 
 CHECKED_STEPS = 3
 """After these, values are compared."""
 SETTLED_STEPS = 2
 """Steps more, in which a plan may be made anew for what cuDNN was seen to take."""
 TIMED_STEPS = 10
+DEFAULT = "default"
+REFERENCES = ("no_memory_optimizer", "no_grappler")
+"""How values are made that an optimised step has, where it hasn't the unoptimised step's: without Grappler's memory
+optimizer, or, where a step is planned as it was traced, without Grappler.
+"""
 LIMITS = ("60%", "40%", "floor")
 PEERS = ("recompute_grad", "xla")
+PEERS_NET = "blocks"
+NETS = ("resnet50", "vgg19", "transformer", "unet", "lstm", "seq2seq", "mobilenet_v2", "gpt", PEERS_NET)
 MEMORY_MIB = 18 * 1024
+"""Of the device, for each process: four fit into 80 GB."""
 
 
 class Net(NamedTuple):
-    """A training step. `build` has a function for the GPU, and one that is small, for machines without."""
+    """A training step, and a small one. Where `below` is given, their arguments are zeros, and draws take their place,
+    of integers below that: values of zeros prove little.
+    """
 
     build: Callable[[], Any]
     small: Callable[[], Any]
+    below: int = 0
 
 
 def blocks(wrap: Callable[[Any], Any] = lambda block: block, **sizes: int) -> Any:
@@ -47,8 +56,8 @@ def nets() -> dict[str, Net]:
 
     of = functools.partial
 
-    def pair(build: Callable[..., Any], large: dict[str, Any], small: dict[str, Any]) -> Net:
-        return Net(of(build, **large), of(build, **small))
+    def pair(build: Callable[..., Any], large: dict[str, Any], small: dict[str, Any], below: int = 0) -> Net:
+        return Net(of(build, **large), of(build, **small), below)
 
     def application(name: str, batch: int, size: int = 224) -> Net:
         return pair(
@@ -60,20 +69,23 @@ def nets() -> dict[str, Net]:
         "vgg19": pair(published.vgg19, {"batch": 64, "size": 224}, {"batch": 4, "size": 64}),
         "mobilenet_v2": application("MobileNetV2", 128),
         "transformer": pair(
-            accuracy.transformer, {"layers": 12, "width": 768, "heads": 12, "length": 512, "batch": 8}, {"layers": 2}
+            accuracy.transformer,
+            {"layers": 12, "width": 768, "heads": 12, "length": 512, "batch": 8},
+            {"layers": 2},
+            1000,
         ),
-        "unet": pair(accuracy.unet, {"size": 256, "batch": 16, "width": 64, "depth": 4}, {"size": 32, "batch": 4}),
+        "unet": pair(accuracy.unet, {"size": 256, "batch": 16, "width": 64, "depth": 4}, {"size": 32, "batch": 4}, 4),
         "lstm": pair(
             published.lstm_lm,
             {"layers": 2, "batch": 256, "length": 100, "width": 1024, "words": 10000},
-            {"layers": 1, "batch": 16},
+            {"layers": 1, "batch": 16, "use_cudnn": False if EMULATED else "auto"},
         ),
         "seq2seq": pair(seq2seq.seq2seq, {"batch": 128, "length": 100, "width": 512}, {"batch": 16, "length": 10}),
         "blocks": pair(
             blocks, {"layers": 12, "width": 768, "heads": 12, "length": 512, "batch": 16}, {"layers": 2, "width": 64}
         ),
         "gpt": pair(
-            accuracy._gpt, {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}, {"layers": 2}
+            accuracy._gpt, {"layers": 24, "width": 1024, "heads": 16, "length": 512, "batch": 4}, {"layers": 2}, 1000
         ),
     }
 
@@ -97,69 +109,95 @@ def build_net(name: str, **wrap: Any) -> tuple[Any, tuple[Any, ...], list[Any]]:
     """The net's step, its arguments and its variables."""
     net = nets()[name]
     with variables_made() as variables:
-        step, arguments = (net.build if device() == "GPU:0" and not SMALL else net.small)(**wrap)
-    return step, arguments, variables
+        step, arguments = (net.small if SMALL else net.build)(**wrap)
+    return step, drawn(arguments, net.below) if net.below else arguments, variables
+
+
+def drawn(arguments: tuple[Any, ...], below: int) -> tuple[Any, ...]:
+    import tensorflow as tf
+
+    def draw(number: int, like: Any) -> Any:
+        high = {"maxval": below} if like.dtype.is_integer else {}
+        return tf.random.stateless_uniform(like.shape, (number, 5), minval=0, dtype=like.dtype, **high)
+
+    return tuple(draw(number, like) for number, like in enumerate(arguments))
 
 
 def measure(name: str, how: str) -> dict[str, Any]:
-    """One net: as one of PLAIN says, or under a limit: a share, a number of bytes, or "floor"."""
+    """One net: DEFAULT, as TensorFlow runs it; one of REFERENCES or PEERS; or under a limit: a share, a number of
+    bytes, or "floor".
+    """
+    if how == "xla" and EMULATED:
+        return {"not_run": "XLA does not compile for emulated GPUs"}
+    with _without_optimizers(how):
+        return _measured(name, how)
+
+
+def _without_optimizers(how: str) -> contextlib.AbstractContextManager[None]:
+    if how not in REFERENCES:
+        return contextlib.nullcontext()
+    from tfswap.exporters.function import grappler_off, memory_optimizer_off
+
+    return {"no_memory_optimizer": memory_optimizer_off, "no_grappler": grappler_off}[how]()
+
+
+def _measured(name: str, how: str) -> dict[str, Any]:
     import tensorflow as tf
 
-    with REFERENCES[how]() if how in REFERENCES else contextlib.nullcontext():
-        with machine(fcntl.LOCK_SH):
-            where = prepare(MEMORY_MIB)
-            wrap = {"recompute_grad": tf.recompute_grad}.get(how)
-            step, arguments, variables = build_net(name, **({"wrap": wrap} if wrap else {}))
-            function = tf.function(step, jit_compile=True if how == "xla" else None)
-            reported: dict[str, Any] = {"variables_bytes": sum(v.dtype.size * int(tf.size(v)) for v in variables)}
-            began = time.perf_counter()
-            if how in PLAIN:
-                steps = Steps(where, lambda: function(*arguments))
-                steps.run(1)
-            else:
-                function, steps = first_step(function, where, how, arguments, reported)
-            reported["first_s"] = time.perf_counter() - began
-            steps.run(CHECKED_STEPS - 1)
-            digest = steps.digest.copy()
-            for variable in variables:
-                digest.update(variable.numpy().tobytes())
-        with machine(fcntl.LOCK_EX):
-            steps.run(SETTLED_STEPS + TIMED_STEPS)
-            reported["streams"] = streams(steps)
-    if how not in PLAIN:
-        plan, report = function.plan(), function.report()
-        reported |= {
-            "limit_bytes": plan.limit_bytes,
-            "planned_bytes": report.planned_peak_bytes,
-            "predicted_ratio": report.time_ratio,
-            "predicted_unoptimised_bytes": report.baseline_peak_bytes,
-            "swapped": len(report.swapped),
-            "swapped_bytes": sum(row.nbytes for row in report.swapped),
-            "reruns": report.reruns,
-            "encoded": len(report.encoded),
-            "host_bytes": report.host_bytes,
-            "unmodelled": list(report.unmodelled)[:5],
-            "stalled_s": function.stats().stalled_s,
-            "copying_s": function.stats().copying_s,
-        }
+    with machine(fcntl.LOCK_SH):
+        prepare(MEMORY_MIB)
+        step, arguments, variables = build_net(name, **({"wrap": tf.recompute_grad} if how == "recompute_grad" else {}))
+        function = tf.function(step, jit_compile=True if how == "xla" else None)
+        reported: dict[str, Any] = {"variables_bytes": sum(v.dtype.size * int(tf.size(v)) for v in variables)}
+        began = time.perf_counter()
+        if how in (DEFAULT, *REFERENCES, *PEERS):
+            steps = Steps(lambda: function(*arguments))
+            steps.run(1)
+        else:
+            function, steps = first_step(function, how, arguments, reported)
+        reported["first_s"] = time.perf_counter() - began
+        steps.run(CHECKED_STEPS - 1)
+        digest = steps.digest.copy()
+        for variable in variables:
+            digest.update(variable.numpy().tobytes())
+        reported["digest"] = digest.hexdigest()
+    if how in REFERENCES:
+        return reported
+    with machine(fcntl.LOCK_EX):
+        steps.run(SETTLED_STEPS + TIMED_STEPS)
+        reported["streams"] = streams(steps)
     timed = steps.seconds[CHECKED_STEPS + SETTLED_STEPS :][:TIMED_STEPS]
-    return reported | {
-        "digest": digest.hexdigest(),
-        "first_peaks": steps.peaks[:CHECKED_STEPS],
-        "peak_bytes": max(steps.peaks[CHECKED_STEPS:]),
-        "median_s": statistics.median(timed),
-        "least_s": min(timed),
-        "most_s": max(timed),
-        "loss": float(function(*arguments).numpy()),
+    return (
+        reported
+        | (planned(function) if how not in (DEFAULT, *PEERS) else {})
+        | {
+            "first_peaks": steps.peaks[:CHECKED_STEPS],
+            "peak_bytes": max(steps.peaks[CHECKED_STEPS:]),
+            "median_s": statistics.median(timed),
+            "least_s": min(timed),
+            "most_s": max(timed),
+            "loss": float(function(*arguments).numpy()),
+        }
+    )
+
+
+def planned(function: Any) -> dict[str, Any]:
+    """What tfswap says of its step."""
+    plan, report, stats = function.plan(), function.report(), function.stats()
+    return {
+        "limit_bytes": plan.limit_bytes,
+        "planned_bytes": report.planned_peak_bytes,
+        "predicted_ratio": report.time_ratio,
+        "predicted_unoptimised_bytes": report.baseline_peak_bytes,
+        "swapped": len(report.swapped),
+        "swapped_bytes": sum(row.nbytes for row in report.swapped),
+        "reruns": report.reruns,
+        "encoded": len(report.encoded),
+        "host_bytes": report.host_bytes,
+        "unmodelled": list(report.unmodelled)[:5],
+        "stalled_s": stats.stalled_s,
+        "copying_s": stats.copying_s,
     }
-
-
-REFERENCES = {"no_memory_optimizer": memory_optimizer_off, "no_grappler": grappler_off}
-"""Whose values an optimised step has: TensorFlow without Grappler's memory optimizer, or, where a step is planned as it
-was traced, without Grappler.
-"""
-PLAIN = ("default", *REFERENCES, "recompute_grad", "xla")
-"""TensorFlow as it is; the references; every block in tf.recompute_grad; compiled by XLA."""
 
 
 def streams(steps: Steps) -> dict[str, Any]:
@@ -185,9 +223,7 @@ def streams(steps: Steps) -> dict[str, Any]:
     }
 
 
-def first_step(
-    function: Any, where: str, limit: str, arguments: tuple[Any, ...], reported: dict[str, Any]
-) -> tuple[Any, Steps]:
+def first_step(function: Any, limit: str, arguments: tuple[Any, ...], reported: dict[str, Any]) -> tuple[Any, Steps]:
     """`function` under the limit, and its first step; under the smallest that there is where that is larger, or "floor"
     is asked for.
     """
@@ -195,7 +231,7 @@ def first_step(
 
     asked: int | str = 1 if limit == "floor" else int(limit) if limit.isdigit() else limit
     made = tfswap.optimize(function, memory_limit=asked)
-    steps = Steps(where, lambda: made(*arguments))
+    steps = Steps(lambda: made(*arguments))
     try:
         steps.run(1)
     except tfswap.InfeasibleMemoryLimit as error:

@@ -5,7 +5,8 @@
     python gpu_steps.py overlap NET DEVICE LIMIT       # one step, profiled
     python gpu_steps.py codecs DEVICE                  # codecs' bits there and on the CPU
 
-DEVICE is "GPU:0" or "CPU:0"; nets are smaller on a CPU. Each prints a JSON object.
+DEVICE is "GPU:0" or "CPU:0"; nets are smaller on a CPU, and with GPU_PROOF_SMALL in the environment. Each prints a JSON
+object.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -70,7 +72,7 @@ def make(net: str, device: str) -> tuple[list[Any], Any, Any]:
     """The net's variables, its step and a batch, on `device`."""
     tf.config.experimental.enable_op_determinism()
     with tf.device(device):
-        weights, loss_of, batch = NETS[net](device.startswith("CPU"))
+        weights, loss_of, batch = NETS[net](device.startswith("CPU") or "GPU_PROOF_SMALL" in os.environ)
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:

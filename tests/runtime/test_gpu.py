@@ -6,14 +6,13 @@ of runs here too: the same programs on a CPU's arena, and the reading of profile
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import emulated_gpu
 import pytest
 from folders import TESTS
+from gpu.process import EMULATED, SMALL
 from gpu.traces import IN, OUT, overlap_s, streams_of, total_s, union
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,12 +26,11 @@ LEAST_CONCURRENT = 0.5
 memory makes some kernels wait.
 """
 # cuDNN's workspaces come from the arena and are not in the plan: small ones leave the promise to the plan.
-GPU = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "4"}
+GPU = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "0" if SMALL else "4"}
+# Longer than the host takes to launch one, or the device would be idle in between.
+GPU |= {"EMULATED_GPU_KERNEL_US": "1000"} if EMULATED else {}
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "0"}
 NETS = ("mlp", "resnet")
-EMULATED = bool(os.environ.get("GPU_PROOF_EMULATED"))
-"""Whether programs run on the emulated GPUs of the tests, to try benchmarks/gpu_proof.py."""
-EMULATED_BYTES = 4 << 30
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +43,7 @@ def gpu() -> str:
 def run_program(*arguments: str, **env: str) -> Any:
     """What gpu_steps.py prints, in a process of its own."""
     program = str(TESTS / "programs" / "gpu_steps.py")
-    attach = ""
-    if EMULATED and "GPU:0" in arguments:
-        attach = "import emulated_gpu; emulated_gpu.attach(); "
-        env |= emulated_gpu.Gpus(memory=EMULATED_BYTES, cuda=True).environment()
+    attach = "from gpu import process; process.attach_emulated(); " if EMULATED and "GPU:0" in arguments else ""
     code = f"import runpy, sys; sys.argv = {[program, *arguments]!r}; runpy.run_path({program!r}, run_name='__main__')"
     run = run_python if "GPU:0" in arguments else run_forked
     return last_json(run(attach + code, **env))

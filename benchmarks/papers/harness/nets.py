@@ -159,7 +159,14 @@ def _stack(make: Callable[[int], Any], filters: Sequence[int], activation: str) 
     return found
 
 
-def lstm_lm(layers: int, batch: int, length: int = 35, width: int = 128, words: int = 1000) -> Made:
+def lstm_lm(
+    layers: int,
+    batch: int,
+    length: int = 35,
+    width: int = 128,
+    words: int = 1000,
+    use_cudnn: bool | str = "auto",
+) -> Made:
     """A language model of LSTMs over 35 words, as Zaremba et al. (2014) train them, without dropout."""
     import keras
     import tensorflow as tf
@@ -168,7 +175,7 @@ def lstm_lm(layers: int, batch: int, length: int = 35, width: int = 128, words: 
     inputs = keras.Input((length,), dtype="int32")
     h = keras.layers.Embedding(words, width)(inputs)
     for _ in range(layers):
-        h = keras.layers.LSTM(width, return_sequences=True)(h)
+        h = keras.layers.LSTM(width, return_sequences=True, use_cudnn=use_cudnn)(h)
     model = keras.Model(inputs, keras.layers.Dense(words)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = accuracy.trained(model, loss_fn, keras.optimizers.SGD(1e-3))

@@ -225,6 +225,7 @@ def settle():
             tf.test.experimental.sync_devices()
 
 
+@pytest.mark.slow
 @pytest.mark.emulated_gpu(count=2, ends_late=True)
 def test_each_race_is_reported_in_each_run(on_gpus):
     found = on_gpus(found_in_each_run)

@@ -44,27 +44,39 @@ std::string NameOf(int device, int number) {
   return std::string(kNames[RoleOf(number)]) + " stream of GPU:" + std::to_string(device);
 }
 
-// Whether all threads but the device's own sleep.
-bool ProcessIsIdle() {
+// The content of a file of a thread of this process; empty where the thread has ended.
+std::string ReadOfThread(const char* thread, const char* file) {
+  char text[512] = "";
+  std::FILE* const opened = std::fopen((std::string("/proc/self/task/") + thread + "/" + file).c_str(), "r");
+  if (opened == nullptr) return "";
+  const size_t length = std::fread(text, 1, sizeof(text) - 1, opened);
+  std::fclose(opened);
+  return std::string(text, length);
+}
+
+// How often all threads but the device's own have been given a core; -1 where one of them is not asleep. A thread that
+// waits for memory (D) goes on by itself. Threads are read one after the other, and may wake each other meanwhile: only
+// where the number stays the same has none of them run.
+long long RunsIfAsleep() {
   DIR* const folder = opendir("/proc/self/task");
-  if (folder == nullptr) return true;
+  if (folder == nullptr) return 0;
   const std::unique_ptr<DIR, int (*)(DIR*)> closed(folder, closedir);
+  long long runs = 0;
   while (const dirent* const entry = readdir(folder)) {
     const pid_t thread = static_cast<pid_t>(std::atoi(entry->d_name));
     {
       std::lock_guard<std::mutex> lock(own_threads_mu);
       if (thread == 0 || own_threads.count(thread) != 0) continue;
     }
-    char text[512] = "";
-    std::FILE* const file = std::fopen((std::string("/proc/self/task/") + entry->d_name + "/stat").c_str(), "r");
-    if (file == nullptr) continue;
-    const size_t length = std::fread(text, 1, sizeof(text) - 1, file);
-    std::fclose(file);
-    text[length] = 0;
-    const char* const name_end = std::strrchr(text, ')');  // a name may hold anything
-    if (name_end != nullptr && name_end[1] != 0 && name_end[2] == 'R') return false;
+    const std::string state = ReadOfThread(entry->d_name, "stat");
+    const size_t name_end = state.rfind(')');  // a name may hold anything
+    if (name_end == std::string::npos || name_end + 2 >= state.size()) continue;
+    if (state[name_end + 2] == 'R' || state[name_end + 2] == 'D') return -1;
+    long long of_thread = 0;
+    std::sscanf(ReadOfThread(entry->d_name, "schedstat").c_str(), "%*s %*s %lld", &of_thread);
+    runs += of_thread;
   }
-  return true;
+  return runs;
 }
 
 }  // namespace
@@ -78,8 +90,11 @@ void IsPoller() {
 }
 
 void AwaitIdleProcess() {
+  long long before = -1;
   for (int in_a_row = 0; in_a_row < 3;) {
-    in_a_row = ProcessIsIdle() ? in_a_row + 1 : 0;
+    const long long runs = RunsIfAsleep();
+    in_a_row = runs < 0 ? 0 : runs == before ? in_a_row + 1 : 1;
+    before = runs;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

@@ -25,7 +25,7 @@ inline absl::Status GetHandleInput(tensorflow::OpKernelContext* ctx, int index,
 
 inline absl::Status GetVariable(tensorflow::OpKernelContext* ctx, int index,
                                 tensorflow::core::RefCountPtr<tensorflow::Var>* variable) {
-  const tensorflow::ResourceHandle* handle;
+  const tensorflow::ResourceHandle* handle = nullptr;
   TF_RETURN_IF_ERROR(GetHandleInput(ctx, index, &handle));
   return tensorflow::LookupResource<tensorflow::Var>(ctx, *handle, variable);
 }

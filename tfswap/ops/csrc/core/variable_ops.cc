@@ -131,7 +131,7 @@ class AssignInPlaceOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& value = ctx->input(1);
-    const tensorflow::ResourceHandle* handle;
+    const tensorflow::ResourceHandle* handle = nullptr;
     OP_REQUIRES_OK(ctx, GetHandleInput(ctx, 0, &handle));
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Var>(

@@ -123,10 +123,11 @@ def attach() -> Plugin:
     """Gives this process emulated GPUs, as its environment says; later calls return the same.
 
     Raises:
-        EmulatedGpuError: there are GPUs already, or there is no table for this TensorFlow.
+        EmulatedGpuError: there are GPUs already, TensorFlow has its devices, or there is no table for this TensorFlow.
         OpLibraryError: the plug-in can't be built.
     """
     import tensorflow as tf
+    from tensorflow.python.eager import context
     from tensorflow.python.framework import load_library
 
     path = library()
@@ -134,6 +135,8 @@ def attach() -> Plugin:
         raise EmulatedGpuError(
             "This process has GPUs already, and TensorFlow has one plug-in for devices of that name."
         )
+    if context.context()._initialized:  # programs would run on the CPU
+        raise EmulatedGpuError("TensorFlow has made its devices, to which none is added: attach before its first op.")
     kernels = os.memfd_create("kernels")
     os.write(kernels, _kernels(tables.table(tf.version.VERSION)))
     os.environ["EMULATED_GPU_KERNELS"] = f"/proc/self/fd/{kernels}"

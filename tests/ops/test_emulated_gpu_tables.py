@@ -7,6 +7,7 @@ import gzip
 import emulated_gpu
 import pytest
 from emulated_gpu import EmulatedGpuError, Gpus, Link, tables
+from processes import last_json, run_forked
 
 from tfswap.ir.types import TensorType
 from tfswap.kernels import device_inputs, host_memory
@@ -151,6 +152,19 @@ def test_a_process_that_has_gpus_is_given_no_others(on_gpus):
 
     reported = on_gpus(program)
     assert reported.startswith("This process has GPUs already") and "\n" not in reported
+
+
+@pytest.mark.skipif(bool(emulated_gpu.why_not()), reason=emulated_gpu.why_not() or "-")
+def test_a_process_whose_tensorflow_has_its_devices_is_given_no_others():
+    def program():
+        tf.ones([1])
+        try:
+            emulated_gpu.attach()
+        except emulated_gpu.EmulatedGpuError as error:
+            return str(error)
+
+    reported = last_json(run_forked(program, **Gpus().environment()))
+    assert reported.startswith("TensorFlow has made its devices") and "\n" not in reported
 
 
 def test_without_a_compiler_tests_say_why_they_skip(monkeypatch):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import logging
 import tempfile
 
 import pytest
 import tensorflow as tf
 from emulated_gpu import Link
-from gpu_compare import SHAPES, batch, check, compare, draws, relu_loss, reporting, trained, weights
+from gpu_compare import SHAPES, batch, check, compare, draws, made, relu_loss, reporting, trained, weights
 
 import tfswap
 import tfswap.ops
+import tfswap.ops.codecs
 
 SOME_CODECS = ("mask positive", "select", "max pool", "float8_e4m3fn", "groups of 4 bits")
 
@@ -60,6 +63,30 @@ def test_a_step_that_encodes_keeps_its_limit_as_planned(on_gpus):
     )
     assert not found["same"]  # eight bits of each number
     check({**found, "same": True}, swaps=False)
+
+
+def test_without_cuda_steps_swap_and_one_line_of_the_log_says_that_codecs_are_disabled(on_gpus):
+    """As on GPUs of other vendors."""
+
+    def program(gpus):
+        lines = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logging.getLogger("tfswap").addHandler(handler)
+        found = compare(gpus, relu_loss, SHAPES, draws(512, 128))
+        made()[1](batch())
+        try:
+            tfswap.ops.codecs.encode_mask(batch(), "positive")
+        except tf.errors.FailedPreconditionError as error:
+            found["refused"] = error.message
+        return {**found, "lines": [line for line in lines if "codecs" in line]}
+
+    found = on_gpus(reporting(program))
+    check(found)
+    [line] = found["lines"]
+    assert line.startswith("tfswap: codecs are disabled") and "\n" not in line
+    if ctypes.util.find_library("cuda") is None:
+        assert "libcuda.so.1) is not installed" in found["refused"]
 
 
 @pytest.mark.emulated_gpu(cuda=True, to_device=Link(20e6))

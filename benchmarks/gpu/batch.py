@@ -119,7 +119,7 @@ def next_batch(tried: list[Tried], memory_bytes: int) -> int | None:
     if len(known) > 1 and known[-2][1] != known[-1][1]:
         (x, y), (u, v) = known[-2:]
         guess = int(x + (aim_bytes - y) * (u - x) / (v - y))
-    elif known:
+    elif len(known) == 1:
         guess = int(known[-1][0] * aim_bytes / known[-1][1])
     if high is None:
         return guess if guess > low else 2 * low

@@ -208,6 +208,16 @@ def test_the_search_ends_near_the_largest_batch(fixed, largest, curve, more, how
     assert 0.94 * largest - 1.001 <= best <= 1.001 * largest
 
 
+def test_the_search_halves_where_all_refusals_name_the_same_limit():
+    memory, tried = 1000, []
+    size: int | None = 192
+    while size is not None and len(tried) < batch.TRIES:
+        runs = size <= 550
+        tried.append(batch.Tried(size, None if runs else 1001, 1.0 if runs else None))
+        size = batch.next_batch(tried, memory)
+    assert 0.94 * 550 <= max(one.batch for one in tried if one.example_s) <= 550
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 

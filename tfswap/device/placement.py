@@ -158,6 +158,13 @@ def gpus_here() -> list[str]:
     return [unit(device.name) for device in config.list_logical_devices("GPU") if _is_here(device.name)]
 
 
+def devices_like(name: str) -> list[str]:
+    """The units of this process's devices that have arenas of their own, of the same kind as this one: itself where it
+    is a CPU, since these share one.
+    """
+    return (gpus_here() if name.startswith("GPU") else []) or [name]
+
+
 def _refuse_missing(name: str, named: Iterable[str], there: Collection[str]) -> None:
     missing = sorted(each for each in named if each.startswith("GPU:") and each not in there)
     if missing:

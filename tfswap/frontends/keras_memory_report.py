@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfswap.device import arena, machine
-from tfswap.device.placement import gpus_here
+from tfswap.device.placement import devices_like
 from tfswap.frontends.keras import Highest, training
 from tfswap.support.sizes import format_bytes
 
@@ -74,7 +74,7 @@ class MemoryReport(keras.callbacks.Callback):
         """Raises TfswapError where the model is not optimized."""
         training(self.model)
         first = machine.current_device()[0]
-        self._names = (gpus_here() if first.startswith("GPU") else []) or [first]
+        self._names = devices_like(first)
         if self._log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 

@@ -23,6 +23,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, Request, whole
 from tfswap.device import arena, machine
+from tfswap.device.placement import FIRST_GPU
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import undecorated
@@ -121,7 +122,7 @@ def max_batch(
         input_shapes=input_shapes,
         start=start,
         device=on.device,
-        gpus=None if on.name == THIS else ["GPU:0"],
+        gpus=None if on.name == THIS else [FIRST_GPU],
     )
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.floor_bytes)

@@ -17,6 +17,7 @@ from tfswap.compiler.model_file import ModelFile
 from tfswap.compiler.offline import Variable
 from tfswap.device import machine
 from tfswap.device.offline_placement import place_offline
+from tfswap.device.placement import gpus_here
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
@@ -130,7 +131,7 @@ def _device_of(tensor: Any) -> str:
 
     if tensor is None or tensor.dtype != tf.resource or tf.is_symbolic_tensor(tensor):
         return ""
-    return tensor.device if tf.config.list_physical_devices("GPU") else ""
+    return tensor.device if gpus_here() else ""
 
 
 def _variable(variable: Any, device: str) -> Variable:

@@ -19,13 +19,13 @@ def weights(*shapes):
     return [tf.Variable(0.1 * draws(*shape, seed=i)) for i, shape in enumerate(shapes)]
 
 
-def trained(loss_of, variables):
-    @tf.function
+def trained(loss_of, variables, signature=None):
+    @tf.function(input_signature=signature)
     def step(*inputs):
         with tf.GradientTape() as tape:
             loss = loss_of(variables, *inputs)
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(0.1 * gradient)
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
         return loss
 
     return step
@@ -40,14 +40,14 @@ def run(step, inputs, variables, steps=3):
     return [*losses, *(each.numpy().tobytes().hex() for each in variables)], max(peaks)
 
 
-def compare(gpus, loss_of, shapes, *inputs, limit="60%", **options):
+def compare(gpus, loss_of, shapes, *inputs, limit="60%", signature=None, **options):
     inputs = [tf.constant(each) for each in inputs]
     variables = weights(*shapes)
     with memory_optimizer_off():  # Grappler swaps and recomputes by itself, and then adds in another order
-        expected, unoptimised = run(trained(loss_of, variables), inputs, variables)
+        expected, unoptimised = run(trained(loss_of, variables, signature), inputs, variables)
     del variables
     variables = weights(*shapes)
-    step = tfswap.optimize(trained(loss_of, variables), memory_limit=limit, **options)
+    step = tfswap.optimize(trained(loss_of, variables, signature), memory_limit=limit, **options)
     found, peak = run(step, inputs, variables)
     plan = step.plan()
     return {

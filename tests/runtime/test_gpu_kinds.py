@@ -229,6 +229,46 @@ def test_loops_and_branches_with_values_of_the_host(on_gpus):
     check_exact(on_gpus(reporting(program)))
 
 
+def positions(tokens, h):
+    return h / tf.cast(tf.range(1, tf.shape(tokens)[1] + 1), tf.float32)[:, None]
+
+
+def branches(tokens, h):
+    def scaled():
+        return h * tf.cast(tf.shape(tokens)[0], tf.float32)
+
+    return tf.cond(tf.reduce_sum(h) > 0, scaled, lambda: h - tf.cast(tf.size(tokens), tf.float32))
+
+
+def iterations(tokens, h):
+    def body(i, h):
+        return i + 1, tf.tanh(h + tf.cast(tf.shape(tokens)[0] + tokens[0, i], tf.float32) * 1e-3)
+
+    return tf.while_loop(lambda i, _: i < tf.shape(tokens)[1] // 4, body, [0, h], maximum_iterations=12)[1]
+
+
+def test_shapes_of_any_number_of_tokens(on_gpus):
+    """TensorFlow places what reads the shape of an argument with it, which is in host memory."""
+
+    def program(gpus):
+        found = {}
+        for read in (positions, branches, iterations):
+
+            def loss_of(variables, tokens, read=read):
+                h = tf.gather(variables[0], tokens)
+                for variable in variables[1:]:
+                    h = tf.nn.silu(read(tokens, h) @ variable)
+                return tf.reduce_mean(h * h)
+
+            tokens = np.random.default_rng(0).integers(0, 500, (64, 20)).astype("i")
+            signature = [tf.TensorSpec([None, 20], tf.int32)]
+            shapes = [[500, 64], *[[64, 64]] * 3]
+            found[read.__name__] = compare_alone(gpus, loss_of, shapes, tokens, limit="80%", signature=signature)
+        return found
+
+    check_exact(on_gpus(reporting(program)))
+
+
 def asserting(variables, x, labels):
     tf.debugging.assert_less(labels, 9, message="too large")
     tf.debugging.Assert(tf.reduce_all(x < 50.0), [x, "too hot", tf.shape(x)])

@@ -7,6 +7,9 @@ returns, such as the condition of a loop, and for arguments of bodies, but for i
 in bodies too, makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is
 planned. The host does not wait for it.
 
+TensorFlow places a node that reads the shape of an argument in host memory there (heuristic B in placer.cc), and
+the step would have a part on the CPU. Such a node gets the name of the GPU.
+
 Not handled: portable models; host integers of 64 bits that kernels read, which may be shapes.
 """
 
@@ -15,13 +18,16 @@ from __future__ import annotations
 from tfswap.analysis.output_bytes import is_tensor_on_host
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import calls_functions, control_flow
+from tfswap.ir.op_traits import calls_functions, control_flow, reads_metadata_only
 from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.device_inputs import reads_on_device
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_device_copy, move_behind_sources
+
+FIRST_GPU = "/device:GPU:0"
+"""Of nodes that name no device: nodes of steps on several devices name theirs."""
 
 
 @graph_pass(
@@ -31,7 +37,15 @@ def copy_to_device(graph: Graph, target: Target) -> int:
     """Copy such values before they are read, in place; returns how many."""
     if not target.device.host_is_separate:
         return 0
+    _keep_shapes_there(graph)
     return sum(_copy(part, target.device) for part in (graph, *graph.all_bodies()))
+
+
+def _keep_shapes_there(graph: Graph) -> None:
+    arguments = {feed for feed in graph.feeds if feed.outputs[0].dtype == "int32"}
+    for node in graph:
+        if not node.device and reads_metadata_only(node.op) and any(t.node in arguments for t in node.inputs):
+            node.device = FIRST_GPU
 
 
 def _copy(graph: Graph, device: DeviceModel) -> int:

@@ -7,7 +7,7 @@ returns, such as the condition of a loop, and for arguments of bodies, but for i
 in bodies too, makes the copy a kernel like others, on their stream: its result may be recomputed, and its request is
 planned. The host does not wait for it.
 
-TensorFlow places a node that reads the shape of an argument in host memory there (heuristic B in placer.cc), and
+TensorFlow places a node that reads the shape of an argument on the CPU there (heuristic B in placer.cc), and
 the step would have a part on the CPU. Such a node gets the name of the GPU.
 
 Not handled: portable models; host integers of 64 bits that kernels read, which may be shapes.
@@ -42,9 +42,9 @@ def copy_to_device(graph: Graph, target: Target) -> int:
 
 
 def _keep_shapes_there(graph: Graph) -> None:
-    arguments = {feed for feed in graph.feeds if feed.outputs[0].dtype == "int32"}
+    feeds = set(graph.feeds)
     for node in graph:
-        if not node.device and reads_metadata_only(node.op) and any(t.node in arguments for t in node.inputs):
+        if not node.device and reads_metadata_only(node.op) and any(t.node in feeds for t in node.inputs):
             node.device = FIRST_GPU
 
 

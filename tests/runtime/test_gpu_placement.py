@@ -89,7 +89,7 @@ def printed_in_a_loop(h):
 
 REFUSED = {
     "a part of a loop on the CPU": (printed_in_a_loop, "TensorFlow has no kernel for GPUs of"),
-    "a GPU that is not there": (on_missing_gpu, "has the device GPU:7, and this process has GPU:0"),
+    "a GPU that is not there": (on_missing_gpu, "has the device GPU:7, and there are GPU:0 only"),
 }
 
 

@@ -6,6 +6,7 @@ device memory is killed, freed memory holds no numbers, and at the end nothing h
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 import threading
@@ -15,7 +16,7 @@ import emulated
 import numpy as np
 import pytest
 import tensorflow as tf
-from gpu_compare import DEVICE, SHAPES, batch, check, compare, draws, made, relu_loss, reporting, trained, weights
+from gpu_compare import DEVICE, SHAPES, batch, check, compare, draws, made, relu_loss, reporting, run, trained, weights
 from slow import slow
 
 import tfswap
@@ -271,10 +272,23 @@ def test_gradients_that_are_taken_outside(on_gpus):
 
 
 def test_keras_fit(on_gpus):
+    """Its batches are on the CPU, the last one is smaller, and what reads their shapes runs on the GPU."""
+
     def program(gpus):
-        def fitted(optimize):
+        class Peaks(tf.keras.callbacks.Callback):
+            def __init__(self):
+                super().__init__()
+                self.of_batches = []
+
+            def on_train_batch_begin(self, batch, logs=None):
+                tf.config.experimental.reset_memory_stats(DEVICE)
+
+            def on_train_batch_end(self, batch, logs=None):
+                self.of_batches.append(tf.config.experimental.get_memory_info(DEVICE)["peak"])
+
+        def fitted(limit):
             tf.keras.utils.set_random_seed(0)
-            layers = [tf.keras.layers.Input((16, 16, 3))]
+            layers = [tf.keras.layers.Input((16, 16, 3)), tf.keras.layers.RandomFlip(seed=1)]
             for _ in range(2):
                 layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), tf.keras.layers.BatchNormalization()]
                 layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
@@ -282,19 +296,40 @@ def test_keras_fit(on_gpus):
             model = tf.keras.Sequential(layers)
             loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("adam", loss, jit_compile=False)
-            if optimize:
-                tfswap.keras.optimize(model, memory_limit="70%")
-            model.fit(draws(64, 16, 16, 3), np.arange(64) % 10, batch_size=32, epochs=2, verbose=0, shuffle=False)
-            return [each.numpy().tobytes().hex() for each in model.weights]
+            if limit is not None:
+                tfswap.keras.optimize(model, memory_limit=limit)
+            x, y, peaks = draws(80, 16, 16, 3), np.arange(80) % 10, Peaks()
+            model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False, callbacks=[peaks])
+            return [each.numpy().tobytes().hex() for each in model.weights], peaks.of_batches
 
         with memory_optimizer_off():
-            expected = fitted(False)
-        return {"same": fitted(True) == expected}
+            expected, unoptimised = fitted(None)
+        gc.collect()
+        limit = int(0.7 * max(unoptimised))
+        found, peaks = fitted(limit)
+        return {"same": found == expected, "kept": [peak <= limit for peak in peaks]}
 
     found = on_gpus(
         reporting(program),
     )
-    assert found == {"same": True, "report": []}
+    assert found == {"same": True, "kept": [True] * 6, "report": []}
+
+
+@pytest.mark.emulated_gpu(jitter=7, kernel_us=20.0)
+def test_arguments_on_the_cpu_are_planned_for(on_gpus):
+    def program(gpus):
+        inputs, variables = batch(), weights(*SHAPES)
+        with tf.device("CPU:0"):
+            hosted = tf.identity(inputs)
+        with memory_optimizer_off():
+            expected, _ = run(trained(relu_loss, variables), [hosted], variables)
+        del variables
+        variables, step = made()
+        values, peak = run(step, [hosted], variables)
+        return {"same": values == expected, "planned": peak == step.plan().planned_peak_bytes}
+
+    found = on_gpus(reporting(program))
+    assert found == {"same": True, "planned": True, "report": []}
 
 
 def test_what_the_host_has_and_kernels_read_on_the_device_has_a_place_in_the_plan(on_gpus):

@@ -48,11 +48,35 @@ class LiveDevice:
         read, allocator = self._arena_reader
         return read(allocator, before)
 
+    def with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, with copies on the GPU of those on the CPU: TensorFlow would copy these during the step, at a
+        time that no plan decides.
+        """
+        if not self.model.is_gpu or all(map(_stays, inputs)):
+            return inputs
+        import tensorflow as tf
+
+        with tf.device(self.name):
+            return [tensor if _stays(tensor) else tf.identity(tensor) for tensor in inputs]
+
     def is_live(self, inputs: Sequence[Any]) -> bool:
         """Whether a call with these inputs runs immediately, in an arena that can be read."""
         import tensorflow as tf
 
         return self.has_arena and runs_eagerly() and not any(tf.is_symbolic_tensor(t) for t in inputs)
+
+
+_ON_HOST = ("int32", "resource", "string", "variant")
+"""Types of arguments that functions on a GPU take in host memory, and handles."""
+
+
+def _stays(tensor: Any) -> bool:
+    """Whether an argument is no value on the CPU that functions on a GPU take on the device."""
+    import tensorflow as tf
+
+    if tf.is_symbolic_tensor(tensor) or tensor.dtype.name in _ON_HOST:
+        return True
+    return machine.type_of(tensor.device or "") != "CPU"
 
 
 @functools.cache

@@ -165,7 +165,7 @@ class Step:
             if self._maker.has_made:
                 self._maker.audit_new(self._trace.device.read_arena(before=False))
         else:
-            result = self._in_turn(inputs, plain, captures)
+            result = self._in_turn(self._trace.on_device(inputs), plain, captures)
         return self._trace.finish(result, self._run_part)
 
     def _in_turn(self, inputs: Sequence[Any], plain: bool, captures: list[Any] | None) -> Any:
@@ -246,6 +246,7 @@ class Step:
         with turn.planning(self._trace.device), progress.task(f"planning {self.name}"):
             if self.planned:
                 return
+            inputs = self._trace.on_device(inputs)
             try:
                 if self._first:
                     request = self._request

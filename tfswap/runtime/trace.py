@@ -82,6 +82,10 @@ class Trace:
         """The part of each device: the trace itself where there is one."""
         return (self,) if len(self.devices) == 1 else [PartTrace(self, device) for device in self.devices]
 
+    def on_device(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The arguments where a step on one GPU takes them; one on several copies them where its plan has it."""
+        return inputs if len(self.devices) > 1 else self.device.with_copies(inputs)
+
     def planning(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while the step is planned."""
         return contextlib.nullcontext()

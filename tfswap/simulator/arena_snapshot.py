@@ -118,14 +118,20 @@ class ArenaSnapshot:
     variables: tuple[Variable, ...] = ()
 
     def with_at_home(self, names: Collection[str]) -> ArenaSnapshot:
-        """This content with the variables behind these feeds at home on the host, and all others in the arena."""
-        leaving = [v for v in self.variables if v.address and v.feed in names]
+        """This content with the variables behind these feeds at home on the host, and all others in the arena.
+
+        A chunk is free once all variables that share it are at home. The memory of a variable that is not an
+        allocator's, such as a NumPy array's, is no chunk.
+        """
+        in_arena = {address for address, _, in_use in self.chunks if in_use}
+        staying = {v.address for v in self.variables if v.feed not in names}
+        leaving = {v.address for v in self.variables if v.address and v.feed in names} & in_arena - staying
         coming = [v for v in self.variables if not v.address and v.feed not in names]
         if not leaving and not coming:
             return self
         arena = self.arena()
-        for variable in leaving:
-            arena.free(variable.address)
+        for address in sorted(leaving):
+            arena.free(address)
         for variable in coming:
             arena.allocate(variable.nbytes)
         variables = tuple([v._replace(address=0) if v.feed in names else v for v in self.variables])

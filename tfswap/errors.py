@@ -42,6 +42,10 @@ class InfeasibleMemoryLimit(TfswapError):
         self.floor_bytes = floor_bytes
         self.limit_bytes = limit_bytes
 
+    def of(self, part: str) -> InfeasibleMemoryLimit:
+        """The same refusal, whose message begins with the name of a part of the step."""
+        return InfeasibleMemoryLimit(f"{part}: {self}", floor_bytes=self.floor_bytes, limit_bytes=self.limit_bytes)
+
 
 class UnsupportedGraph(TfswapError):
     """The graph can't be rewritten: XLA-compiled, unknown sizes, or no backward pass."""

@@ -171,8 +171,7 @@ class Alternatives:
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
         """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""
         problem = planner_of(self._variants.plain).problems[0]
-        movable = movable_variables(self._variants.plain.graph)
-        sizes = {name: kind.nbytes or 0 for name, kind in movable.items() if name in known}
+        sizes = {name: nbytes for name, nbytes in self._movable.items() if name in known}
         spans = _used_for(problem, sizes)
         ranked = sorted(
             (n for n in sizes if sizes[n] >= problem.smallest_bytes), key=lambda n: (spans[n], -sizes[n], n)
@@ -180,10 +179,15 @@ class Alternatives:
         counts = in_stages([sizes[name] for name in ranked])
         return [self.base._replace(at_home=tuple(sorted(ranked[:count]))) for count in counts]
 
+    @functools.cached_property
+    def _movable(self) -> dict[str, int]:
+        """The bytes of the variables that may be at home on the host, by the names of their handles."""
+        movable = movable_variables(self._variants.plain.graph)
+        return {name: kind.nbytes or 0 for name, kind in movable.items()}
+
     def copies_s(self, rewriting: Rewriting) -> float:
         """A lower bound of the seconds that copies of variables at home take: each is copied once."""
-        movable = movable_variables(self._variants.plain.graph) if rewriting.at_home else {}
-        nbytes = sum(movable[name].nbytes or 0 for name in rewriting.at_home)
+        nbytes = sum(self._movable[name] for name in rewriting.at_home)
         return nbytes / max(self._costs.rates.in_bytes_per_s, self._costs.rates.out_bytes_per_s)
 
     def stages(self, smallest_bytes: int) -> list[Rewriting]:

@@ -32,7 +32,6 @@ from tfswap.passes.device_carriers import unit, units
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import join
 from tfswap.passes.memory_reservation import of_all_parts, reserve_memory
-from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report, report_of_devices
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -135,9 +134,7 @@ class OfflineStep:
             except InfeasibleMemoryLimit as error:
                 if not where:
                     raise
-                raise InfeasibleMemoryLimit(
-                    f"on {where}: {error}", floor_bytes=error.floor_bytes, limit_bytes=error.limit_bytes
-                ) from None
+                raise error.of(f"on {where}") from None
         return plans
 
     def rewrite(self, plans: Mapping[str, Plan]) -> Graph:
@@ -149,10 +146,7 @@ class OfflineStep:
         }
         if self.parts is None:
             return made[""]
-        others = {where: part.copy() for where, part in self.parts.graphs.items() if where not in made}
-        joined = join(self.parts, {**made, **others}).graph
-        verify(joined)
-        return joined
+        return join(self.parts, made).graph
 
 
 def plan_offline(

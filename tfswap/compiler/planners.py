@@ -61,6 +61,7 @@ class Planners:
         """Plan from now on for an arena with this content."""
         self._snapshot = snapshot
         self._made: dict[Rewriting, ArenaSnapshot] = {}  # by rewriting without plans of bodies, which add no constants
+        self._moved: dict[tuple[str, ...], ArenaSnapshot] = {}  # by variables at home on the host
         self._planners: dict[Rewriting, Planner] = {}
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
@@ -81,7 +82,12 @@ class Planners:
     def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
         """The arena before a variant runs."""
         made = self._made.get(rewriting.outside)
-        return self._snapshot.with_at_home(rewriting.at_home) if made is None else made
+        if made is not None:
+            return made
+        at_home = rewriting.at_home
+        if at_home not in self._moved:
+            self._moved[at_home] = self._snapshot.with_at_home(at_home)
+        return self._moved[at_home]
 
     @property
     def variables(self) -> frozenset[str]:

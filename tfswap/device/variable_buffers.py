@@ -71,7 +71,7 @@ class StepVariables:
         """Give each variable that is written a buffer of its own."""
         if self._read_states():
             for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-                if state != AT_HOME and self._is_other(name, state):
+                if self._is_other(name, state):
                     own_buffer(handle)
 
     def keep_at_home(self, names: Collection[str]) -> None:
@@ -108,7 +108,7 @@ class StepVariables:
         """Whether the variable has another buffer, or mode, than the plan counts with."""
         if state == COPIED:
             return name not in self._sparse
-        return state != OWN and name not in self._read
+        return state not in (OWN, AT_HOME) and name not in self._read
 
     def _read_states(self) -> int:
         return _states_reader()(self._number, self._states, len(self._states))

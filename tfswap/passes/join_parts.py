@@ -9,7 +9,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
 from tfswap.passes.device_parts import Parts
-from tfswap.passes.nodes import add_wait
+from tfswap.passes.nodes import add_gate, add_wait
+from tfswap.passes.verify import verify
 
 
 class Joined(NamedTuple):
@@ -23,13 +24,28 @@ class Joined(NamedTuple):
     kernels: frozenset[str]
 
 
-def join(parts: Parts, made: Mapping[str, Graph], orders: Mapping[str, Collection[str]] | None = None) -> Joined:
+def join(
+    parts: Parts,
+    made: Mapping[str, Graph],
+    orders: Mapping[str, Collection[str]] | None = None,
+    gate: int | None = None,
+) -> Joined:
     """One graph of a graph for each device, with the feeds and fetches of the whole step.
 
     Args:
+        made: the graphs of the planned parts, by device. The other parts stay as they were cut.
         orders: the kernels in the order of each plan, by device.
+        gate: of the first of the other parts; the next ones have the numbers after it. None: they have none.
+
+    Raises VerificationError as `verify`.
     """
+    others = {where: part.copy() for where, part in parts.graphs.items() if where not in made}
+    if gate is not None:
+        for number, (where, part) in enumerate(others.items()):
+            part.targets.append(add_gate(part, gate + number, f"/device:{where}"))
+    made = {**made, **others}
     work, places = _Join(parts, made), orders or {}
+    verify(work.graph)
     kernels = [work.names[where][name] for where, names in places.items() for name in names if name in made[where]]
     return Joined(work.graph, frozenset(kernels))
 

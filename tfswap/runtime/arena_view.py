@@ -48,8 +48,7 @@ class ArenaView:
             instantiated: whether the step's constants are in it.
         """
         found = arena.snapshot(self._device.name)
-        known = self._variables is not None and bool(found.chunks)
-        variables = self._variables.places() if known and self._variables is not None else ()
+        variables = self._variables.places() if self._variables is not None and found.chunks else ()
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared, variables=variables)
 
     def keep_at_home(self, names: Collection[str]) -> None:

@@ -276,9 +276,7 @@ class PlanningLoop:
         except InfeasibleMemoryLimit as error:
             if len(self._parts) == 1:
                 raise
-            raise InfeasibleMemoryLimit(
-                f"{planning.part.trace.name}: {error}", floor_bytes=error.floor_bytes, limit_bytes=error.limit_bytes
-            ) from None
+            raise error.of(planning.part.trace.name) from None
 
     def _make(self) -> None:
         """Make the function of the chosen plans, unless it exists."""

@@ -15,8 +15,6 @@ from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import Joined, join
-from tfswap.passes.nodes import add_gate
-from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
@@ -141,12 +139,7 @@ class Trace:
         if self._parts is None:
             (graph,), (order,) = made.values(), orders.values()
             return Joined(graph, frozenset(order))
-        others = {name: part.copy() for name, part in self._parts.graphs.items() if name not in made}
-        for number, (name, part) in enumerate(others.items()):
-            part.targets.append(add_gate(part, gate + number, f"/device:{name}"))
-        joined = join(self._parts, {**made, **others}, orders)
-        verify(joined.graph)
-        return joined
+        return join(self._parts, made, orders, gate)
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
         """The values for the arguments of the planned graph, by the names of these arguments.

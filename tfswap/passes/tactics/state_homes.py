@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from tfswap.analysis.dataflow import users_of
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
@@ -111,9 +110,11 @@ def _accessed(node: Node) -> TensorType | None:
 
 def _followers(nodes: Sequence[Node]) -> Mapping[Node, Sequence[Node]]:
     """By node, the nodes that wait for it."""
-    index = {node: i for i, node in enumerate(nodes)}
-    users = users_of([[*{*(index[t.node] for t in n.inputs), *(index[c] for c in n.controls)}] for n in nodes])
-    return {node: [nodes[i] for i in users[index[node]]] for node in nodes}
+    found: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        for source in {*(tensor.node for tensor in node.inputs), *node.controls}:
+            found[source].append(node)
+    return found
 
 
 def _split(graph: Graph, update: Node, kind: TensorType) -> None:

@@ -19,7 +19,6 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "variable_access.h"
 #include "variable_home.h"
 
@@ -31,17 +30,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::Var;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status ReadHomeShape(InferenceContext* c) {
-  tensorflow::PartialTensorShape attr;
-  TF_RETURN_IF_ERROR(c->GetAttr("shape", &attr));
-  ShapeHandle shape;
-  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(attr, &shape));
-  c->set_output(0, shape);
-  return absl::OkStatus();
-}
 
 REGISTER_OP("Tfswap>ReadHome")
     .Input("resource: resource")
@@ -49,7 +37,7 @@ REGISTER_OP("Tfswap>ReadHome")
     .Attr("dtype: type")
     .Attr("shape: shape = {unknown_rank: true}")
     .SetIsStateful()
-    .SetShapeFn(ReadHomeShape)
+    .SetShapeFn(tensorflow::shape_inference::ExplicitShape)
     .Doc(R"doc(
 Copies the value of a variable to a new tensor on the device. The variable keeps its buffer.
 

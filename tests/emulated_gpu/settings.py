@@ -48,7 +48,8 @@ class Gpus:
         ignored_waits, early_events: faults on purpose, by ROLES of streams: these wait for no others; events on these
             seem to have ended immediately.
         temporaries: kernels take of the device's memory what TensorFlow's GPU kernels take besides their results.
-        workspace: bytes that cuDNN's fastest algorithm for any convolution takes, of what TensorFlow lets it have.
+        workspace: bytes that cuDNN's fastest algorithm for any convolution takes, of what TensorFlow lets it have. Of
+            several, the fastest first: TensorFlow tries these algorithms at a convolution's first run.
         product_workspace: bytes that cuBLAS takes for a product of matrices, where they are left.
         others: bytes of each device that another process has.
         copied_callbacks: callbacks of copies by ops whose types begin so are copied, as TensorFlow may do, and the
@@ -71,7 +72,7 @@ class Gpus:
     ignored_waits: tuple[str, ...] = ()
     early_events: tuple[str, ...] = ()
     temporaries: bool = True
-    workspace: int = 0
+    workspace: int | tuple[int, ...] = 0
     product_workspace: int = 0
     others: int = 0
     copied_callbacks: str = ""
@@ -95,7 +96,7 @@ class Gpus:
             "IGNORED_WAITS": mask(self.ignored_waits),
             "EARLY_EVENTS": mask(self.early_events),
             "TEMPORARIES": int(self.temporaries),
-            "WORKSPACE": self.workspace,
+            "WORKSPACE": ",".join(map(str, self.workspace if isinstance(self.workspace, tuple) else (self.workspace,))),
             "PRODUCT_WORKSPACE": self.product_workspace,
             "OTHERS": self.others,
             "COPIED_CALLBACKS": self.copied_callbacks,

@@ -123,6 +123,44 @@ def test_kernels_take_what_those_of_gpus_take(on_gpus, allowed_mib):
     }
 
 
+def tried_convolutions():
+    import tensorflow as tf
+
+    x, w = tf.zeros([4, 16, 16, 8]), tf.zeros([3, 3, 8, 16])
+    info = tf.config.experimental.get_memory_info
+
+    def taken(images):
+        before = info("GPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        result = tf.nn.conv2d(images, w, 1, "SAME")
+        peak = info("GPU:0")["peak"] - before
+        return peak - (info("GPU:0")["current"] - before) if result is not None else 0
+
+    first, second = taken(x), taken(x)
+    return {"first": first, "second": second}
+
+
+@pytest.mark.emulated_gpu(memory=64 * MIB, workspace=(70 * MIB, 3 * MIB, MIB, 4 * MIB, 0))
+@pytest.mark.parametrize(
+    ("settings", "tried_mib", "chosen_mib"),
+    [
+        ({"TF_DISABLE_RZ_CHECK": "1"}, 4, 3),
+        ({"TF_DISABLE_RZ_CHECK": "1", "TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "2"}, 1, 1),
+        ({}, 36, 3),  # a second result, and 16 MiB of red zones around it and each workspace
+    ],
+)
+def test_a_convolutions_first_run_tries_algorithms(on_gpus, settings, tried_mib, chosen_mib):
+    """The largest workspace counts once, later runs have the chosen one's; what does not fit is passed over."""
+    image, filter, result = (4 * n for n in (4 * 16 * 16 * 8, 3 * 3 * 8 * 16, 4 * 16 * 16 * 16))
+    always = filter + image + result
+    second_result = result if tried_mib == 36 else 0
+    found = on_gpus(tried_convolutions, **settings)
+    assert (found["first"], found["second"]) == (
+        always + second_result + tried_mib * MIB,
+        always + chosen_mib * MIB,
+    )
+
+
 @pytest.mark.emulated_gpu(temporaries=False, workspace=3 * MIB)
 def test_kernels_take_nothing_where_that_is_requested(on_gpus):
     assert not any(each for each in on_gpus(taken_by_kernels).values())

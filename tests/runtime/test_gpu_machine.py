@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import tensorflow as tf
-from gpu_compare import DEVICE, SHAPES, batch, check, made, relu_loss, reporting, run, trained, weights
+from gpu_compare import DEVICE, SHAPES, batch, check, draws, made, relu_loss, reporting, run, trained, weights
 
 import tfswap
 import tfswap.ops
@@ -58,6 +60,33 @@ def test_what_cublas_takes_is_planned_for_once_it_was_seen(on_gpus):
         reporting(program),
     )
     assert found == {"same": True, "kept": True, "report": []}
+
+
+@pytest.mark.emulated_gpu(workspace=(3 * MIB, 5 * MIB // 2, 2 * MIB, MIB, MIB // 2, 1000, 0))
+@pytest.mark.parametrize("allowed_mib", [None, 1, 3])
+def test_the_first_step_keeps_its_limit_while_algorithms_are_tried(on_gpus, allowed_mib):
+    """Workspaces are limited by the user's setting, or by the plan's (None)."""
+
+    def program(gpus):
+        images = tf.constant(draws(16, 32, 32, 8))
+
+        def loss_of(variables, x):
+            for variable in variables:
+                x = tf.nn.relu(tf.nn.conv2d(x, variable, 1, "SAME"))
+            return tf.reduce_mean(x * x)
+
+        options = {"limit_workspaces": "TF_CUDNN_WORKSPACE_LIMIT_IN_MB" not in os.environ}
+        step = tfswap.optimize(
+            trained(loss_of, variables := weights(*[[3, 3, 8, 8]] * 8)), memory_limit="70%", **options
+        )
+        peaks = [run(step, [images], variables, steps=1)[1] for _ in range(3)]
+        plan = step.plan()
+        return {"peaks": peaks, "planned": plan.planned_peak_bytes, "kept": max(peaks) <= plan.limit_bytes}
+
+    settings = {} if allowed_mib is None else {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": str(allowed_mib)}
+    found = on_gpus(reporting(program), **settings)
+    planned = found.pop("planned")
+    assert found == {"peaks": [planned] * 3, "kept": True, "report": []}
 
 
 @pytest.mark.emulated_gpu(kernel_us=100.0)

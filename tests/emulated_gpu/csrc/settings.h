@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <sstream>
 #include <string>
+#include <vector>
 
 namespace emulated_gpu {
 
@@ -37,9 +39,10 @@ struct Settings {
   const uint64_t jitter = static_cast<uint64_t>(Number("JITTER", 0));
   const bool protects = Number("PROTECT", 1) != 0;
   const bool poisons = Number("POISON", 1) != 0;
-  // Kernels take what TensorFlow's GPU kernels take besides their results; of it, cuDNN's workspace.
+  // Kernels take what TensorFlow's GPU kernels take besides their results; of it, cuDNN's workspace:
   const bool temporaries = Number("TEMPORARIES", 1) != 0;
-  const int64_t workspace_bytes = static_cast<int64_t>(Number("WORKSPACE", 0));
+  // of one algorithm, or of several that TensorFlow tries, the fastest first.
+  const std::vector<int64_t> workspaces_bytes = Numbers("WORKSPACE");
   const int64_t product_workspace_bytes = static_cast<int64_t>(Number("PRODUCT_WORKSPACE", 0));
   // Of each device, what another process has.
   std::atomic<uint64_t> others_bytes{static_cast<uint64_t>(Number("OTHERS", 0))};
@@ -67,6 +70,13 @@ struct Settings {
   static double Number(const std::string& name, double otherwise) {
     const std::string text = Text(name);
     return text.empty() ? otherwise : std::atof(text.c_str());
+  }
+
+  static std::vector<int64_t> Numbers(const std::string& name) {
+    std::istringstream text(Text(name));
+    std::vector<int64_t> numbers;
+    for (std::string each; std::getline(text, each, ',');) numbers.push_back(std::atoll(each.c_str()));
+    return numbers;
   }
 
   static void Read(const std::string& name, Link* link) {

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "algorithms.h"
 #include "settings.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/util/determinism.h"
@@ -125,15 +125,6 @@ const std::map<std::string, Rule>& Rules() {
   return *rules;
 }
 
-// What cuDNN's fastest algorithm takes of what TensorFlow lets it have (conv_ops_gpu.h, GetDnnWorkspaceLimit).
-int64_t WorkspaceBytes() {
-  static const int64_t allowed = [] {
-    const char* const mib = std::getenv("TF_CUDNN_WORKSPACE_LIMIT_IN_MB");
-    return (mib == nullptr ? int64_t{4096} : std::atoll(mib)) << 20;
-  }();
-  return std::min(Settings::Get().workspace_bytes, allowed);
-}
-
 absl::Status AllocateOne(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* tensors) {
   Tensor tensor;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT8, TensorShape({bytes}), &tensor));
@@ -168,7 +159,8 @@ std::vector<Tensor> AllocateTemporaries(OpKernel* kernel, OpKernelContext* ctx) 
     }
   }
   const bool convolves = absl::StrContains(op, "Conv") && !absl::StartsWith(op, "Depthwise");
-  if (convolves) AllocateOne(ctx, WorkspaceBytes(), &tensors).IgnoreError();
+  if (!convolves) return tensors;
+  for (Tensor& each : AllocateWorkspace(*kernel, ctx, Bytes(*ctx->mutable_output(0)))) tensors.push_back(std::move(each));
   return tensors;
 }
 

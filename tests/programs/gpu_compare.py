@@ -55,6 +55,7 @@ def compare(gpus, loss_of, shapes, *inputs, limit="60%", signature=None, **optio
         "kept": peak <= plan.limit_bytes < unoptimised,
         "planned": [plan.planned_peak_bytes, peak],
         "swaps": len(plan.evictions),
+        "splits": len(plan.splits),
         "out": gpus.counts().bytes_out,
     }
 

@@ -1,4 +1,4 @@
-"""Races that are made on purpose on emulated GPUs: each is reported in each of twenty runs, with both sides.
+"""Races that are made on purpose on emulated GPUs: each is reported in each run, with both sides.
 
 A race is made by a wait that streams leave out, by an event before its work ends, or by a program without a wait.
 test_race_detector.py has programs of streams and events alone. A copied callback keeps memory and does not race, so
@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+from slow import slow
 
 tf = pytest.importorskip("tensorflow")
 
-RUNS = 20
 SHAPE = [256, 256]
 BETWEEN = "between" if int(tf.version.VERSION.split(".")[1]) >= 21 else "compute"
 """The role of the stream that copies between devices: before TensorFlow 2.21 that of the sending device's kernels."""
@@ -194,7 +194,7 @@ if BETWEEN != "compute":
     }
 
 
-def found_in_each_run(gpus):
+def found_in(runs, gpus):
     found = {}
     for name, (program, faults, words) in RACES.items():
         if faults:
@@ -203,15 +203,15 @@ def found_in_each_run(gpus):
             gpus.clear_races()
             program()
         before = gpus.report() if faults else ""
-        runs = 0
-        for _ in range(RUNS):
+        reported = 0
+        for _ in range(runs):
             settle()
             gpus.clear_races()
             gpus.set_faults(**faults)
             program()
             gpus.set_faults()
-            runs += any(all(word in line for word in words) for line in gpus.report().splitlines())
-        found[name] = [before, runs]
+            reported += any(all(word in line for word in words) for line in gpus.report().splitlines())
+        found[name] = [before, reported]
         settle()
     return found
 
@@ -225,8 +225,8 @@ def settle():
             tf.test.experimental.sync_devices()
 
 
-@pytest.mark.slow
 @pytest.mark.emulated_gpu(count=2, ends_late=True)
-def test_each_race_is_reported_in_each_run(on_gpus):
-    found = on_gpus(found_in_each_run)
-    assert found == {name: ["", RUNS] for name in RACES}
+@pytest.mark.parametrize("runs", [5, *slow(20)])
+def test_each_race_is_reported_in_each_run(on_gpus, runs):
+    found = on_gpus(lambda gpus: found_in(runs, gpus))
+    assert found == {name: ["", runs] for name in RACES}

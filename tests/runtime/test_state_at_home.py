@@ -255,3 +255,177 @@ def test_state_at_home_on_a_gpu(on_gpus) -> None:
     assert found["races"] == []
     assert found["home"] and found["same"] and found["kept"]
     assert found["peak"] == found["planned"]
+
+
+def fused(op, variable, slots, gradient):
+    """Update a variable by one of TensorFlow's fused kernels."""
+    raw, handles = tf.raw_ops, [slot.handle for slot in slots]
+    if op == "ResourceApplyAdam":
+        rates = {"beta1_power": 0.9, "beta2_power": 0.9, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-7}
+        raw.ResourceApplyAdam(var=variable.handle, m=handles[0], v=handles[1], grad=gradient, **rates)
+    elif op == "ResourceApplyMomentum":
+        raw.ResourceApplyMomentum(var=variable.handle, accum=handles[0], lr=0.1, grad=gradient, momentum=0.9)
+    elif op == "ResourceApplyGradientDescent":
+        raw.ResourceApplyGradientDescent(var=variable.handle, alpha=0.1, delta=gradient)
+
+
+class Fused:
+    """Eight weights, trained by a fused optimizer."""
+
+    def __init__(self, op, slots):
+        self.op, self.weights = op, weights(*[[256, 256]] * 8)
+        self.slots = [weights(*[[256, 256]] * slots) for _ in self.weights]
+        self.state = [*self.weights, *(slot for slots in self.slots for slot in slots)]
+        for slot in self.state[len(self.weights) :]:
+            slot.assign(tf.zeros_like(slot))
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = relu_loss(self.weights, x)
+        for weight, slots, gradient in zip(self.weights, self.slots, tape.gradient(loss, self.weights), strict=True):
+            fused(self.op, weight, slots, gradient)
+        return loss
+
+
+class Table:
+    """An embedding table and dense layers. The optimizer updates the rows that a batch has, or all."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.table = tf.Variable(tf.random.stateless_normal([20000, 32], (3, 1)))
+        self.weights = weights(*[[128, 128]] * 3)
+        if optimizer == "keras":
+            self.keras = tf.keras.optimizers.Adam()
+            self.keras.build([self.table, *self.weights])
+            self.state = [self.table, *self.weights, *self.keras.variables]
+            return
+        slotted = self.weights if optimizer == "scatter" else [*self.weights, self.table]
+        self.slots = [tf.Variable(tf.zeros_like(v)) for v in slotted]
+        self.state = [self.table, *self.weights, *self.slots]
+
+    def train(self, ids):
+        with tf.GradientTape() as tape:
+            x = tf.reshape(tf.gather(self.table, ids), [-1, 128])
+            loss = relu_loss(self.weights, x)
+        gradients = tape.gradient(loss, [self.table, *self.weights])
+        if self.optimizer == "keras":
+            self.keras.apply_gradients(zip(gradients, [self.table, *self.weights], strict=True))
+            return loss
+        rows = {"grad": gradients[0].values, "indices": gradients[0].indices}
+        if self.optimizer == "sparse momentum":
+            tf.raw_ops.ResourceSparseApplyMomentum(
+                var=self.table.handle, accum=self.slots[-1].handle, lr=0.1, momentum=0.9, **rows
+            )
+        else:
+            self.table.scatter_sub(tf.IndexedSlices(0.1 * gradients[0].values, gradients[0].indices))
+        for weight, slot, gradient in zip(self.weights, self.slots[:3], gradients[1:], strict=True):
+            fused("ResourceApplyMomentum", weight, [slot], gradient)
+        return loss
+
+
+class Loops:
+    """Twenty-four weights, four of them read by a loop; or all of them trained by a loop inside of the step."""
+
+    def __init__(self, steps):
+        self.steps = steps
+        self.weights, self.slots = weights(*[[256, 256]] * 24), weights(*[[256, 256]] * 24)
+        self.state = [*self.weights, *self.slots]
+
+    def step(self, x):
+        def body(i, h):
+            for weight in self.weights[:4]:
+                h = tf.nn.tanh(h @ weight)
+            return i + 1, h
+
+        with tf.GradientTape() as tape:
+            for weight in self.weights[4:]:
+                x = tf.nn.tanh(x @ weight)
+            if self.steps == 1:
+                _, x = tf.while_loop(lambda i, h: i < 3, body, (0, x))
+            else:
+                _, x = body(0, x)
+            loss = tf.reduce_mean(tf.square(x))
+        for weight, slot, gradient in zip(self.weights, self.slots, tape.gradient(loss, self.weights), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        return loss
+
+    def train(self, x):
+        if self.steps == 1:
+            return self.step(x)
+        loop = tf.while_loop(lambda i, _: i < self.steps, lambda i, _: (i + 1, self.step(x)), (0, tf.constant(0.0)))
+        return loop[1]
+
+
+def results(net, x, share=None, steps=4, device="CPU:0"):
+    """Losses and final values, and where `share` is of the state's bytes, whether the limit was kept with all at home.
+
+    Between the steps another function reads the variables, and an array holds the buffer of the first.
+    """
+    state_bytes = sum(v.numpy().nbytes for v in net.state)
+    step, read = tf.function(net.train), tf.function(lambda: tf.reduce_sum(tf.gather(net.weights[0], [1, 2])))
+    limit = None if share is None else int(share * state_bytes)
+    if limit is not None:
+        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+    losses, peaks = [], []
+    for call in range(steps):
+        with measuring(peaks, device):
+            losses.append(float(step(x)))
+        held = net.weights[0].numpy() if call == 1 else None
+        read()
+    del held
+    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in net.state)).hexdigest()
+    if limit is None:
+        return {"result": [losses, digest]}
+    report = step.report()
+    return {
+        "result": [losses, digest],
+        "kept": max(peaks[2:]) <= report.planned_peak_bytes <= limit,
+        "home": report.at_home_bytes / state_bytes,
+        "figures": [peaks, report.planned_peak_bytes, limit],
+    }
+
+
+IN_PLACE = {
+    "adam": (lambda: (Fused("ResourceApplyAdam", 2), tf.constant(draws(32, 256))), 0.3, 0.9),
+    "momentum": (lambda: (Fused("ResourceApplyMomentum", 1), tf.constant(draws(32, 256))), 0.4, 0.7),
+    "descent": (lambda: (Fused("ResourceApplyGradientDescent", 0), tf.constant(draws(32, 256))), 0.8, 0.2),
+    "table": (lambda: (Table("keras"), tf.constant([[7, 5, 7, 19999]] * 16)), 0.7, 0.9),
+    "rows": (lambda: (Table("sparse momentum"), tf.constant([[7, 5, 7, 19999]] * 16)), 0.3, 0.9),
+    "scatter": (lambda: (Table("scatter"), tf.constant([[7, 5, 7, 19999]] * 16)), 0.6, 0.4),
+    "loop": (lambda: (Loops(1), tf.constant(draws(32, 256))), 0.4, 0.7),
+    "steps": (lambda: (Loops(3), tf.constant(draws(32, 256))), 0.6, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_kernels_that_work_in_a_variables_buffer(name: str) -> None:
+    made, share, least = IN_PLACE[name]
+
+    def program():
+        return results(*made(), share)
+
+    def plain():
+        return results(*made())
+
+    found = on_arena(program)
+    assert found["result"] == on_arena(plain)["result"]
+    assert found["kept"] and found["home"] >= least, found
+
+
+@pytest.mark.emulated_gpu(memory=128 << 20)
+@pytest.mark.parametrize("name", ["adam", "scatter", "loop", "steps"])
+def test_kernels_that_work_in_a_variables_buffer_on_a_gpu(name: str, on_gpus) -> None:
+    made, share, least = IN_PLACE[name]
+
+    def program(gpus):
+        tf.config.experimental.enable_op_determinism()
+        return {**results(*made(), share, device="GPU:0"), "races": gpus.report().splitlines()}
+
+    def plain():
+        tf.config.experimental.enable_op_determinism()
+        return results(*made(), device="GPU:0")
+
+    found = on_gpus(program)
+    assert found["result"] == on_gpus(plain)["result"]
+    assert found["kept"] and found["home"] >= least and found["races"] == [], found

@@ -7,6 +7,7 @@ import pytest
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.homes import is_at_home
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
@@ -100,12 +101,81 @@ def test_waits_of_a_read_that_is_left_out_are_those_of_its_readers() -> None:
 
 def test_variables_with_other_accesses_stay() -> None:
     step = Step()
-    read, gathered, returned, assigned = (step.variable(name) for name in ("read", "gathered", "returned", "assigned"))
-    values = [step.read(f"of_{node.name}", node) for node in (read, gathered, returned)]
+    read, called, returned, unknown = (step.variable(name) for name in ("read", "called", "returned", "unknown"))
+    values = [step.read(f"of_{node.name}", node) for node in (read, called, returned)]
     step.fetches += [value.out() for value in values]
-    rows = step.add("ResourceGather", "rows", (gathered.out(), values[0].out()), outputs=(FLOATS,))
+    step.targets.append(step.add("StatefulPartitionedCall", "call", (called.out(),)))
+    rows = step.add("ResourceGather", "rows", (unknown.out(), values[0].out()), outputs=(FLOATS,))
     step.fetches += [rows.out(), returned.out()]
-    step.write(custom_ops.ASSIGN_IN_PLACE, "write", assigned, values[0])
     assert movable_variables(step) == {"read": FLOATS}
-    with pytest.raises(InvalidModel, match="'gathered'.*Plan again"):
-        keep_at_home(step, TARGET, ["gathered"])
+    with pytest.raises(InvalidModel, match="'called'.*Plan again"):
+        keep_at_home(step, TARGET, ["called"])
+
+
+@pytest.mark.parametrize("op", ["ResourceApplyMomentum", "ResourceScatterAdd"])
+def test_kernels_that_work_in_the_buffer_stay_as_they_are(op: str) -> None:
+    step = Step()
+    table, gradient = step.variable("table"), step.read("gradient", step.variable("other"))
+    step.variables = {"table": FLOATS}
+    step.add("ResourceGather", "rows", (table.out(), gradient.out()), outputs=(FLOATS,))
+    step.write(op, "update", table, gradient, step["rows"])
+    assert movable_variables(step)["table"] == FLOATS
+    assert keep_at_home(step, TARGET, ["table"]) == 0
+    assert {"ResourceGather", op} <= set(ops_of(step).values())
+    assert bytes_at_home(step) == 64 * 64 * 4
+
+
+def test_rows_are_gathered_from_a_read_in_host_memory() -> None:
+    step = Step()
+    table = step.variable("table")
+    read = step.read("read", table)
+    ids = step.add("Placeholder", "ids", outputs=(TensorType("int32", (3,)),))
+    rows = step.add("GatherV2", "rows", (read.out(), ids.out()), outputs=(TensorType("float32", (3, 64)),))
+    step.write(custom_ops.ASSIGN_IN_PLACE, "write", table, step.compute("twice", read, read), read, rows)
+    keep_at_home(step, TARGET, ["table"])
+    step.prune()
+    assert read.op == custom_ops.READ_HOME
+    assert [t.node for t in step["twice"].inputs] == [read, read]
+    assert rows.inputs[0].node is not read and rows.inputs[0].node.op == "ReadVariableOp"
+
+
+class Loop(Step):
+    """A step with a loop that gets a variable's handle."""
+
+    def __init__(self, update: str = ""):
+        super().__init__()
+        v = self.variable("v")
+        self.add("While", "loop", (v.out(),), attrs={"T": (Dtype("resource"),)}, outputs=(TensorType("resource", ()),))
+        condition, body = Step(), Step()
+        condition.fetches.append(condition.add("Const", "more", outputs=(TensorType("bool", ()),)).out())
+        condition.variable("handle")
+        body.fetches.append(body.variable("handle").out())
+        read = body.read("read", body["handle"])
+        body.targets.append(body.compute("twice", read, read))
+        if update:
+            body.write(update, "update", body["handle"], body["twice"], read)
+        self.bodies[self["loop"]] = (condition, body)
+        self.targets.append(self["loop"])
+        shape = self.add("VariableShape", "shape", (self["loop"].out(),), outputs=(TensorType("int32", (2,)),))
+        self.fetches.append(shape.out())
+        self.variables = {"v": FLOATS}
+
+
+def test_a_loop_that_only_reads_a_variable_gets_its_value() -> None:
+    step = Loop()
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    loop, body = step["loop"], step.bodies[step["loop"]][1]
+    assert loop.inputs[0].node.op == custom_ops.READ_HOME and loop.attrs["T"] == ("float32",)
+    assert loop.outputs == (FLOATS,) and "read" not in body
+    assert [t.node for t in body["twice"].inputs] == [body["handle"]] * 2
+    assert step["shape"].inputs[0].node is step["v"] and loop in step["shape"].controls
+
+
+def test_a_loop_that_writes_a_variable_keeps_its_handle() -> None:
+    step = Loop("AssignAddVariableOp")
+    keep_at_home(step, TARGET, ["v"])
+    body = step.bodies[step["loop"]][1]
+    assert step["loop"].inputs[0].node is step["v"]
+    assert body["read"].op == "ReadVariableOp" and body["update"].op == "AssignAddVariableOp"
+    assert is_at_home(step["v"]) and is_at_home(body["handle"])

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from tfswap.errors import TfswapError
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.op_traits import is_const, is_feed, is_view, pops_list, reads_metadata_only
+from tfswap.ir.homes import is_at_home
+from tfswap.ir.op_traits import (
+    READ_VARIABLE,
+    is_const,
+    is_feed,
+    is_view,
+    pops_list,
+    reads_metadata_only,
+    reads_rows,
+    writes_variable,
+)
 from tfswap.ir.views import passed_on
 from tfswap.kernels.cudnn_algorithms import copied_bytes
 from tfswap.kernels.device import DeviceModel
@@ -189,6 +199,22 @@ def home_seconds(node: Node, rates: Rates) -> float | None:
     return None
 
 
+def at_home_seconds(node: Node, rates: Rates) -> float:
+    """The additional seconds of a kernel that works on variables in host memory, by a link that copies use too."""
+    is_update = writes_variable(node.op)
+    largest_bytes = max((tensor.type.nbytes or 0 for tensor in node.inputs), default=0)
+    made_bytes = sum(kind.nbytes or 0 for kind in node.outputs)
+    in_bytes = out_bytes = 0
+    for tensor in node.inputs:
+        source = tensor.node
+        if source.op == READ_VARIABLE and is_at_home(source.inputs[0].node):
+            in_bytes += made_bytes if reads_rows(node.op) else tensor.type.nbytes or 0
+        elif is_at_home(source) and not is_view(node.op):
+            in_bytes += largest_bytes if is_update else made_bytes
+            out_bytes += largest_bytes if is_update else 0
+    return in_bytes / rates.in_bytes_per_s + out_bytes / rates.out_bytes_per_s
+
+
 GRAIN_S = 34e-6
 """Eigen uses one more core for each 100,000 cycles of a kernel's work (TensorCostModel). Smaller kernels run on one
 core."""
@@ -255,8 +281,10 @@ def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
-    measured_s = home_seconds(node, rates) or node.measured.seconds
-    return rates.launch_s + (work_seconds(node, rates) if measured_s is None else measured_s)
+    if (copy_s := home_seconds(node, rates)) is not None:
+        return rates.launch_s + copy_s
+    work_s = work_seconds(node, rates) if node.measured.seconds is None else node.measured.seconds
+    return rates.launch_s + work_s + at_home_seconds(node, rates)
 
 
 def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:

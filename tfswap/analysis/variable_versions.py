@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update, Value, reached, users_of
 from tfswap.analysis.variables import resources_used, sparsely_accessed
-from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, READ_HOME, WRITE_HOME
+from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, WRITE_HOME
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import turns_off_copy_on_read, turns_on_copy_on_read
 from tfswap.kernels.kernel_memory import KernelMemory
 
@@ -32,7 +33,6 @@ class VariableVersions:
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         self.copied_on_read: set[int] = set()
         self.at_home: set[int] = set()
-        self._handles_of_home = {n.inputs[0].node for n in graph if n.op in (READ_HOME, WRITE_HOME)}
         # After a sparse access (ResourceGather), every read of the variable is a copy.
         sparsely_read = sparsely_accessed(graph, self.used)
         # Where the graph turns this mode off, it is off at each dense access (passes/prepare/copy_on_read.py).
@@ -42,14 +42,13 @@ class VariableVersions:
         """Add the resource of `node`."""
         if node in self._sparsely_read:
             self.copied_on_read.add(resource)
-        if node in self._handles_of_home:
+        if is_at_home(node):
             self.at_home.add(resource)
 
     def read(self, resource: int, output: Output) -> int:
         """The current version of a resource, for a read with the result `output`."""
         if resource not in self._version:
-            nbytes = 0 if resource in self.at_home else output.type.nbytes or 0
-            self._begin(resource, output, nbytes)
+            self._begin(resource, output, output.type.nbytes or 0)
         return self._version[resource]
 
     def read_in_bodies(self, node: Node, position: int, resource: int) -> int:
@@ -90,7 +89,8 @@ class VariableVersions:
 
     def _begin(self, resource: int, tensor: Output, nbytes: int) -> int:
         """A new version of a resource."""
-        made = self._version[resource] = self._flow.add(Value(tensor, nbytes, PERSISTENT))
+        there_bytes = 0 if resource in self.at_home else nbytes
+        made = self._version[resource] = self._flow.add(Value(tensor, there_bytes, PERSISTENT))
         self._readers[made] = []
         return made
 

@@ -289,6 +289,7 @@ def _optimized(
             result[kernel].outputs = result[shaped].outputs
             result[shaped].attrs = {**result[shaped].attrs, "shape": any_size(result[kernel])}
     result.feeds += reference_variables(result)
+    result.variables = graph.variables
     return result
 
 

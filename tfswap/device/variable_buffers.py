@@ -28,6 +28,9 @@ OWN: Final = 0
 SHARED: Final = 1
 COPIED: Final = 3
 AT_HOME: Final = 4
+SHARED_HOME: Final = 5
+COPIED_HOME: Final = 6
+HOMES: Final = frozenset((AT_HOME, SHARED_HOME, COPIED_HOME))
 """States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
 
 
@@ -96,8 +99,9 @@ class StepVariables:
             return frozenset()
         found: list[str] = []
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-            if name in self._at_home or state == AT_HOME:
-                move_home(handle, host=name in self._at_home)
+            if name in self._at_home or state in HOMES:
+                if self._is_elsewhere(name, state):
+                    move_home(handle, host=name in self._at_home)
             elif state == SHARED and name not in self._inner and name not in self._read:
                 found.append(name)
             elif self._is_other(name, state):
@@ -108,7 +112,15 @@ class StepVariables:
         """Whether the variable has another buffer, or mode, than the plan counts with."""
         if state == COPIED:
             return name not in self._sparse
-        return state not in (OWN, AT_HOME) and name not in self._read
+        return state != OWN and state not in HOMES and name not in self._read
+
+    def _is_elsewhere(self, name: str, state: int) -> bool:
+        """Whether the variable is at home or in the arena, and should be in the other place; or is at home, and has a
+        buffer or a mode with which kernels copy it to the arena.
+        """
+        if state not in HOMES or name not in self._at_home:
+            return True
+        return name not in self._read if state == SHARED_HOME else state == COPIED_HOME and name not in self._sparse
 
     def _read_states(self) -> int:
         return _states_reader()(self._number, self._states, len(self._states))

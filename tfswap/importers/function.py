@@ -17,7 +17,7 @@ from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.list_elements import has_contents
 from tfswap.importers.opaque_calls import functions_of
 from tfswap.importers.references import called_functions
-from tfswap.importers.shapes import Argument, handle_types
+from tfswap.importers.shapes import Argument, handle_types, shape_of
 from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, has_small_extras
@@ -69,11 +69,12 @@ def import_function(
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
+    variables = {name: kind for name, a in known.items() if (kind := _variable(a)) is not None}
     if known_types or inlined or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         made = import_with_bodies(graph_def, known, names, fetches, targets, known_types)
         if declared := _declared_inside(made, func_graph):
             made = import_with_bodies(graph_def, known, names, fetches, targets, {**declared, **(known_types or {})})
-        made.calls = inlined
+        made.calls, made.variables = inlined, variables
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
     prune_traced(graph)
@@ -81,7 +82,8 @@ def import_function(
         a.value is not None for a in known.values()
     )
     if given and any(map(_has_open_size, graph)):
-        return import_with_bodies(graph_def, known, names, fetches, targets)
+        graph = import_with_bodies(graph_def, known, names, fetches, targets)
+    graph.variables = variables
     return graph
 
 
@@ -195,3 +197,14 @@ def _arguments(
         shape, value = shapes.get(name, shape), values.get(name)
         result[name] = Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor), value=value)
     return result
+
+
+def _variable(argument: Argument) -> TensorType | None:
+    """The type of the variable behind an argument; None where there is none, or its shape is not known."""
+    import tensorflow as tf
+
+    if tf.as_dtype(argument.dtype) != tf.resource or len(argument.handles) != 1:
+        return None
+    dtype, shape, *_ = argument.handles[0]
+    dims = shape_of(shape)
+    return None if dims is None or None in dims else TensorType(tf.as_dtype(dtype).name, dims)

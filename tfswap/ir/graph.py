@@ -139,6 +139,7 @@ class Graph:
         read_in_vain: names of tensors that were read by unneeded nodes only, which were pruned at import.
         unpruned: the graph with what nothing needs and TensorFlow runs (unneeded.py). Loops and conditionals have no
             bodies there. None: there is no such node.
+        variables: the types of the variables behind feeds, by the feeds' names, where the trace has them.
     """
 
     def __init__(self) -> None:
@@ -158,6 +159,7 @@ class Graph:
         self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
         self.unpruned: Graph | None = None
+        self.variables: Mapping[str, TensorType] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -331,9 +333,8 @@ class Graph:
         twin.library = self.library
         twin.executed = self.executed
         twin.calls = self.calls
-        twin.names_in_bodies = self.names_in_bodies
-        twin.read_in_vain = self.read_in_vain
-        twin.unpruned = self.unpruned
+        twin.names_in_bodies, twin.read_in_vain = self.names_in_bodies, self.read_in_vain
+        twin.unpruned, twin.variables = self.unpruned, self.variables
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
         twin.order = self.order

@@ -52,10 +52,21 @@ READ_VARIABLE = "ReadVariableOp"
 SHARE_READS = "DisableCopyOnRead"
 """Turns a variable's copy-on-read mode off."""
 
+VARIABLE_SHAPE = "VariableShape"
+"""The shape of a variable."""
+
 _GATHERS = {
     "ResourceGather": "Gather",
     "ResourceGatherNd": "GatherNd",
 }
+
+_GATHERS_ROWS = frozenset(
+    {
+        "Gather",
+        "GatherNd",
+        "GatherV2",
+    }
+)
 
 _GROUP_KEYS = {
     "CollectiveAllToAllV2": 2,
@@ -175,6 +186,11 @@ def turns_on_copy_on_read(op: str) -> bool:
 def turns_off_copy_on_read(op: str) -> bool:
     """Whether the op makes later reads of its variable share the buffer again."""
     return Trait.SHARED_READS in traits(op)
+
+
+def reads_rows(op: str) -> bool:
+    """Whether the op's first input is a tensor of which it reads the gathered rows only."""
+    return op in _GATHERS_ROWS
 
 
 def gather_of_read(op: str) -> str | None:

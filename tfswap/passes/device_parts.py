@@ -153,7 +153,7 @@ class _Cut:
         if where not in self.parts.graphs:
             part = self.parts.graphs[where] = Graph()
             whole = self.parts.whole
-            part.library, part.read_in_vain = whole.library, whole.read_in_vain
+            part.library, part.read_in_vain, part.variables = whole.library, whole.read_in_vain, whole.variables
             self._place[where] = {}
             self.parts.own_names[where] = {}
         return self.parts.graphs[where]

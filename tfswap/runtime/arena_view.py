@@ -76,11 +76,11 @@ class ArenaView:
         graph, feeds = optimizer.graph, optimizer.graph.feeds
         written = {feeds[p].name for p in written_variables(graph, optimizer.flow)}
         used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
-        read = {node.name for node in read_as_a_whole(graph, used)} - written
+        in_part = {node.name for node in sparsely_accessed(graph, used)}
+        read = ({node.name for node in read_as_a_whole(graph, used)} | in_part) - written
         used_handles = {name: handle for name, handle in captures.items() if name in written | read}
         known = {name: handle for name, handle in used_handles.items() if not tf.is_symbolic_tensor(handle)}
         if known:
             with tf.init_scope():
-                sparse = [node.name for node in sparsely_accessed(graph, used)]
-                self._variables = StepVariables(known, written_in_bodies(graph, optimizer.flow), sparse, read)
+                self._variables = StepVariables(known, written_in_bodies(graph, optimizer.flow), in_part, read)
                 self._variables.own()

@@ -1,10 +1,14 @@
 """Keeps variables at home on the host: each read of such a variable is a copy to the device, each write a copy back.
 
 Reads of the same version share one copy, which is a tensor like any other: a plan may drop it, and copy again. An
-in-place addition becomes a read, an addition and a write, with the same bits.
+in-place addition becomes a read, an addition and a write, with the same bits. Loops and conditionals that only read a
+variable get the copy in place of its handle (home_values.py).
 
-Requires: names of variables whose accesses are of `ACCESSES`. Ensures: only `ReadHome` and `WriteHome` read and write
-the buffers of these variables.
+Other kernels that read or update a variable in its buffer work there, in host memory: those that gather rows, sparse
+updates, fused optimizers, and accesses in bodies that write the variable. They take none of the arena.
+
+Requires: names of variables that `movable_variables` has. Ensures: nothing else than these accesses reads and writes
+the buffers of these variables, whose handles are marked (ir/homes.py).
 """
 
 from __future__ import annotations
@@ -15,49 +19,44 @@ from typing import Final
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
-from tfswap.ir.op_traits import READ_VARIABLE
+from tfswap.ir.homes import home_bytes, mark_at_home
+from tfswap.ir.op_traits import READ_VARIABLE, reads_rows
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
 
 ARITHMETIC: Final = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 """The updates in place that are an operation on the variable and another tensor."""
-ASSIGNS: Final = frozenset((custom_ops.ASSIGN_IN_PLACE, *ARITHMETIC))
-ACCESSES: Final = ASSIGNS | {READ_VARIABLE}
 
 
 def movable_variables(graph: Graph) -> dict[str, TensorType]:
     """The variables that may be at home on the host, by the names of their handles, with their types.
 
-    Their accesses are of `ACCESSES`, and at least one of them is a read or an update that reads.
+    All accesses are of kernels that may work there, and their type is known.
     """
     found: dict[str, TensorType] = {}
     passed_on = {tensor.node for tensor in graph.fetches}
-    accesses = _accesses(graph, [feed for feed in graph.feeds if feed.outputs and feed.outputs[0].dtype == "resource"])
-    for feed, nodes in accesses.items():
-        kinds = {kind for node in nodes if (kind := _accessed(node)) is not None}
-        if len(kinds) == 1 and feed not in passed_on and all(node.op in ACCESSES for node in nodes):
-            (kind,) = kinds
-            if kind.nbytes and not kind.bound:
-                found[feed.name] = kind
+    for feed, uses in uses_of(graph).items():
+        kind = _kind(graph, feed, uses)
+        if kind is None or feed in passed_on or not uses or not all(map(works_at_home, uses)):
+            continue
+        if kind.nbytes and not kind.bound:
+            found[feed.name] = kind
     return found
 
 
 def bytes_at_home(graph: Graph) -> int:
     """The bytes of the variables that are at home on the host in `graph`, after `keep_at_home`."""
-    nbytes: dict[Node, int] = {}
-    for node in graph:
-        if node.op in (custom_ops.READ_HOME, custom_ops.WRITE_HOME):
-            kind = node.outputs[0] if node.outputs else node.inputs[1].type
-            nbytes[node.inputs[0].node] = round_up(kind.nbytes or 0)
-    return sum(nbytes.values())
+    return sum(round_up(home_bytes(feed)) for feed in graph.feeds)
 
 
 @graph_pass(
-    requires="variables that are only read as a whole, assigned and added to",
-    ensures="kernels read copies of these variables on the device, and new values are copied back",
+    requires="variables that are read, assigned and updated by kernels that may work on host memory",
+    ensures="kernels read copies of these variables on the device, and new values are copied back, or work in host "
+    "memory",
 )
 def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
     """Keep the variables behind the handles `names` at home on the host; returns how many accesses were changed.
@@ -68,19 +67,27 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
     if (wrong := next((name for name in names if name not in movable), None)) is not None:
         raise InvalidModel(
             f"this plan keeps the variable behind {wrong!r} in host memory, and this graph has no such variable, or "
-            "accesses it in other ways than reading, assigning and adding to all of it. Plan again for this graph."
+            "accesses it in other ways than kernels may that work there. Plan again for this graph."
         )
     handles = [graph[name] for name in names]
+    read_invariants_before(graph)
+    pass_values(graph, {handle: movable[handle.name] for handle in handles})
+    for handle, uses in uses_of(graph).items():
+        if handle.name in names:
+            for marked in {handle: 0} | {use.handle: 0 for use in uses}:
+                mark_at_home(marked, movable[handle.name].nbytes or 0)
     updates = [node for nodes in _accesses(graph, handles).values() for node in nodes if node.op in ARITHMETIC]
     for node in updates:
         _split(graph, node, movable[node.inputs[0].node.name])
+    in_rows = _reads_of_rows(graph, handles)
     nodes = graph.topological()
     later = _followers(nodes)
     accesses = _accesses(nodes, handles)
     for each in accesses.values():
-        _share_reads(graph, each, later)
+        _share_reads(graph, [node for node in each if node not in in_rows], later)
+    changed = 0
     for node in graph:
-        if node.inputs and node.inputs[0].node.name in names:
+        if node.inputs and node.inputs[0].node.name in names and node not in in_rows:
             kind = movable[node.inputs[0].node.name]
             if node.op == READ_VARIABLE:
                 node.op, node.attrs = (
@@ -89,7 +96,53 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
                 )
             elif node.op == custom_ops.ASSIGN_IN_PLACE:
                 node.op = custom_ops.WRITE_HOME
-    return sum(map(len, accesses.values()))
+            changed += node.op in (custom_ops.READ_HOME, custom_ops.WRITE_HOME)
+    return changed
+
+
+def _kind(graph: Graph, feed: Node, uses: Sequence[Use]) -> TensorType | None:
+    """The type of a variable; None where it is not known."""
+    kinds = {kind for use in uses if (kind := use.whole) is not None}
+    known = graph.variables.get(feed.name)
+    if not kinds:
+        return known
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _reads_of_rows(graph: Graph, handles: Collection[Node]) -> set[Node]:
+    """The reads of these variables from which rows are gathered, and nothing else. They copy nothing: the kernels that
+    gather read the rows in host memory. Other readers of such a read get one of their own.
+    """
+    found: set[Node] = set()
+    readers: dict[Node, list[Node]] = {}
+    for node in graph:
+        for source in {tensor.node for tensor in node.inputs}:
+            readers.setdefault(source, []).append(node)
+    for read in [node for node in graph if node.op == READ_VARIABLE and node.inputs[0].node in handles]:
+        gathers = [node for node in readers.get(read, ()) if _gathers_few(node, read)]
+        if not gathers:
+            continue
+        name = graph.unique_name(f"tfswap/{read.name}/rows")
+        rows = graph.add(
+            READ_VARIABLE,
+            name,
+            read.inputs,
+            controls=read.controls,
+            attrs=read.attrs,
+            outputs=read.outputs,
+            device=read.device,
+        )
+        for node in gathers:
+            graph.replace_input(node, 0, rows.out())
+        found.add(rows)
+    return found
+
+
+def _gathers_few(node: Node, read: Node) -> bool:
+    """Whether a kernel gathers fewer bytes than the variable has from a read of it."""
+    nbytes = node.outputs[0].nbytes if reads_rows(node.op) else None
+    in_other_places = any(tensor.node is read for tensor in node.inputs[1:])
+    return nbytes is not None and nbytes < (read.outputs[0].nbytes or 0) and not in_other_places
 
 
 def _accesses(nodes: Iterable[Node], handles: Iterable[Node]) -> dict[Node, list[Node]]:
@@ -99,13 +152,6 @@ def _accesses(nodes: Iterable[Node], handles: Iterable[Node]) -> dict[Node, list
         for source in {tensor.node for tensor in node.inputs} & found.keys():
             found[source].append(node)
     return found
-
-
-def _accessed(node: Node) -> TensorType | None:
-    """The type of the variable that an access reads or updates; None for a plain assignment."""
-    if node.op == READ_VARIABLE:
-        return node.outputs[0]
-    return node.inputs[1].type if node.op in ARITHMETIC else None
 
 
 def _followers(nodes: Sequence[Node]) -> Mapping[Node, Sequence[Node]]:

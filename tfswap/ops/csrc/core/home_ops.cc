@@ -50,7 +50,8 @@ REGISTER_OP("Tfswap>MoveHome")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Moves the value of a variable to a buffer in host memory, or in the device's arena.
+Moves the value of a variable to a buffer in host memory that nothing else holds, or in the device's arena. Turns the
+variable's copy-on-read mode off.
 
 host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
 )doc");
@@ -83,8 +84,11 @@ class MoveHomeOp : public OpKernel {
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
     tensorflow::mutex_lock lock(*variable->mu());
+    variable->copy_on_read_mode.store(false);
+    const bool is_own = variable->tensor()->RefCountIsOne();
     const Tensor held = *variable->tensor();
-    if (!variable->is_initialized || held.TotalBytes() == 0 || IsAtHome(held) == host_) return;
+    if (!variable->is_initialized || held.TotalBytes() == 0) return;
+    if (IsAtHome(held) == host_ && (is_own || !host_)) return;
     OP_REQUIRES_OK(ctx, CheckSwapType(held.dtype(), absl::StrCat(" (node '", name(), "')")));
     Tensor moved;
     if (host_) {

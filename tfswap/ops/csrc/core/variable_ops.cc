@@ -100,14 +100,22 @@ enum BufferState : uint8_t {
   kShared = 1,   // a tensor holds it too
   kForeign = 2,  // it is not an allocator's
   kCopied = 3,   // copy-on-read mode: each read and update copies it, so nothing shares it
-  kAtHome = 4,   // it is in host memory (variable_home.h)
+  // It is in host memory (variable_home.h), and only the variable holds it, in copy-on-read mode or not; or a tensor
+  // holds it too.
+  kAtHome = 4,
+  kSharedHome = 5,
+  kCopiedHome = 6,
 };
 
 // The caller holds the variable's lock.
 BufferState StateOf(Var* variable) {
-  if (variable->copy_on_read_mode.load()) return kCopied;
   const Tensor& held = *variable->tensor();
-  if (variable->is_initialized && IsAtHome(held)) return kAtHome;
+  const bool copied = variable->copy_on_read_mode.load();
+  if (variable->is_initialized && IsAtHome(held)) {
+    if (!held.RefCountIsOne()) return kSharedHome;
+    return copied ? kCopiedHome : kAtHome;
+  }
+  if (copied) return kCopied;
   if (!variable->is_initialized || held.RefCountIsOne() || !tensorflow::DataTypeCanUseMemcpy(held.dtype())) {
     return kOwn;
   }

@@ -271,10 +271,13 @@ def test_gradients_that_are_taken_outside(on_gpus):
     assert found == {"same": True, "report": []}
 
 
-def test_keras_fit(on_gpus):
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_keras_fit(on_gpus, policy):
     """Its batches are on the CPU, the last one is smaller, and what reads their shapes runs on the GPU."""
 
     def program(gpus):
+        tf.keras.mixed_precision.set_global_policy(policy)
+
         class Peaks(tf.keras.callbacks.Callback):
             def __init__(self):
                 super().__init__()
@@ -292,7 +295,7 @@ def test_keras_fit(on_gpus):
             for _ in range(2):
                 layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), tf.keras.layers.BatchNormalization()]
                 layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
-            layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10)]
+            layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10, dtype="float32")]
             model = tf.keras.Sequential(layers)
             loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("adam", loss, jit_compile=False)

@@ -31,6 +31,8 @@ from tfswap.device import arena, machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import optimize
+from tfswap.frontends.scope import scope
+from tfswap.ir.permits import STATE
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
 from tfswap.runtime.batches import BATCHES_AHEAD, shared_device
@@ -94,6 +96,7 @@ class Training:
         self._latest: OptimizedFunction | None = None
         self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
+        self._builds = STATE in options.get("tactics", ())  # whether variables that the first step would make go home
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
@@ -153,6 +156,9 @@ class Training:
         """One step on a batch of this spec. Raises UnsupportedGraph and InfeasibleMemoryLimit."""
         import tensorflow as tf
 
+        if self._builds:
+            _build_at_home(self._model, batch)
+            self._builds = False
         tensors = _present(batch)
         text, piped = repr(spec), any(map(tf.is_tensor, tensors))  # a caller of train_on_batch may have arrays
         if (step := self._steps.get((text, True)) or self._steps.get((text, piped))) is not None:
@@ -218,6 +224,9 @@ def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: 
 
     Call it before or after `compile`; it holds until the model is optimized again, with another limit. Saved models,
     clones and copies are without it.
+
+    With `"state"` in `tactics`, variables that do not exist yet before the first batch are made at home in host memory,
+    those of the model and of its optimizer: both may be larger than the device.
 
     Args:
         model: a Keras 3 model on the TensorFlow backend; also with a `train_step` of its own.
@@ -314,6 +323,24 @@ def _turn_off_xla(model: Any) -> None:
             "leave it out"
         )
     log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
+
+
+def _build_at_home(model: Any, batch: Any) -> None:
+    """Make the variables of the model and of its optimizer that do not exist yet, at home in host memory.
+
+    A model that Keras can't build from a batch's shapes, as one that has a `train_step` of its own and no `call`, makes
+    them in its first step, on the device.
+    """
+    with scope():
+        if not model.built:
+            try:
+                model._symbolic_build(data_batch=batch)
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                log.info("tfswap: %s: built by its first step: %s", _named(model), error)
+                return
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
 
 
 def _await_rest() -> None:

@@ -1,8 +1,9 @@
-"""Accesses to variables, in a graph and its bodies; and loops and conditionals that get a variable's value.
+"""Accesses to variables, in a graph and its bodies; and loops that get a variable's value.
 
 A body that reads a variable at home on the host would read it there in each iteration, which is slow on a GPU. Where
-the bodies of a loop or a conditional only read the variable, the node gets its value in place of the handle, as an
-argument: a read before the node, once.
+the bodies of a loop only read the variable, the loop gets its value in place of the handle, as an argument: a read
+before the loop, once. Conditionals keep the handle: they run a branch once, and values would all be on the device
+before it, as the averages of all weights that a branch assigns.
 
 Not handled: bodies that write the variable, or give its handle to anything else, keep the handle.
 """
@@ -125,13 +126,13 @@ def _is_passed_on(use: Use) -> bool:
 
 
 def pass_values(graph: Graph, kinds: Mapping[Node, TensorType]) -> None:
-    """Pass the values of these variables to the nodes of `graph` whose bodies only read them."""
+    """Pass the values of these variables to the loops of `graph` whose bodies only read them."""
     for handle, uses in uses_of(graph).items():
         kind = kinds.get(handle)
         if kind is None:
             continue
         for use in uses:
-            if use.graph is graph and use.node in graph.bodies and _is_only_read(use):
+            if use.graph is graph and _is_loop(use) and _is_only_read(use):
                 read = graph.add(
                     READ_VARIABLE,
                     graph.unique_name(f"tfswap/{use.node.name}/read"),
@@ -142,6 +143,11 @@ def pass_values(graph: Graph, kinds: Mapping[Node, TensorType]) -> None:
                     device=use.node.device,
                 )
                 _pass(graph, use.node, use.position, read.out())
+
+
+def _is_loop(use: Use) -> bool:
+    kind = control_flow(use.node.op)
+    return kind is not None and kind.is_loop and use.node in use.graph.bodies
 
 
 def _inner_uses(graph: Graph, node: Node, position: int) -> list[Use]:

@@ -1,11 +1,11 @@
 """Keeps variables at home on the host: each read of such a variable is a copy to the device, each write a copy back.
 
 Reads of the same version share one copy, which is a tensor like any other: a plan may drop it, and copy again. An
-in-place addition becomes a read, an addition and a write, with the same bits. Loops and conditionals that only read a
-variable get the copy in place of its handle (home_values.py).
+in-place addition becomes a read, an addition and a write, with the same bits. Loops that only read a variable get the
+copy in place of its handle (home_values.py).
 
 Other kernels that read or update a variable in its buffer work there, in host memory: those that gather rows, sparse
-updates, fused optimizers, and accesses in bodies that write the variable. They take none of the arena.
+updates, fused optimizers, and accesses in other bodies. They take none of the arena.
 
 Requires: names of variables that `movable_variables` has. Ensures: nothing else than these accesses reads and writes
 the buffers of these variables, whose handles are marked (ir/homes.py).

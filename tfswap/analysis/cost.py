@@ -4,7 +4,8 @@ The analytic model is a roofline: the longest of the times of contractions, of e
 traffic, and the launch time in addition. Rates describe a kind of machine, so that the same graph and limit give the
 same plan everywhere. Planners use `Costs`, in which a `Profile` has precedence.
 
-The time of a loop or a conditional is the time of its bodies, with copies inside of them.
+The time of a loop or a conditional is the time of its bodies, with copies inside of them. What goes from one device to
+another is copied to host memory and from there, at the rates of these links.
 
 Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: tensors in the processor's caches.
 """
@@ -12,9 +13,10 @@ Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: ten
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from tfswap.analysis.device_waits import waits_for_others
 from tfswap.errors import TfswapError
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
@@ -49,11 +51,14 @@ class Costs:
         rates: the rates of copies, and of kernels without a measurement.
         profile: measured kernels, which have precedence.
         measured: whether the rates were measured on this machine, without a profile.
+        arrivals: by name of a node that waits for another device (passes/device_parts.py), the seconds from the step's
+            start until that device has done what it waits for.
     """
 
     rates: Rates
     profile: Profile | None = None
     measured: bool = False
+    arrivals: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, device: DeviceModel, profile: Profile | None = None) -> Costs:
@@ -82,6 +87,11 @@ class Costs:
         """The seconds of one run of `node`."""
         measured = None if self.profile is None else self.profile.seconds(node)
         return kernel_seconds(node, self.rates) if measured is None else self.rates.launch_s + measured
+
+    def arrivals_in(self, flow: Dataflow) -> dict[int, float]:
+        """The earliest start of each kernel that waits for other devices."""
+        waits = waits_for_others(flow, self.arrivals)
+        return {i: max(map(self.arrivals.__getitem__, names)) for i, names in waits.items()}
 
     def of_step(self, flow: Dataflow) -> list[float]:
         """Seconds of one run of each node of a step."""
@@ -281,10 +291,26 @@ def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
+    if node.op in PASSED_ON:
+        return 0.0
+    if (copied := crossing_seconds(node, rates)) is not None:
+        return copied
     if (copy_s := home_seconds(node, rates)) is not None:
         return rates.launch_s + copy_s
     work_s = work_seconds(node, rates) if node.measured.seconds is None else node.measured.seconds
     return rates.launch_s + work_s + at_home_seconds(node, rates)
+
+
+PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE})
+"""Ops that pass on a tensor in host memory. In the joined step an edge takes their place (passes/join_parts.py)."""
+
+
+def crossing_seconds(node: Node, rates: Rates) -> float | None:
+    """Seconds of a copy between a GPU and the host which is a kernel of the step; None for other kernels."""
+    if node.op not in (custom_ops.TO_HOST, custom_ops.TO_DEVICE):
+        return None
+    bytes_per_s = rates.out_bytes_per_s if node.op == custom_ops.TO_HOST else rates.in_bytes_per_s
+    return rates.copy_latency_s + (node.outputs[0].nbytes or 0) / bytes_per_s
 
 
 def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
-from tfswap.ir.custom_ops import OUTSIDE
+from tfswap.ir.custom_ops import OUTSIDE, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.kernels import kernel_memory
@@ -327,6 +327,11 @@ class Dataflow:
         nodes = (self.nodes[self.place[name]] for name in feeds if name in self.place)
         versions = (self.written.get(self.value_of.get((node, 0), -1)) for node in nodes)
         return frozenset(v for v in versions if v is not None)
+
+    @cached_property
+    def crossing(self) -> dict[int, str]:
+        """By kernel, the op of each that copies a tensor between the device and host memory."""
+        return {i: node.op for i, node in enumerate(self.nodes) if node.op in (TO_HOST, TO_DEVICE)}
 
     @cached_property
     def persistent(self) -> list[int]:

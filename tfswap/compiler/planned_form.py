@@ -27,6 +27,11 @@ class PlannedForm(NamedTuple):
     def schedule(self) -> list[Step]:
         return planned_schedule(self.variant.flow, self.plan)
 
+    @property
+    def on_disk(self) -> frozenset[int]:
+        """The values that go to disk."""
+        return frozenset(self.variant.flow.value_named[a.tensor] for a in self.plan.evictions if a.disk)
+
     def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
         """The simulated peak."""
         return judge_memory(self.variant.flow, self.schedule, snapshot).peak_bytes
@@ -48,5 +53,6 @@ class PlannedForm(NamedTuple):
             costs.of_step(flow),
             costs.rates,
             snapshot=snapshot,
-            disk=frozenset(flow.value_named[a.tensor] for a in self.plan.evictions if a.disk),
+            disk=self.on_disk,
+            arrivals=costs.arrivals_in(flow),
         )

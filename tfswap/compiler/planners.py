@@ -64,6 +64,12 @@ class Planners:
         self._moved: dict[tuple[str, ...], ArenaSnapshot] = {}  # by variables at home on the host
         self._planners: dict[Rewriting, Planner] = {}
 
+    def assume_costs(self, costs: Costs) -> None:
+        """Plan from now on with these costs."""
+        if costs != self._costs:
+            self._costs = costs
+            self._planners = {}
+
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content: that of `assume_arena`, and the variant's constants.
 

@@ -56,7 +56,12 @@ class UnoptimisedStep:
         resident_bytes: the bytes in use in it throughout the step.
         unrolled: whether loops of the step are unrolled.
         overlapping_bytes: the most that concurrent iterations of loops hold.
+
+    Attributes:
+        least_s: the least seconds of the step, which may wait for other devices.
     """
+
+    least_s = 0.0
 
     def __init__(
         self,
@@ -104,7 +109,8 @@ class UnoptimisedStep:
         """The prediction, with the bytes that others allocate. It takes seconds."""
         alone = self._alone
         peak_bytes = alone.peak_bytes + self._others_bytes
-        return alone._replace(peak_bytes=peak_bytes, overlapping_bytes=self._overlapping_bytes)
+        seconds = max(alone.seconds, self.least_s)
+        return Baseline(peak_bytes, seconds, self._overlapping_bytes)
 
     @functools.cached_property
     def _alone(self) -> Baseline:

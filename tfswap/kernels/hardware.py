@@ -52,6 +52,7 @@ class Rates:
         out_bytes_per_s: bytes copied to host memory.
         in_bytes_per_s: bytes copied from host memory.
         launch_s: seconds that starting a kernel takes.
+        copy_latency_s: seconds that a copy to or from host memory takes in addition to its bytes.
         cores: the number of single-core kernels that can run concurrently.
         copy_share: the share of a copy's time by which kernels are delayed. 0 where copy engines do the copies. On a
             CPU, copies use the cores of the kernels.
@@ -73,6 +74,7 @@ class Rates:
     cores: int = 1
     copy_share: float = 0.0
     disk_bytes_per_s: float = DISK_BYTES_PER_S
+    copy_latency_s: float = 0.0
     onednn: bool = False
     cudnn: bool = False
     channels_last: bool = False

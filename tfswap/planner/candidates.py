@@ -329,4 +329,5 @@ class Judged:
             planner.cost_s,
             planner.rates,
             on_disk(choice.intervals),
+            planner.arrivals,
         )

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from tfswap.analysis.cost import copying_seconds
@@ -166,6 +167,7 @@ def computed(
     cost_s: Sequence[float],
     rates: Rates,
     disk: Collection[int] = (),
+    arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> Computed:
     """The time and memory of `steps`, with the fastest algorithm for each convolution that its place has room for.
 
@@ -175,6 +177,7 @@ def computed(
         needed: the needs of `steps`.
         limit_bytes: the most bytes that may be in use.
         cost_s: seconds of each kernel, of convolutions with their fastest algorithms.
+        disk, arrivals: as of `simulate_time`.
     """
     slower: dict[int, float] = {}
     peak = workspace = 0
@@ -192,4 +195,4 @@ def computed(
     for kernel, times in slower.items():
         fixed_s = rates.launch_s + copying_seconds(flow.nodes[kernel], rates)
         made_s[kernel] = fixed_s + (made_s[kernel] - fixed_s) * times
-    return Computed(simulate_time(flow, steps, made_s, rates, disk), peak, workspace, names)
+    return Computed(simulate_time(flow, steps, made_s, rates, disk, arrivals=arrivals), peak, workspace, names)

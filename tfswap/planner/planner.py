@@ -109,6 +109,7 @@ class Planner:
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = cost_s or self.costs.of_step(flow)
+        self.arrivals = self.costs.arrivals_in(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = orders or StepOrders(flow, self.cost_s, self.rates)
         # In an unknown arena it can't be known which plan fragments least: one order is enough.
@@ -119,7 +120,10 @@ class Planner:
         concurrent = target.runs_concurrently
         tried = [*orders.together(count), *orders.with_room] if concurrent else orders.ranked[:count]
         self.problems = [
-            make_problem(flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers) for order in tried
+            make_problem(
+                flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers, arrivals=self.arrivals
+            )
+            for order in tried
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
         self.ladders = self._ladders_of(climbs, RESTARTS.get(moves, ()) if solver == "default" else ())
@@ -257,4 +261,5 @@ class Planner:
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:
-        return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates, on_disk(choice.intervals))
+        steps, disk = build_schedule(*choice), on_disk(choice.intervals)
+        return simulate_time(self.flow, steps, self.cost_s, self.rates, disk, arrivals=self.arrivals)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -74,11 +75,12 @@ class Problem:
         order: kernels (node indices) in order; a kernel that is named again runs again.
         before_bytes: per position, the live bytes when that kernel starts, without evictions.
         live_bytes: per position, the peak of live bytes while that kernel runs, without evictions.
-        starts_s: per position, when that kernel starts if nothing stalls; one more entry for the end.
+        starts_s: per position, when that kernel starts if no copy stalls it; one more entry for the end.
         gaps: the waits of values that may leave, by start.
         refusals: values that can't leave, with the reason.
         repeatable: per node, whether it may run again, for as long as what it reads is unchanged.
         tiers: the host memory and disk space for swapped tensors.
+        arrivals: the earliest start of kernels that wait for other devices.
     """
 
     flow: Dataflow
@@ -92,6 +94,7 @@ class Problem:
     refusals: dict[int, str]
     repeatable: list[bool]
     tiers: Tiers = ANYTHING
+    arrivals: Mapping[int, float] = field(default_factory=dict[int, float])
 
     @property
     def live_peak_bytes(self) -> int:
@@ -131,7 +134,7 @@ class Problem:
             order.append(kernel)
             done = position
         order += self.order[done:]
-        starts = np.concatenate([[0.0], np.cumsum([self.cost_s[i] for i in order])])
+        starts = starts_of(order, self.cost_s, self.arrivals)
         return dataclasses.replace(self, order=order, live_bytes=live_bytes, before_bytes=live_bytes, starts_s=starts)
 
 
@@ -161,12 +164,14 @@ def make_problem(
     *,
     snapshot: ArenaSnapshot = NOTHING_KNOWN,
     tiers: Tiers = ANYTHING,
+    arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> Problem:
     """Gaps and live bytes of `flow` in `order`.
 
     Args:
         snapshot: the contents before the step.
         tiers: the host memory and disk space for swapped tensors.
+        arrivals: as of Problem.
     """
     refusals = _refusals(flow)
     repeatable = [
@@ -178,11 +183,24 @@ def make_problem(
     ]
     order = list(order)
     memory = simulate_memory(flow, build_schedule(order, ()), snapshot=snapshot, live=True)
-    starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
+    starts = starts_of(order, cost_s, arrivals)
     before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
-    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, tiers)
+    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, tiers, arrivals)
     problem.gaps.extend(_gaps(problem))
     return problem
+
+
+def starts_of(order: Sequence[int], cost_s: Sequence[float], arrivals: Mapping[int, float]) -> np.ndarray:
+    """The start of each kernel, and the end, where no copy stalls any."""
+    if not arrivals:
+        return np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
+    starts: list[float] = []
+    now = 0.0
+    for i in order:
+        now = max(now, arrivals.get(i, 0.0))
+        starts.append(now)
+        now += cost_s[i]
+    return np.array([*starts, now])
 
 
 def _gaps(problem: Problem) -> list[Gap]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import PERSISTENT
@@ -14,7 +13,7 @@ from tfswap.analysis.reduced_precision import FORMATS, Reduction
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
 from tfswap.plan.plan import Eviction, Inside, Plan
-from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
+from tfswap.planner.problem import MIN_SWAP_BYTES, Problem, starts_of
 from tfswap.report.explain import why_kept, why_unused
 from tfswap.report.markup import format_seconds
 from tfswap.support.sizes import format_bytes
@@ -88,7 +87,7 @@ class Moves:
             if kernel in ran:
                 again.setdefault(kernel, []).append(position)
             ran.add(kernel)
-        starts_s = list(accumulate((problem.cost_s[kernel] for kernel in kernels), initial=0.0))
+        starts_s = starts_of(kernels, problem.cost_s, problem.arrivals).tolist()
         return cls(problem, evictions, again, starts_s, within, times)
 
     def duration(self, evictions: Sequence[Eviction]) -> str:

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfswap.compiler.alternatives import MOST_VARIANTS
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.device_times import assume_times, lanes_of, note_times
 from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
@@ -38,6 +39,7 @@ from tfswap.runtime.limit import report_floor
 from tfswap.runtime.step_part import StepPart
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.device_timing import TimedPart
 from tfswap.simulator.requests import Requests
 from tfswap.support.gc_pause import without_collector
 
@@ -211,12 +213,14 @@ class PlanningLoop:
         new = [part.compiler.import_step(self.inputs) for part in self.parts]
         free_functions(recent=any(new))
         self._parts = [self._begun(i, part) for i, part in enumerate(self.parts)]
+        self._assume_waits()
         self.maker.making_bytes = []
         self._function: Any = None
         self._gate: int | None = None
         self._actions: list[object] | None = None  # of the plans that the function carries out
         for _ in range(PLANNING_TRIES):
             if self._try().is_final:
+                self._note_times()
                 return [
                     Planned(
                         each.optimizer,
@@ -239,6 +243,27 @@ class PlanningLoop:
         optimizer, snapshot = part.compiler.for_arena(self.inputs, live=self.live, first=self.first)
         given = None if self.given is None else self.given[number]
         return PartPlanning(part, optimizer, snapshot, self.live, given, self.ordered, self.first)
+
+    def _assume_waits(self) -> None:
+        """Have each part planned for when the other devices send it tensors, if nothing is moved there."""
+        for each, timed in self._timed({}):
+            assume_times(each.optimizer, timed)
+
+    def _note_times(self) -> None:
+        """Predict the seconds of the plans together: a device waits for what others send it."""
+        if all(each.changes_nothing for each in self._parts):
+            return
+        for each, timed in self._timed({each.part.trace.device.name: each.plan for each in self._parts}):
+            note_times(each.optimizer, timed)
+            each.plan = dataclasses.replace(each.plan, seconds=timed.timing.total_s)
+
+    def _timed(self, plans: Mapping[str, Plan]) -> list[tuple[PartPlanning, TimedPart]]:
+        """Each part of several with its time under these plans; without one, in the order that is planned first."""
+        if len(self._parts) == 1:
+            return []
+        by_device = {each.part.trace.device.name: each for each in self._parts}
+        timed = self.trace.timed({name: lanes_of(each.optimizer, plans.get(name)) for name, each in by_device.items()})
+        return [(each, timed[name]) for name, each in by_device.items() if name in timed]
 
     def _try(self) -> Outcome:
         try:

@@ -18,6 +18,7 @@ from tfswap.passes.join_parts import Joined, join
 from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
+from tfswap.simulator.device_timing import PartLanes, TimedPart, simulate_devices
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -128,6 +129,14 @@ class Trace:
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         return graph, several
+
+    def timed(self, lanes: Mapping[str, PartLanes]) -> dict[str, TimedPart]:
+        """The time of each device's part, by the schedules of the planned parts; empty where there is one device."""
+        parts = self._parts
+        if parts is None:
+            return {}
+        others = {name: part for name, part in parts.graphs.items() if name not in lanes}
+        return simulate_devices(lanes, parts.sources, others)
 
     def join(self, made: Mapping[str, Graph], orders: Mapping[str, Sequence[str]], gate: int) -> Joined:
         """The graph of the whole step from the rewritten graphs of its planned parts, by device.

@@ -10,8 +10,9 @@ counted whole, and the maximum of all states is the peak of `judge_memory`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
@@ -238,10 +239,11 @@ def record_planned(
     *,
     snapshot: ArenaSnapshot,
     disk: Collection[int] = (),
+    arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> PlannedRecord:
     """The run of `steps` with the peak of `judge_memory`: at the worse extreme, and in the highest repeat."""
     spans: list[Span] = []
-    timing = simulate_time(flow, steps, cost_s, rates, disk, spans)
+    timing = simulate_time(flow, steps, cost_s, rates, disk, spans, arrivals)
     on_lane = _on_compute_lane(steps, spans)
     best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
     for extreme, its in at_extremes(flow, steps):

@@ -1,6 +1,8 @@
 """Predicts how long a schedule takes, on three lanes.
 
-The compute lane is serial, by the schedule's total order. There is one copy lane in each direction.
+The compute lane is serial, by the schedule's total order. There is one copy lane in each direction. What goes to, or
+comes from, another device takes the copy lane of its direction, and the compute lane meanwhile. A kernel that waits for
+another device starts no earlier than that device allows (device_timing.py).
 
 Not handled: which kernel loses time to a concurrent copy. The loss is spread over the step.
 """
@@ -8,12 +10,14 @@ Not handled: which kernel loses time to a concurrent copy. The loss is spread ov
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tfswap.analysis.cost import concurrent_seconds
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.custom_ops import TO_HOST
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import (
     AWAIT,
@@ -36,7 +40,7 @@ class Timing:
         total_s: from the first kernel's start to the last one's end.
         compute_s: the kernels alone, each once.
         rerun_s: the kernels that run again.
-        stall_s: time that the compute lane waits for copies.
+        stall_s: time that the compute lane waits for copies, and for other devices.
         lost_s: time that kernels lose to concurrent copies.
     """
 
@@ -69,6 +73,7 @@ def simulate_time(
     rates: Rates,
     disk: Collection[int] = (),
     spans: list[Span] | None = None,
+    arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
@@ -77,9 +82,37 @@ def simulate_time(
 
     Args:
         spans: gets one for each step, without the time that kernels lose.
+        arrivals: the earliest start of kernels that wait for other devices.
     """
-    now = compute = rerun = lost = 0.0
+    lanes = run_lanes(flow, steps, cost_s, rates, disk, spans, waiting=arrivals)
+    try:
+        kernel = next(lanes)
+        while True:
+            kernel = lanes.send(arrivals[kernel])
+    except StopIteration as ended:
+        return ended.value
+
+
+def run_lanes(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    cost_s: Sequence[float],
+    rates: Rates,
+    disk: Collection[int] = (),
+    spans: list[Span] | None = None,
+    *,
+    waiting: Container[int] = (),
+    ends: dict[int, float] | None = None,
+) -> Generator[int, float, Timing]:
+    """As `simulate_time`. Yields each kernel of `waiting` before it runs, and is sent its earliest start.
+
+    Args:
+        ends: gets, for each kernel that has run, when the host goes on. On a GPU that is before the kernel has ended,
+            but after a copy to the host has.
+    """
+    now = host = compute = rerun = lost = 0.0
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
+    latency_s, crossing = rates.copy_latency_s, flow.crossing
     out_free, in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     out_end: dict[int, float] = {}
@@ -92,8 +125,19 @@ def simulate_time(
                 pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
                 seconds = concurrent_seconds(pair, rates)
                 lead = -1
-            now += seconds
+            if subject in waiting:
+                host = max(host, (yield subject))
+                start = now = max(now, host)
+            if subject in crossing:
+                lane = out_free if crossing[subject] == TO_HOST else in_free
+                start = max(lane[0], now)
+                now = lane[0] = start + seconds
+                host = now if crossing[subject] == TO_HOST else host
+            else:
+                now += seconds
             compute += seconds
+            if ends is not None:
+                ends[subject] = host
         elif kind == LEAD:
             lead, lead_number = subject, number
         elif kind == SPLIT:
@@ -109,9 +153,10 @@ def simulate_time(
             if tier:
                 seconds = flow.values[subject].nbytes / rates.disk_bytes_per_s
             start = max(out_free[tier], now)
-            out_end[subject] = out_free[tier] = start + seconds
+            out_end[subject] = out_free[tier] = start + latency_s + seconds
         elif kind == RELEASE:
-            now = max(now, out_end[subject])
+            host = max(host, out_end[subject])
+            now = max(now, host)
         elif kind == IN:
             tier = subject in disk
             start = max(in_free[tier], now, out_end[subject])
@@ -119,9 +164,10 @@ def simulate_time(
             lost += seconds * share
             if tier:
                 seconds = flow.values[subject].nbytes / rates.disk_bytes_per_s
-            in_end[subject] = in_free[tier] = start + seconds
+            in_end[subject] = in_free[tier] = start + latency_s + seconds
         elif kind == AWAIT:
-            now = max(now, in_end[subject])
+            host = max(host, in_end[subject])
+            now = max(now, host)
         if spans is not None:
             copied = {OUT: out_end, IN: in_end}.get(kind)
             spans.append(Span(start, now if copied is None else copied[subject]))

@@ -110,15 +110,13 @@ def run_lanes(
         ends: gets, for each kernel that has run, when the host goes on. On a GPU that is before the kernel has ended,
             but after a copy to the host has.
     """
-    now = host = compute = rerun = lost = 0.0
-    out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
-    latency_s, crossing = rates.copy_latency_s, flow.crossing
-    out_free, in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
+    now = host = compute = rerun = 0.0
+    crossing = flow.crossing
+    copies = _Copies(flow, rates, disk)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
-    out_end: dict[int, float] = {}
-    in_end: dict[int, float] = {}
     for number, (kind, subject) in enumerate(steps):
         start = now
+        copied = None
         if kind == RUN:
             seconds = cost_s[subject]
             if lead >= 0:
@@ -129,9 +127,7 @@ def run_lanes(
                 host = max(host, (yield subject))
                 start = now = max(now, host)
             if subject in crossing:
-                lane = out_free if crossing[subject] == TO_HOST else in_free
-                start = max(lane[0], now)
-                now = lane[0] = start + seconds
+                start, now = copies.cross(crossing[subject], now, seconds)
                 host = now if crossing[subject] == TO_HOST else host
             else:
                 now += seconds
@@ -147,31 +143,57 @@ def run_lanes(
             now += cost_s[subject]
             rerun += cost_s[subject]
         elif kind == OUT:
-            tier = subject in disk
-            seconds = flow.values[subject].nbytes / out_bytes_per_s
-            lost += seconds * share
-            if tier:
-                seconds = flow.values[subject].nbytes / rates.disk_bytes_per_s
-            start = max(out_free[tier], now)
-            out_end[subject] = out_free[tier] = start + latency_s + seconds
-        elif kind == RELEASE:
-            host = max(host, out_end[subject])
-            now = max(now, host)
+            copied = copies.start_out(subject, now)
         elif kind == IN:
-            tier = subject in disk
-            start = max(in_free[tier], now, out_end[subject])
-            seconds = flow.values[subject].nbytes / in_bytes_per_s
-            lost += seconds * share
-            if tier:
-                seconds = flow.values[subject].nbytes / rates.disk_bytes_per_s
-            in_end[subject] = in_free[tier] = start + latency_s + seconds
-        elif kind == AWAIT:
-            host = max(host, in_end[subject])
+            copied = copies.start_in(subject, now)
+        elif kind in (RELEASE, AWAIT):
+            host = max(host, (copies.out_end if kind == RELEASE else copies.in_end)[subject])
             now = max(now, host)
         if spans is not None:
-            copied = {OUT: out_end, IN: in_end}.get(kind)
-            spans.append(Span(start, now if copied is None else copied[subject]))
+            spans.append(Span(start, now) if copied is None else copied)
             if kind == RUN and lead_number >= 0:
                 spans[lead_number] = spans[number]
                 lead_number = -1
-    return Timing(now + lost, compute, rerun, now - compute - rerun, lost)
+    return Timing(now + copies.lost_s, compute, rerun, now - compute - rerun, copies.lost_s)
+
+
+class _Copies:
+    """The copy lanes of a device.
+
+    Attributes:
+        out_end, in_end: by value, when its latest copy in that direction ends.
+        lost_s: time that kernels lose to copies.
+    """
+
+    def __init__(self, flow: Dataflow, rates: Rates, disk: Collection[int]):
+        self._values = flow.values
+        self._rates = rates
+        self._disk = disk
+        self._out_free, self._in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
+        self.out_end: dict[int, float] = {}
+        self.in_end: dict[int, float] = {}
+        self.lost_s = 0.0
+
+    def start_out(self, value: int, now: float) -> Span:
+        start = max(self._out_free[value in self._disk], now)
+        end = start + self._seconds(value, self._rates.out_bytes_per_s)
+        self.out_end[value] = self._out_free[value in self._disk] = end
+        return Span(start, end)
+
+    def start_in(self, value: int, now: float) -> Span:
+        start = max(self._in_free[value in self._disk], now, self.out_end[value])
+        end = start + self._seconds(value, self._rates.in_bytes_per_s)
+        self.in_end[value] = self._in_free[value in self._disk] = end
+        return Span(start, end)
+
+    def cross(self, op: str, now: float, seconds: float) -> Span:
+        """A copy of a tensor that goes to another device, or comes from one."""
+        lane = self._out_free if op == TO_HOST else self._in_free
+        start = max(lane[0], now)
+        lane[0] = start + seconds
+        return Span(start, lane[0])
+
+    def _seconds(self, value: int, bytes_per_s: float) -> float:
+        nbytes, rates = self._values[value].nbytes, self._rates
+        self.lost_s += nbytes / bytes_per_s * rates.copy_share
+        return rates.copy_latency_s + nbytes / (rates.disk_bytes_per_s if value in self._disk else bytes_per_s)

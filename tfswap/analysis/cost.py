@@ -301,8 +301,8 @@ def kernel_seconds(node: Node, rates: Rates) -> float:
     return rates.launch_s + work_s + at_home_seconds(node, rates)
 
 
-PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE})
-"""Ops that pass on a tensor in host memory. In the joined step an edge takes their place (passes/join_parts.py)."""
+PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL})
+"""Ops that pass on something in host memory, and take no time of the device."""
 
 
 def crossing_seconds(node: Node, rates: Rates) -> float | None:

@@ -1,7 +1,8 @@
 """Which kernels of a device's part wait for other devices, and for which kernels others wait.
 
 In the joined step an edge takes the place of a Send and its Receive (passes/join_parts.py): the reader of what is
-received waits for the kernel that makes what is sent. The places of the two nodes in the orders do not matter.
+received waits for the kernel that makes what is sent. The places of the two nodes in the orders do not matter. A
+Receive that nothing reads only waits, at its own place.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ def waits_for_others(flow: Dataflow, awaiting: Collection[str]) -> dict[int, fro
     """
     if not awaiting:
         return {}
+    sources = {tensor.node for node in flow.nodes for tensor in node.inputs}
+    edges = {i for i, node in enumerate(flow.nodes) if node.op == RECEIVE and node in sources}
     through: dict[int, frozenset[str]] = {}
     for i, node in enumerate(flow.nodes):
         read = {flow.place[tensor.node.name] for tensor in node.inputs}
         found = frozenset({node.name}) if node.name in awaiting else frozenset[str]()
         for d in flow.own_deps[i]:
-            passes = not flow.is_kernel[d] or (d in read and flow.nodes[d].op == RECEIVE)
+            passes = not flow.is_kernel[d] or (d in read and d in edges)
             if d in through and passes:
                 found |= through[d]
         if found:
             through[i] = found
-    return {i: found for i, found in through.items() if flow.is_kernel[i] and flow.nodes[i].op != RECEIVE}
+    return {i: found for i, found in through.items() if flow.is_kernel[i] and i not in edges}
 
 
 def awaited_kernels(flow: Dataflow, name: str) -> Collection[int]:
@@ -40,4 +43,4 @@ def awaited_kernels(flow: Dataflow, name: str) -> Collection[int]:
         return ()
     node = flow.nodes[i]
     before = [flow.place[tensor.node.name] for tensor in node.inputs] if node.op == SEND else [i]
-    return frozenset().union(*((b,) if flow.is_kernel[b] else flow.kernels_before(b) for b in before))
+    return {kernel for b in before for kernel in ((b,) if flow.is_kernel[b] else flow.kernels_before(b))}

@@ -31,7 +31,7 @@ def lanes_of(optimizer: Optimizer, plan: Plan | None) -> PartLanes:
 def assume_times(optimizer: Optimizer, unmoved: TimedPart) -> None:
     """Plan from now on for these times, which are those with nothing moved on any device."""
     note_times(optimizer, unmoved)
-    optimizer.search.assume_costs(optimizer.costs)
+    optimizer.search.planners.assume_costs(optimizer.costs)
     optimizer.unoptimised.least_s = unmoved.timing.total_s
 
 

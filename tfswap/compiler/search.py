@@ -83,10 +83,6 @@ class Search:
         self.planners.assume_arena(snapshot)
         self._least = None
 
-    def assume_costs(self, costs: Costs) -> None:
-        """As `Planners.assume_costs`."""
-        self.planners.assume_costs(costs)
-
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
         """As `Planners.assume_made`."""
         self.planners.assume_made(rewriting, snapshot)

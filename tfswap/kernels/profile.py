@@ -24,6 +24,9 @@ from tfswap.support.json_fields import decode_saved
 
 FORMAT_VERSION = 1
 
+MAY_BE_ZERO = frozenset({"launch_s", "copy_latency_s", "copy_share", "peer_bytes_per_s"})
+"""Rates by which nothing is divided."""
+
 
 class Timed(NamedTuple):
     """One measured kernel.
@@ -138,7 +141,7 @@ class Profile:
 def _check_values(profile: Profile) -> None:
     """Refuse values that no measurement can give."""
     for name, value in dataclasses.asdict(profile.rates).items():
-        lowest = 0 if name in ("launch_s", "copy_latency_s", "copy_share", "peer_bytes_per_s") else 1  # others are divided by
+        lowest = 0 if name in MAY_BE_ZERO else 1  # others are divided by
         if not isinstance(value, bool) and value < lowest:
             raise InvalidModel(f"profile.rates.{name} is {value}, and must be at least {lowest}")
     times = {f"the time of {k.name!r}": k.seconds for k in profile.kernels}

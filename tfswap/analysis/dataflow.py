@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
-from tfswap.ir.custom_ops import OUTSIDE, TO_DEVICE, TO_HOST
+from tfswap.ir.custom_ops import OUTSIDE, READ_HOME, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.kernels import kernel_memory
@@ -332,6 +332,11 @@ class Dataflow:
     def crossing(self) -> dict[int, str]:
         """By kernel, the op of each that copies a tensor between the device and host memory."""
         return {i: node.op for i, node in enumerate(self.nodes) if node.op in (TO_HOST, TO_DEVICE)}
+
+    @cached_property
+    def loads(self) -> dict[int, int]:
+        """By kernel that starts the copy of a variable from its home on the host, the value that the copy fills."""
+        return {i: self.makes[i][0][1] for i, node in enumerate(self.nodes) if node.op == READ_HOME}
 
     @cached_property
     def persistent(self) -> list[int]:

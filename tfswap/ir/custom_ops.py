@@ -19,6 +19,13 @@ RELEASE: Final = "Tfswap>Release"
 # Allocates the tensor and starts the copy back.
 SWAP_IN: Final = "Tfswap>SwapIn"
 
+# (resource) -> (tensor: dtype, ticket: variant); attrs dtype, shape (for shape inference). Allocates the tensor and
+# starts the copy of a variable at home on the host.
+LOAD_HOME: Final = "Tfswap>LoadHome"
+
+STARTED: Final = frozenset((SWAP_IN, LOAD_HOME))
+"""The ops whose first output may be read only through an Await."""
+
 # (tensor: T, ticket: variant) -> (output: T); attr T. Waits for that copy; the same buffer.
 AWAIT: Final = "Tfswap>Await"
 
@@ -31,6 +38,7 @@ ALL: Final = frozenset(
         SWAP_OUT,
         RELEASE,
         SWAP_IN,
+        LOAD_HOME,
         AWAIT,
         PREFETCH,
     }

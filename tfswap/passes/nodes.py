@@ -185,6 +185,26 @@ def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
     )
 
 
+def await_copy(graph: Graph, node: Node, starts: str) -> Node:
+    """Turn `node`, in place, into the wait for a copy; returns a new node, of the op `starts`, that starts it.
+
+    Readers of `node` wait for the copy, and what the node waited for is before its start.
+    """
+    (kind,) = node.outputs
+    started = graph.add(
+        starts,
+        graph.unique_name(f"tfswap/{node.name}/start"),
+        node.inputs,
+        controls=node.controls,
+        attrs=node.attrs,
+        outputs=(kind, VARIANT),
+        device=node.device,
+    )
+    node.op, node.attrs = custom_ops.AWAIT, {"T": Dtype(kind.dtype)}
+    node.inputs, node.controls = (started.out(0), started.out(1)), ()
+    return started
+
+
 def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], bool]) -> int:
     """Have nodes of TensorFlow's ops, in bodies too, run tfswap's own kernels, in place; returns how many.
 

@@ -52,7 +52,7 @@ def _verify(graph: Graph) -> int:
             early = [n.name for n in loads if not is_released(releases[0], n)]
             if early:
                 raise VerificationError(f"{early[0]!r} can run before {releases[0].name!r} frees the buffer")
-        elif node.op == custom_ops.SWAP_IN and (node in fetched or any(n.op != custom_ops.AWAIT for n in readers)):
+        elif node.op in custom_ops.STARTED and (node in fetched or any(n.op != custom_ops.AWAIT for n in readers)):
             raise VerificationError(f"{node.name!r} is read before its copy has ended")
         elif node.op == custom_ops.AWAIT and not readers and node not in fetched:
             raise VerificationError(f"{node.name!r} brings back a tensor that nothing reads")

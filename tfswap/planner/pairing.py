@@ -437,6 +437,8 @@ def gains(
 
     @functools.cache
     def gain(first: int, second: int) -> float:
+        if first in flow.loads or second in flow.loads:
+            return 0.0  # a copy overlaps with kernels as it is
         if looped and first != second and max(cost_s[first], cost_s[second]) <= LOOPED_S:
             shorter_s, longer_s = sorted(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
             return shorter_s if shorter_s > max(LEAST_LOOPED_GAIN_S, share * (longer_s - shorter_s)) else 0.0

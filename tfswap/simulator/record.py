@@ -244,7 +244,7 @@ def record_planned(
     """The run of `steps` with the peak of `judge_memory`: at the worse extreme, and in the highest repeat."""
     spans: list[Span] = []
     timing = simulate_time(flow, steps, cost_s, rates, disk, spans, arrivals)
-    on_lane = _on_compute_lane(steps, spans)
+    on_lane = _on_compute_lane(flow, steps, spans)
     best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
     for extreme, its in at_extremes(flow, steps):
         replay = Watched(extreme, its, snapshot, on_lane)
@@ -263,12 +263,12 @@ def record_planned(
     )
 
 
-def _on_compute_lane(steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]:
+def _on_compute_lane(flow: Dataflow, steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]:
     """When each step of the schedule begins and ends on the compute lane, without waiting for copies."""
     now = 0.0
     found: list[Span] = []
-    for (kind, _), span in zip(steps, spans, strict=True):
-        if kind in KERNELS:
+    for (kind, subject), span in zip(steps, spans, strict=True):
+        if kind in KERNELS and subject not in flow.loads:
             found.append(span)
         else:
             if kind in (RELEASE, AWAIT):

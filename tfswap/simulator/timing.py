@@ -1,6 +1,7 @@
 """Predicts how long a schedule takes, on three lanes.
 
-The compute lane is serial, by the schedule's total order. There is one copy lane in each direction. What goes to, or
+The compute lane is serial, by the schedule's total order. There is one copy lane in each direction. A variable's copy
+from its home on the host takes its lane, and a kernel that reads it starts no earlier than it ends. What goes to, or
 comes from, another device takes the copy lane of its direction, and the compute lane meanwhile. A kernel that waits for
 another device starts no earlier than that device allows (device_timing.py).
 
@@ -10,7 +11,7 @@ Not handled: which kernel loses time to a concurrent copy. The loss is spread ov
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Generator, Mapping, Sequence
+from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import (
     AWAIT,
     IN,
+    KERNELS,
     LEAD,
     OUT,
     RELEASE,
@@ -111,13 +113,18 @@ def run_lanes(
             but after a copy to the host has.
     """
     now = host = compute = rerun = 0.0
-    crossing = flow.crossing
+    crossing, loads = flow.crossing, flow.loads
     copies = _Copies(flow, rates, disk)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     for number, (kind, subject) in enumerate(steps):
         start = now
         copied = None
-        if kind == RUN:
+        if loads and kind in KERNELS:
+            now = copies.read(flow.reads[subject], now)
+            start = now
+        if loads and subject in loads and kind in (RUN, RERUN):
+            copied = copies.load(loads[subject], now)
+        elif kind == RUN:
             seconds = cost_s[subject]
             if lead >= 0:
                 pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
@@ -174,8 +181,19 @@ class _Copies:
         self.in_end: dict[int, float] = {}
         self.lost_s = 0.0
 
+    def load(self, value: int, now: float) -> Span:
+        """The copy of a variable from its home on the host."""
+        start = max(self._in_free[False], now)
+        end = start + self._seconds(value, self._rates.in_bytes_per_s)
+        self.in_end[value] = self._in_free[False] = end
+        return Span(start, end)
+
+    def read(self, values: Iterable[int], now: float) -> float:
+        """When a kernel can start that reads these values."""
+        return max([now, *(self.in_end[v] for v in values if v in self.in_end)])
+
     def start_out(self, value: int, now: float) -> Span:
-        start = max(self._out_free[value in self._disk], now)
+        start = max(self._out_free[value in self._disk], self.read((value,), now))
         end = start + self._seconds(value, self._rates.out_bytes_per_s)
         self.out_end[value] = self._out_free[value in self._disk] = end
         return Span(start, end)

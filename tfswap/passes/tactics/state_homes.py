@@ -20,11 +20,12 @@ from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.homes import home_bytes, mark_at_home
-from tfswap.ir.op_traits import READ_VARIABLE, reads_rows
+from tfswap.ir.op_traits import READ_VARIABLE, control_flow, reads_rows, writes_variable
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.nodes import await_copy
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
 
@@ -143,6 +144,26 @@ def _gathers_few(node: Node, read: Node) -> bool:
     nbytes = node.outputs[0].nbytes if reads_rows(node.op) else None
     in_other_places = any(tensor.node is read for tensor in node.inputs[1:])
     return nbytes is not None and nbytes < (read.outputs[0].nbytes or 0) and not in_other_places
+
+
+def start_reads(graph: Graph, chain: Sequence[Node]) -> list[Node]:
+    """Have the copies of `ReadHome` nodes overlap with the kernels after them, in place; returns the chain with the
+    nodes that start these copies.
+
+    What reads such a tensor waits for the copy. What may write the variable waits for all copies before it.
+    """
+    made: list[Node] = []
+    reads: dict[Node, list[Node]] = {}  # by handle
+    for node in chain:
+        if node.op == custom_ops.READ_HOME:
+            reads.setdefault(node.inputs[0].node, []).append(node)
+            made.append(await_copy(graph, node, custom_ops.LOAD_HOME))
+            continue
+        made.append(node)
+        if writes_variable(node.op) or control_flow(node.op) is not None:
+            copies = [copy for tensor in node.inputs for copy in reads.get(tensor.node, ())]
+            node.controls = tuple(dict.fromkeys((*node.controls, *copies)))
+    return made
 
 
 def _accesses(nodes: Iterable[Node], handles: Iterable[Node]) -> dict[Node, list[Node]]:

@@ -32,6 +32,7 @@ from tfswap.passes.nodes import (
 )
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.pair_kernels import join_leads
+from tfswap.passes.tactics.state_homes import start_reads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import (
     AWAIT,
@@ -175,7 +176,7 @@ def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | I
         writer.write(kind, subject)
     if is_exact(schedule):
         writer.chain.append(add_free_rest(graph, writer.chain[0], writer.chain[0]))
-    return join_leads(graph, writer.chain, writer.leads)
+    return start_reads(graph, join_leads(graph, writer.chain, writer.leads))
 
 
 @graph_pass(

@@ -1,10 +1,11 @@
 // Variables at home on the host (variable_home.h).
 //
 //   ReadHome   copies a variable to a new tensor on the device
+//   LoadHome   starts such a copy, for which an Await (swap_ops.cc) waits
 //   WriteHome  copies a tensor to the variable's own buffer (AssignInPlace's kernel, in variable_ops.cc)
 //   MoveHome   moves a variable's value to host memory, or back to the device's arena
 //
-// The copies of ReadHome and WriteHome are in order with the device's kernels.
+// The copies of ReadHome and WriteHome are in order with the device's kernels. Those of LoadHome overlap with them.
 
 #include <memory>
 #include <utility>
@@ -14,11 +15,14 @@
 #include "device_copier.h"
 #include "device_copy.h"
 #include "op_support.h"
+#include "runtime.h"
 #include "swapped.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "transfer.h"
 #include "variable_access.h"
 #include "variable_home.h"
 
@@ -31,6 +35,16 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::Var;
 
+absl::Status LoadHomeShape(tensorflow::shape_inference::InferenceContext* c) {
+  tensorflow::PartialTensorShape attr;
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &attr));
+  tensorflow::shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(attr, &shape));
+  c->set_output(0, shape);
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
 REGISTER_OP("Tfswap>ReadHome")
     .Input("resource: resource")
     .Output("value: dtype")
@@ -41,6 +55,21 @@ REGISTER_OP("Tfswap>ReadHome")
     .Doc(R"doc(
 Copies the value of a variable to a new tensor on the device. The variable keeps its buffer.
 
+shape: For shape inference only.
+)doc");
+
+REGISTER_OP("Tfswap>LoadHome")
+    .Input("resource: resource")
+    .Output("value: dtype")
+    .Output("ticket: variant")
+    .Attr("dtype: type")
+    .Attr("shape: shape = {unknown_rank: true}")
+    .SetIsStateful()
+    .SetShapeFn(LoadHomeShape)
+    .Doc(R"doc(
+Allocates a tensor, starts the copy of a variable's value into it and returns immediately.
+
+`value` has no values yet: read it only through Await. The variable may be assigned once that has ended.
 shape: For shape inference only.
 )doc");
 
@@ -56,6 +85,16 @@ variable's copy-on-read mode off.
 host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
 )doc");
 
+// The value of the variable in input 0. The caller holds the variable's lock.
+absl::Status GetValue(const OpKernelContext* ctx, Var* variable, const Tensor** value) {
+  *value = variable->tensor();
+  const tensorflow::DataType type = ctx->op_kernel().output_type(0);
+  if (variable->is_initialized && (*value)->dtype() == type) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("'", ctx->op_kernel().name(),
+                                                    "' reads a variable without a value of type ",
+                                                    tensorflow::DataTypeString(type), "."));
+}
+
 class ReadHomeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -64,14 +103,58 @@ class ReadHomeOp : public OpKernel {
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
     tensorflow::tf_shared_lock lock(*variable->mu());
-    const Tensor& held = *variable->tensor();
-    OP_REQUIRES(ctx, variable->is_initialized && held.dtype() == output_type(0),
-                absl::FailedPreconditionError(
-                    absl::StrCat("'", name(), "' reads a variable without a value of type ",
-                                 tensorflow::DataTypeString(output_type(0)), ".")));
+    const Tensor* held;
+    OP_REQUIRES_OK(ctx, GetValue(ctx, variable.get(), &held));
     Tensor* value;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, held.shape(), &value));
-    if (value->TotalBytes() > 0) CopyOnDevice(ctx, held, value);
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, held->shape(), &value));
+    if (value->TotalBytes() > 0) CopyOnDevice(ctx, *held, value);
+  }
+};
+
+// The objects that a copy from a home needs until it has ended. Only the copy holds them.
+struct HomeLoading {
+  Tensor home;
+  Loading loading;
+};
+
+template <typename CopierFactory>
+class LoadHomeOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
+    tensorflow::core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
+    tensorflow::tf_shared_lock lock(*variable->mu());
+    const Tensor* held;
+    OP_REQUIRES_OK(ctx, GetValue(ctx, variable.get(), &held));
+    Tensor* value;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, held->shape(), &value));
+    auto copied = std::make_shared<Transfer>();
+    SetVariantOutput(ctx, 1, Ticket{{}, copied, value->data(), Account()});
+    if (IsAtHome(*held)) {
+      Start(ctx, HomeLoading{*held, Loading{*value, std::move(copied)}});
+      return;
+    }
+    if (value->TotalBytes() > 0) CopyOnDevice(ctx, *held, value);
+    copied->End(absl::OkStatus());
+  }
+
+ private:
+  static void Start(OpKernelContext* ctx, HomeLoading started) {
+    auto copying = std::make_shared<HomeLoading>(std::move(started));
+    const void* const from = copying->home.data();
+    Tensor* const to = &copying->loading.tensor;
+    CopierFactory::Make(ctx)->CopyIn(from, to, [copying = std::move(copying)](const Copied& copied) {
+      Account().Add(Direction::kIn, Tier::kHost, copying->home.TotalBytes(), copied);
+      // Buffers are released before the end is announced: an op after Await may then be the tensor's only owner, and
+      // the variable that of its home. TensorFlow may hold another copy of the callback.
+      const auto transfer = std::move(copying->loading.copied);
+      copying->loading.tensor = Tensor();
+      copying->home = Tensor();
+      transfer->End(copied.status);
+    });
   }
 };
 
@@ -106,6 +189,9 @@ class MoveHomeOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_CPU), ReadHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"), ReadHomeOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_CPU), LoadHomeOp<CpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+                        LoadHomeOp<GpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>MoveHome").Device(tensorflow::DEVICE_CPU), MoveHomeOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>MoveHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
                         MoveHomeOp<GpuCopierFactory>);

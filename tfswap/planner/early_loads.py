@@ -1,0 +1,132 @@
+"""Starts copies of variables from their homes on the host early, so that kernels need not wait for them.
+
+A solver places such a copy like a kernel: right before the first one that reads it. Here it is moved ahead, as far as
+the copies need and as the memory below the choice's own peak allows. So the peak of live bytes stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import Rates
+from tfswap.plan.schedule import KERNELS, Interval, build_schedule
+from tfswap.planner.problem import Choice
+from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.memory import simulate_memory
+
+SLACK = 1.5
+"""Copies get this many times their modelled time, since the model is not exact."""
+
+
+def with_early_loads(
+    flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+) -> Choice:
+    """`choice` with copies from homes started earlier.
+
+    Args:
+        choice: a solver's, without pairs and splits.
+        cost_s: seconds per node.
+        snapshot: the arena before the step.
+    """
+    order = choice.order
+    loads = [position for position, kernel in enumerate(order) if kernel in flow.loads]
+    if not loads:
+        return choice
+    starts = np.concatenate([[0.0], np.cumsum([0.0 if kernel in flow.loads else cost_s[kernel] for kernel in order])])
+    room = _Room(flow, choice, snapshot)
+    reads = _Reads(flow, order)
+    ahead: dict[int, int] = {}  # by position of a load, the position before which it starts
+    lane = float("inf")
+    for position in sorted(loads, key=lambda p: (reads.first_after(p), p), reverse=True):
+        value = flow.loads[order[position]]
+        nbytes = round_up(flow.values[value].nbytes)
+        finish = min(lane, starts[reads.first_after(position)])
+        begin = finish - SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
+        wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
+        ahead[position] = room.take(wanted, position, nbytes)
+        lane = min(begin, starts[ahead[position]])
+    return _moved(choice, ahead)
+
+
+class _Room:
+    """The bytes below the peak of live bytes, between the kernels of a choice."""
+
+    def __init__(self, flow: Dataflow, choice: Choice, snapshot: ArenaSnapshot):
+        steps = build_schedule(*choice)
+        memory = simulate_memory(flow, steps, snapshot=snapshot, live=True)
+        self._live = np.array(memory.during_bytes, dtype=np.int64)
+        self._peak = int(self._live.max(initial=0))
+        kernels = [n for n, step in enumerate(steps) if step.kind in KERNELS]
+        # A load that is moved before a kernel comes before the copies at its place too.
+        self._begins = [0, *(n + 1 for n in kernels)]
+        self._at = kernels
+
+    def take(self, wanted: int, position: int, nbytes: int) -> int:
+        """Moves the allocation of a load ahead, to position `wanted` if there is room; returns where to."""
+        first, last = self._begins[wanted], self._at[position]
+        over = np.flatnonzero(self._live[first:last] > self._peak - nbytes)
+        if len(over):
+            first += int(over[-1]) + 1
+        found = next((p for p in range(wanted, position) if self._begins[p] >= first), position)
+        self._live[self._begins[found] : last] += nbytes if found < position else 0
+        return found
+
+
+class _Reads:
+    """When values are read and variables are written, in an order of kernels."""
+
+    def __init__(self, flow: Dataflow, order: Sequence[int]):
+        self._flow = flow
+        self._order = order
+        self._positions: dict[int, list[int]] = {}
+        watched = set(flow.loads.values())
+        for position, kernel in enumerate(order):
+            for value in watched.intersection(flow.reads[kernel]):
+                self._positions.setdefault(value, []).append(position)
+        self._ran = {kernel: position for position, kernel in reversed(list(enumerate(order)))}  # the first time
+        self._loaded: dict[int, list[int]] = {}
+        for position, kernel in enumerate(order):
+            if kernel in flow.loads:
+                self._loaded.setdefault(kernel, []).append(position)
+
+    def first_after(self, position: int) -> int:
+        """The first kernel that reads what the load at `position` fills."""
+        reads = self._positions.get(self._flow.loads[self._order[position]], ())
+        return next((p for p in reads if p > position), position)
+
+    def earliest(self, position: int) -> int:
+        """The earliest position before which the load at `position` can start: after all that it waits for, and after
+        the kernels that read what it filled before.
+        """
+        kernel = self._order[position]
+        before = [self._ran[k] for k in self._flow.kernels_before(kernel) if k in self._ran]
+        before += [p for p in self._positions.get(self._flow.loads[kernel], ()) if p < position]
+        before += [p for p in self._loaded[kernel] if p < position]
+        return max(before, default=-1) + 1
+
+
+def _moved(choice: Choice, ahead: dict[int, int]) -> Choice:
+    """The choice with kernels moved ahead.
+
+    Args:
+        ahead: by position of such a kernel, the position of the one that it comes before.
+    """
+    ranked = sorted(range(len(choice.order)), key=lambda p: (ahead.get(p, p), p not in ahead, p))
+    place = {old: new for new, old in enumerate(ranked)}
+    # The copies before a kernel that is moved ahead stay, and come before the next kernel.
+    following = len(ranked)
+    before = [following] * (len(ranked) + 1)
+    for position in reversed(range(len(ranked))):
+        if ahead.get(position, position) == position:
+            following = place[position]
+        before[position] = following
+
+    def moved(a: Interval) -> Interval:
+        out = None if a.out is None else place[a.out]
+        return a._replace(out=out, release=before[a.release], back=before[a.back], use=before[a.use])
+
+    return choice._replace(order=[choice.order[p] for p in ranked], intervals=[moved(a) for a in choice.intervals])

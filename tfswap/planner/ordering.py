@@ -100,13 +100,13 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)
-    # The optimizer's arithmetic: element by element, and only for writes. The kernel before it, which computes the
+    # The optimizer's arithmetic, element by element, and copies of its slots from their homes: only for writes. The kernel before it, which computes the
     # gradient, keeps its place.
     optimiser = [False] * len(flow.nodes)
     for i in reversed(base):
         if flow.updates[i]:
             optimiser[i] = True
-        elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i]):
+        elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i] or i in flow.loads):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
     last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimizer
     due: dict[int, list[int]] = {}

@@ -110,6 +110,15 @@ class Problem:
         """When values are used in this order, and the cost of recomputing them."""
         return Uses(self)
 
+    def rerun_s(self, kernel: int) -> float:
+        """The cost in seconds of one more run of a kernel. Most of a copy overlaps with other kernels."""
+        return self.cost_s[kernel] * (COPY_SHARE if kernel in self.flow.loads else 1.0)
+
+    def may_swap(self, v: int) -> bool:
+        """Whether a value may be swapped. A variable's copy is dropped instead: the host has the variable."""
+        producer = self.flow.values[v].producer
+        return self.flow.may(v, "swap") and not (producer in self.flow.loads and self.repeatable[producer])
+
     @cached_property
     def there_bytes(self) -> int:
         """The live bytes of others in the arena before the step."""
@@ -144,6 +153,8 @@ whether a number of bytes exceeds the target: its choice is the same for all tar
 """
 
 NEVER = math.inf
+COPY_SHARE = 0.1
+"""The share of the seconds of a variable's copy that counts as its cost."""
 MAX_CHAIN = 64
 """A value that takes more kernels than this to recompute is swapped or stays."""
 MIN_SWAP_BYTES = 64 << 10
@@ -401,7 +412,7 @@ class Uses:
             if kernel in kernels:
                 continue
             kernels.add(kernel)
-            cost += problem.cost_s[kernel]
+            cost += problem.rerun_s(kernel)
             unchanged = all(self.ended.get(u, end) >= end for u in flow.reads[kernel])
             if not (problem.repeatable[kernel] and unchanged) or len(kernels) > MAX_CHAIN:
                 return NEVER, ()

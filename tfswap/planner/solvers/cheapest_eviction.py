@@ -111,7 +111,7 @@ def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
 
 def _copy_s(problem: Problem, v: int, byte_s: float) -> float:
     """Cost of copying a value, at `byte_s` seconds per byte."""
-    return problem.uses.nbytes[v] * byte_s if problem.flow.may(v, "swap") else NEVER
+    return problem.uses.nbytes[v] * byte_s if problem.may_swap(v) else NEVER
 
 
 def _score(uses: Uses, wait: Wait, start_s: float, cost_s: float, prices: Prices) -> float:
@@ -453,7 +453,7 @@ class _Sweep:
         self.reruns.append((self.position, kernel))
         self.needs.append(needs)
         self.takeovers = []
-        self.rerun_s += self.problem.cost_s[kernel]
+        self.rerun_s += self.problem.rerun_s(kernel)
         for v in uses.reads[kernel]:
             if not (self.gone[v] or self.away[v]):
                 self.last_use[v] = at

@@ -24,6 +24,8 @@ POSTPONED_KERNELS = 100_000
 """The most kernels that are postponed, one after the other, and the most kernels of all orders tried for that.
 """
 
+SMALL_BYTES = 1024
+"""The most bytes of tensors, like a learning rate, for which the place of a kernel does not matter."""
 NEXT_TO_NOTHING = 64
 """A kernel that makes this many times the bytes that it reads may run late, for its inputs are small."""
 
@@ -95,18 +97,25 @@ def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     return result
 
 
+def _is_small(flow: Dataflow, i: int) -> bool:
+    """Whether a node is no kernel, or reads and makes small tensors only."""
+    values = (*flow.reads[i], *(v for _, v in flow.makes[i])) if flow.is_kernel[i] else ()
+    return all(flow.values[v].nbytes <= SMALL_BYTES for v in values)
+
+
 def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     """`base`, but each write to a variable runs as soon as its last input that others need too is computed."""
     users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)
-    # The optimizer's arithmetic, element by element, and copies of its slots from their homes: only for writes. The kernel before it, which computes the
+    # The optimizer's arithmetic, element by element or of numbers, and copies of its slots from their homes: only for
+    # writes. The kernel before it, which computes the
     # gradient, keeps its place.
     optimiser = [False] * len(flow.nodes)
     for i in reversed(base):
         if flow.updates[i]:
             optimiser[i] = True
-        elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i] or i in flow.loads):
+        elif i not in fetched and users[i] and (flow.forwards[i] or i in flow.loads or _is_small(flow, i)):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
     last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimizer
     due: dict[int, list[int]] = {}

@@ -139,6 +139,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_move_home, {"resource": variable.handle, "host": rows % 2 == 0}),
         (core.tfswap_write_home, {"resource": variable.handle, "value": x}),
         (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype}),
+        (core.tfswap_load_home, {"resource": variable.handle, "dtype": x.dtype}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
     ]
 

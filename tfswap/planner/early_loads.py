@@ -6,7 +6,8 @@ the copies need and as the memory below the choice's own peak allows. So the pea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -47,8 +48,10 @@ def with_early_loads(
         finish = min(lane, starts[reads.first_after(position)])
         begin = finish - SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
         wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
-        ahead[position] = room.take(wanted, position, nbytes)
-        lane = min(begin, starts[ahead[position]])
+        found = room.take(wanted, position, nbytes)
+        if found < position:
+            ahead[position] = found
+        lane = min(begin, starts[found])
     return _moved(choice, ahead)
 
 
@@ -109,24 +112,18 @@ class _Reads:
         return max(before, default=-1) + 1
 
 
-def _moved(choice: Choice, ahead: dict[int, int]) -> Choice:
+def _moved(choice: Choice, ahead: Mapping[int, int]) -> Choice:
     """The choice with kernels moved ahead.
 
     Args:
-        ahead: by position of such a kernel, the position of the one that it comes before.
+        ahead: by position of such a kernel, the lower position of the one that it comes before.
     """
-    ranked = sorted(range(len(choice.order)), key=lambda p: (ahead.get(p, p), p not in ahead, p))
-    place = {old: new for new, old in enumerate(ranked)}
-    # The copies before a kernel that is moved ahead stay, and come before the next kernel.
-    following = len(ranked)
-    before = [following] * (len(ranked) + 1)
-    for position in reversed(range(len(ranked))):
-        if ahead.get(position, position) == position:
-            following = place[position]
-        before[position] = following
+    ranks = sorted((ahead.get(p, p), p not in ahead, p) for p in range(len(choice.order)))
+    # Copies before a kernel come after the kernels that are moved to its place, and before all later ones.
+    before = [bisect_left(ranks, (p, True)) for p in range(len(ranks) + 1)]
 
     def moved(a: Interval) -> Interval:
-        out = None if a.out is None else place[a.out]
+        out = None if a.out is None else before[a.out + 1] - 1
         return a._replace(out=out, release=before[a.release], back=before[a.back], use=before[a.use])
 
-    return choice._replace(order=[choice.order[p] for p in ranked], intervals=[moved(a) for a in choice.intervals])
+    return choice._replace(order=[choice.order[p] for _, _, p in ranks], intervals=[moved(a) for a in choice.intervals])

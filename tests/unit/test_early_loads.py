@@ -1,0 +1,133 @@
+"""Copies of variables from their homes: started early enough to overlap with kernels, within the plan's own peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import pytest
+from graphs import training_steps
+from hypothesis import given
+from layered_steps import Layer, training_step
+from planner_problems import CPU, live_peak, slow
+
+from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph
+from tfswap.kernels.hardware import Rates
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.state_homes import keep_at_home, movable_variables, start_reads
+from tfswap.passes.verify import VerificationError, verify
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import Interval, build_schedule
+from tfswap.planner import early_loads
+from tfswap.planner.early_loads import with_early_loads
+from tfswap.planner.planner import Planner
+from tfswap.planner.problem import Choice
+from tfswap.planner.validate import require_fit
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
+from tfswap.simulator.timing import simulate_time
+
+FAST = 1e30
+RATES = Rates(FAST, FAST, FAST, out_bytes_per_s=FAST, in_bytes_per_s=FAST, launch_s=1.0, copy_share=0.0)
+"""A kernel takes a second, and a copy no time."""
+
+
+def at_home(graph: Graph) -> Dataflow:
+    keep_at_home(graph, Target(CPU), list(movable_variables(graph)))
+    graph.prune()
+    return analyse_dataflow(graph, CPU)
+
+
+def dense(layers: int) -> Dataflow:
+    return at_home(training_step([Layer("dense", i) for i in range(layers)], 512, 8))
+
+
+def rates_of(flow: Dataflow, copy_s: float) -> Rates:
+    """Rates with which the largest variable's copy takes `copy_s` seconds."""
+    largest = max((flow.values[v].nbytes for v in flow.loads.values()), default=1)
+    return dataclasses.replace(RATES, in_bytes_per_s=largest / copy_s)
+
+
+def choices(planner: Planner) -> list[Choice]:
+    """Some choices of each solver, without early copies."""
+    found = [Choice(problem.order, []) for problem in planner.problems]
+    with mock.patch("tfswap.planner.planner.with_early_loads", lambda flow, choice, *rest: choice):
+        for ladder in planner.ladders:
+            made = [ladder.judged(rung) for rung in range(0, len(ladder.targets), 3)]
+            found += [judged.draft.choice._replace(paired=()) for judged in made if judged is not None]
+    return found
+
+
+def test_kernels_do_not_wait_for_copies_that_can_start_early() -> None:
+    flow = dense(8)
+    rates = rates_of(flow, copy_s=0.5)
+    costs = Costs(rates)
+    cost_s = costs.of_step(flow)
+    late = Choice(Planner(flow, Target(CPU), costs=costs).problems[0].order, [])
+    early = with_early_loads(flow, late, cost_s, rates, NOTHING_KNOWN)
+    before, after = (simulate_time(flow, build_schedule(*c), cost_s, rates) for c in (late, early))
+    assert before.stall_s == pytest.approx(0.5 * len(flow.loads))
+    assert after.stall_s == pytest.approx(0.5), "only the first copy has no kernel before it"
+    assert after.compute_s == before.compute_s
+    assert live_peak(flow, early.order) <= live_peak(flow, late.order)
+
+
+def test_a_copy_takes_its_lane_and_no_time_of_kernels() -> None:
+    flow = dense(2)
+    cost_s = Costs(RATES).of_step(flow)
+    order = Planner(flow, Target(CPU), costs=Costs(RATES)).problems[0].order
+    timing = simulate_time(flow, build_schedule(order, ()), cost_s, RATES)
+    assert timing.total_s == pytest.approx(len(order) - len(flow.loads))
+    assert timing.stall_s == pytest.approx(0.0)
+
+
+@slow
+@given(training_steps())
+def test_plans_stay_plans_and_hold_no_more(graph) -> None:
+    flow = at_home(graph)
+    rates = rates_of(flow, copy_s=3.0)
+    planner = Planner(flow, Target(CPU), costs=Costs(rates))
+    (problem, *_) = planner.problems
+    for choice in choices(planner):
+        early = with_early_loads(flow, choice, planner.cost_s, rates, NOTHING_KNOWN)
+        assert sorted(early.order) == sorted(choice.order)
+        assert live_peak(flow, early.order, early.intervals) <= live_peak(flow, choice.order, choice.intervals)
+        order, evictions = early.named(flow)
+        require_fit(Plan("", None, order, evictions, 0, 0, 0, 1.0, "test"), problem)
+
+
+def test_writes_wait_for_the_copies_before_them() -> None:
+    graph = training_step([Layer("dense", 0)], 512, 8)
+    keep_at_home(graph, Target(CPU), list(movable_variables(graph)))
+    chain = [node for node in graph.topological() if node.op not in ("Placeholder", "Const")]
+    started = start_reads(graph, chain)
+    loads = [node for node in started if node.op == custom_ops.LOAD_HOME]
+    assert loads and not any(node.op == custom_ops.READ_HOME for node in graph)
+    for write in (node for node in graph if node.op == custom_ops.WRITE_HOME):
+        same = [load for load in loads if load.inputs[0].node is write.inputs[0].node]
+        waits = [node for node in graph if node.op == custom_ops.AWAIT and node.inputs[0].node in same]
+        assert waits and set(waits) <= set(write.controls)
+
+
+def test_a_copy_that_is_read_before_its_end_is_noticed() -> None:
+    graph = training_step([Layer("dense", 0)], 512, 8)
+    keep_at_home(graph, Target(CPU), list(movable_variables(graph)))
+    graph.prune()
+    start_reads(graph, list(graph.topological()))
+    verify(graph)
+    wait = next(node for node in graph if node.op == custom_ops.AWAIT)
+    reader = next(node for node in graph if wait.out() in node.inputs)
+    reader.inputs = tuple(wait.inputs[0] if tensor == wait.out() else tensor for tensor in reader.inputs)
+    with pytest.raises(VerificationError, match="read before its copy has ended"):
+        verify(graph)
+
+
+def test_a_kernel_that_is_moved_ahead_takes_the_copies_at_its_place_along() -> None:
+    """Positions 0 to 4; the kernel at 3 moves before 1. Copies before a kernel stay before it."""
+    choice = Choice([10, 11, 12, 13, 14], [Interval(0, 0, 1, 3, 4), Interval(1, 3, 4, 4, 5)])
+    moved = early_loads._moved(choice, {3: 1})
+    assert moved.order == [10, 13, 11, 12, 14]
+    assert moved.intervals == [Interval(0, 1, 2, 4, 4), Interval(1, 3, 4, 4, 5)]

@@ -120,16 +120,12 @@ def run_lanes(
         start = now
         copied = None
         if loads and kind in KERNELS:
-            now = copies.read(flow.reads[subject], now)
-            start = now
-        if loads and subject in loads and kind in (RUN, RERUN):
+            start = now = copies.read(flow.reads[subject], now)
+        if kind in (RUN, RERUN) and subject in loads:
             copied = copies.load(loads[subject], now)
         elif kind == RUN:
-            seconds = cost_s[subject]
-            if lead >= 0:
-                pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
-                seconds = concurrent_seconds(pair, rates)
-                lead = -1
+            seconds = _kernel_s(flow, cost_s, rates, lead, subject)
+            lead = -1
             if subject in waiting:
                 host = max(host, (yield subject))
                 start = now = max(now, host)
@@ -162,6 +158,13 @@ def run_lanes(
                 spans[lead_number] = spans[number]
                 lead_number = -1
     return Timing(now + copies.lost_s, compute, rerun, now - compute - rerun, copies.lost_s)
+
+
+def _kernel_s(flow: Dataflow, cost_s: Sequence[float], rates: Rates, lead: int, kernel: int) -> float:
+    """The seconds of a kernel, or of a pair with the kernel `lead`; -1 for none."""
+    if lead < 0:
+        return cost_s[kernel]
+    return concurrent_seconds([(flow.nodes[i], cost_s[i]) for i in (lead, kernel)], rates)
 
 
 class _Copies:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -245,3 +250,40 @@ def fitted(limit: Any = None) -> dict[str, Any]:
     values = [trained, *(weight.numpy().tobytes().hex() for weight in model.weights)]
     report = None if limit is None else tfswap.keras.report(model)
     return {"values": values, "peaks": peaks, "report": report, "epochs": [e for c in callbacks for e in c.epochs]}
+
+
+def fitted_with_late_batches(limit: Any) -> list[dict[str, list[int]]]:
+    """By epoch and device, measured and planned peak and the limit of a Keras model on all GPUs: the second batch is
+    made when the first step has begun, the others at any time, and a batch is a large part of a step's memory.
+    """
+    from tfswap.runtime.step import Step
+
+    began, drawn, runs, run = threading.Event(), random.Random(3), itertools.count(), Step._watched
+
+    def batches():
+        for i in range(16):
+            if i == 1 and next(runs) == 1:  # the first run only builds the model
+                began.wait(60)
+            time.sleep(0.03 * drawn.random() * (i > 1))
+            yield draws(2048, 64, seed=i), np.arange(2048) % 10
+
+    def watched(*arguments):
+        began.set()
+        return run(*arguments)
+
+    with strategy().scope():
+        hidden = [tf.keras.layers.Dense(64, "softplus") for _ in range(12)]
+        model = tf.keras.Sequential([tf.keras.layers.Input((64,)), *hidden, tf.keras.layers.Dense(10)])
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf.keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    tfswap.keras.optimize(model, memory_limit=limit)
+    reported = tfswap.keras.MemoryReport()
+    data = tf.data.Dataset.from_generator(
+        batches, output_signature=(tf.TensorSpec([2048, 64]), tf.TensorSpec([2048], tf.int64))
+    )
+    with mock.patch.object(Step, "_watched", watched):
+        model.fit(data, epochs=2, verbose=0, callbacks=[reported])
+    return [
+        {name: [each.measured_peak_bytes, each.planned_peak_bytes, each.limit_bytes] for name, each in found.items()}
+        for found in (epoch.devices for epoch in reported.epochs)
+    ]

@@ -167,7 +167,7 @@ def batches():
         return loss
 
     planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="45%")
-    planned.batches_ahead = 2
+    planned.batches_ahead = {"CPU:0": 2}
     planned(batch)
     ended, drawn = threading.Event(), random.Random(3)
 
@@ -218,7 +218,7 @@ def test_a_share_is_of_the_batches_too_that_the_floor_counts():
             return loss
 
         planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
-        planned.batches_ahead = 2
+        planned.batches_ahead = {"CPU:0": 2}
         planned(batch)
         report = planned.report()
         return [report.floor_bytes, report.memory_limit_bytes, report.baseline_peak_bytes]

@@ -31,6 +31,11 @@ def type_of(device: str) -> str:
     return device.partition("/device:")[2].partition(":")[0].upper()
 
 
+def local_name(device: str) -> str:
+    """ "GPU:1" of "/job:localhost/replica:0/task:0/device:GPU:1"."""
+    return f"{type_of(device)}:{device.rpartition(':')[2]}"
+
+
 def has_device(name: str) -> bool:
     """Whether this process has a device of this name, "GPU:0"."""
     import tensorflow as tf

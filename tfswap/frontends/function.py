@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, overload
 
 from tfswap.compiler.request import Request
@@ -200,13 +200,13 @@ class OptimizedFunction(ChangeableLimit[P, R]):
         return self._function
 
     @property
-    def batches_ahead(self) -> int:
-        """How many batches the data pipeline makes on the device during a step. Plans leave room for them."""
+    def batches_ahead(self) -> Mapping[str, int]:
+        """By device, how many batches the data pipeline makes on it during a step. Plans leave room for them."""
         return self._steps.batches_ahead
 
     @batches_ahead.setter
-    def batches_ahead(self, count: int) -> None:
-        self._steps.batches_ahead = count
+    def batches_ahead(self, counts: Mapping[str, int]) -> None:
+        self._steps.batches_ahead = counts
 
     @property
     def plans(self) -> int:

@@ -22,7 +22,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +35,7 @@ from tfswap.frontends.scope import scope
 from tfswap.ir.permits import STATE
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
-from tfswap.runtime.batches import BATCHES_AHEAD, shared_device
+from tfswap.runtime.batches import batches_ahead
 from tfswap.support.sizes import Limit
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Training:
         for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first
             if spec is not None and (self._pipeline is None or self._pipeline() is not batches):
                 self._pipeline = weakref.ref(batches)
-                _await_rest()
+                _await_rest(batch)
             logs = self._run(_spec(batch) if spec is None else spec, batch)
             self._note()
         if logs is None:
@@ -160,7 +160,8 @@ class Training:
             _build_at_home(self._model, batch)
             self._builds = False
         tensors = _present(batch)
-        text, piped = repr(spec), any(map(tf.is_tensor, tensors))  # a caller of train_on_batch may have arrays
+        leaves = tf.nest.flatten(tensors, expand_composites=True)  # a part for each replica where there are several
+        text, piped = repr(spec), any(map(tf.is_tensor, leaves))  # a caller of train_on_batch may have arrays
         if (step := self._steps.get((text, True)) or self._steps.get((text, piped))) is not None:
             self._latest = step
             return step(*tensors)
@@ -169,28 +170,29 @@ class Training:
         signature = traced_for(_present(spec), [signature for signature, _ in traces])
         known = traces.get((signature, True)) or traces.get((signature, piped))
         try:
-            self._latest = step = known or self._step(spec, signature, piped=piped)
+            ahead = batches_ahead(leaves) if piped else {}
+            self._latest = step = known or self._step(spec, signature, ahead)
             logs = step(*tensors)
         except UnsupportedGraph:
             # In the graph for any number of rows the sizes of some tensors may be open, in loops above all.
-            self._latest = step = self._step(spec, None, piped=piped)
+            self._latest = step = self._step(spec, None, ahead)
             logs = step(*tensors)
             log.info("tfswap: %s: traced and planned for each size of batch by itself", _named(self._model))
         traces[signature, piped] = self._steps[text, piped] = step
         return logs
 
-    def _step(self, spec: Any, signature: Any, *, piped: bool) -> OptimizedFunction:
+    def _step(self, spec: Any, signature: Any, ahead: Mapping[str, int]) -> OptimizedFunction:
         """The step for batches of this spec.
 
         Args:
             signature: it is traced for; None to trace it for each size of batch.
-            piped: whether a pipeline makes other batches during the step.
+            ahead: by device, how many other batches a pipeline makes during the step.
         """
         import tensorflow as tf
 
         another = self._latest.same_program if self._latest is not None and self._steps else self._optimize
         made = another(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_ahead = BATCHES_AHEAD if piped and shared_device() is not None else 0
+        made.batches_ahead = ahead
         return made
 
     def _one_step(self, spec: Any) -> Any:
@@ -343,16 +345,14 @@ def _build_at_home(model: Any, batch: Any) -> None:
             optimizer.build(model.trainable_variables)
 
 
-def _await_rest() -> None:
+def _await_rest(batch: Any) -> None:
     """Wait until a new pipeline has filled its buffers, so that these count as persistent bytes of the step."""
-    device = shared_device()
-    if device is None:
-        return
-    seen: list[int] = []
-    while len(seen) < MOST_READINGS and (len(seen) < READINGS or len({*seen[-READINGS:]}) > 1):
-        info = arena.memory_info(device)
-        assert info is not None, "it shares the arena"
-        seen.append(info.current_bytes)
+    import tensorflow as tf
+
+    devices = [*batches_ahead(tf.nest.flatten(_present(batch), expand_composites=True))]
+    seen: list[tuple[int, ...]] = []
+    while devices and len(seen) < MOST_READINGS and (len(seen) < READINGS or len({*seen[-READINGS:]}) > 1):
+        seen.append(tuple(info.current_bytes for info in map(arena.memory_info, devices) if info is not None))
         time.sleep(REST_S)
 
 

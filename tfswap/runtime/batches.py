@@ -1,13 +1,15 @@
-"""Room for the batches that a data pipeline makes in the step's own arena while the step runs.
+"""Room for the batches that a data pipeline makes in the step's own arenas while the step runs.
 
-A pipeline makes its elements on the host, so that they share the arena of a step that runs on the CPU.
+A pipeline makes its elements on the host, so that they share the arena of a step that runs on the CPU. The iterator of
+a distributed dataset copies each replica's next batch to its GPU, as does `tf.data.experimental.prefetch_to_device`
+(multi_device_iterator_ops.py, prefetching_ops.py).
 
 Not handled: other tensors of a pipeline, such as the elements that a `shuffle` keeps, or those that a `map` computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfswap.device import arena, machine
@@ -15,6 +17,8 @@ from tfswap.kernels.alignment import round_up
 
 BATCHES_AHEAD = 2
 """Batches that a pipeline makes while a step runs, once its buffers are full: the next one, and one in transit."""
+COPIES_AHEAD = 1
+"""The same of a pipeline that copies its batches to a device, whose buffer on the device is full: the next one."""
 ELEMENTS_AHEAD = 3
 """The same of a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
 
@@ -23,6 +27,13 @@ def shared_device() -> str | None:
     """The device in whose arena both the step runs and batches are made; None where these differ."""
     device, model = machine.current_device()
     return device if not model.host_is_separate and arena.memory_info(device) is not None else None
+
+
+def batches_ahead(batch: Iterable[Any]) -> Mapping[str, int]:
+    """How many batches a pipeline makes during a step, by device with an arena that has tensors of this batch."""
+    places = dict.fromkeys(machine.local_name(each.backing_device) for each in batch if hasattr(each, "backing_device"))
+    with_arenas = [device for device in places if arena.memory_info(device) is not None]
+    return {device: BATCHES_AHEAD if device.startswith("CPU") else COPIES_AHEAD for device in with_arenas}
 
 
 def batch_sizes(inputs: Sequence[Any]) -> list[int]:

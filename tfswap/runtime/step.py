@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.compiler import Optimizer
@@ -71,7 +71,7 @@ class Step:
         request: Request,
         on_exceeded: str,
         program: Program,
-        batches_ahead: int = 0,
+        batches_ahead: Mapping[str, int] | None = None,
         instead_of: Step | None = None,
         first: bool = False,
         dynamic_sizes: DataDependentSizes | None = None,
@@ -97,7 +97,7 @@ class Step:
                 on_exceeded=on_exceeded,
                 granted_bytes=program.granted_bytes(part.device.name),
                 dynamic_sizes=dynamic_sizes,
-                batches_ahead=batches_ahead,
+                batches_ahead=(batches_ahead or {}).get(part.device.name, 0),
             )
             for number, part in enumerate(trace.parts())
         )

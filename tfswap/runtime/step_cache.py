@@ -12,7 +12,7 @@ import dataclasses
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfswap.compiler.options import Options
@@ -102,7 +102,7 @@ class StepCache:
         self._dynamic_sizes: dict[Any, DataDependentSizes] = {}  # by trace, where shapes alone do not give all sizes
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self._computing: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that compute sizes, under the limit
-        self.batches_ahead = 0
+        self.batches_ahead: Mapping[str, int] = {}
         self.joint_of: dict[Any, Joint | str] = {}
 
     def __contains__(self, concrete: Any) -> bool:

@@ -7,14 +7,16 @@ have by their plans.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule
-from tfswap.simulator.device_timing import PartLanes, TimedPart
+from tfswap.simulator.device_timing import PartLanes, TimedPart, simulate_devices
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
+    from tfswap.passes.device_parts import Parts
 
 
 def lanes_of(optimizer: Optimizer, plan: Plan | None) -> PartLanes:
@@ -38,3 +40,15 @@ def assume_times(optimizer: Optimizer, unmoved: TimedPart) -> None:
 def note_times(optimizer: Optimizer, planned: TimedPart) -> None:
     """Report these times, which are those of plans."""
     optimizer.costs = dataclasses.replace(optimizer.costs, arrivals=planned.arrivals)
+
+
+def times_of(parts: Parts, optimizers: Mapping[str, Optimizer], plans: Mapping[str, Plan]) -> dict[str, TimedPart]:
+    """The time of each device's part under these plans; without them, as `lanes_of`.
+
+    Args:
+        parts: the step.
+        optimizers: of the planned parts, by device.
+    """
+    lanes = {where: lanes_of(optimizer, plans.get(where)) for where, optimizer in optimizers.items()}
+    others = {where: part for where, part in parts.graphs.items() if where not in lanes}
+    return simulate_devices(lanes, parts.sources, others)

@@ -6,14 +6,14 @@ and a plan, as where such a step runs (runtime/planning_loop.py), and one graph 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.device_times import assume_times, note_times, times_of
 from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
@@ -118,12 +118,28 @@ class OfflineStep:
 
     def choose(self, request: Request) -> dict[str, Plan]:
         """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device."""
+        self.assume_waits()
         plans = self._choose(request, ordered=False)
         unchanged = [plan.changes_nothing for plan in plans.values()]
         if request.plan is None and any(unchanged) and not all(unchanged):
             # One function runs all parts. In an analysis, a device that can't keep its limit has no order.
             plans = self._choose(request, ordered=True)
-        return plans
+        return self._timed(plans)
+
+    def assume_waits(self) -> None:
+        """Have each part planned for when the other devices send it tensors, if nothing is moved there."""
+        if self.parts is not None:
+            for where, timed in times_of(self.parts, self.optimizers, {}).items():
+                assume_times(self.optimizers[where], timed)
+
+    def _timed(self, plans: dict[str, Plan]) -> dict[str, Plan]:
+        """The plans with their times together: a device waits for what others send it."""
+        if self.parts is None or any(plan.changes_nothing for plan in plans.values()):
+            return plans
+        timed = times_of(self.parts, self.optimizers, plans)
+        for where, optimizer in self.optimizers.items():
+            note_times(optimizer, timed[where])
+        return {where: replace(plan, seconds=timed[where].timing.total_s) for where, plan in plans.items()}
 
     def _choose(self, request: Request, *, ordered: bool) -> dict[str, Plan]:
         plans: dict[str, Plan] = {}
@@ -327,4 +343,4 @@ def _report(step: str, where: str, offline: OfflineStep, plan: Plan, optimizer: 
             "those allocate inside is not in these figures"
         )
     name = f"{step} on {where}" if len(offline.optimizers) > 1 else step
-    return dataclasses.replace(report, step=name, device=where, notes=tuple(notes))
+    return replace(report, step=name, device=where, notes=tuple(notes))

@@ -90,6 +90,7 @@ def simulate(
         for name, (each, options, of_each) in zip(machines, targets, strict=True)
     }
     offline = offline_step(found.graph(), devices, found.variables)
+    offline.assume_waits()
     curves = {
         where: sweep(optimizer, found.name, machines.get(where, on), limits)
         for where, optimizer in offline.optimizers.items()

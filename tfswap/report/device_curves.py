@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HEADS = ("device", "machine", "its memory", "unoptimised", "smallest limit", "knee", "verdict")
-NOTE = "devices are simulated one by one: the step takes as long as its slowest device, and as they wait for each other"
+NOTE = "the step takes as long as its slowest device, to which others send their tensors as if they moved nothing"
 BY_HOST = "copies go by way of the host"
 
 

@@ -67,6 +67,23 @@ def test_channels_first_give_the_cpus_values(on_gpus):
     assert found == ["GPU:0", True]
 
 
+def test_blocks_of_images_with_channels_first(on_gpus):
+    def program():
+        import numpy as np
+
+        x = np.arange(2 * 4 * 6 * 8, dtype="f").reshape(2, 4, 6, 8)
+        first = x.transpose(0, 3, 1, 2)
+        with tf.device("GPU:0"):
+            y = tf.nn.space_to_depth(first, 2, data_format="NCHW")
+            z = tf.nn.depth_to_space(first, 2, data_format="NCHW")
+        with tf.device("CPU:0"):
+            deep, wide = tf.nn.space_to_depth(x, 2), tf.nn.depth_to_space(x, 2)
+        pairs = [(y, deep), (z, wide)]
+        return [bool((a.numpy().transpose(0, 2, 3, 1) == b.numpy()).all()) for a, b in pairs] + [y.device[-5:]]
+
+    assert on_gpus(program) == [True, True, "GPU:0"]
+
+
 def taken_by_kernels(gpus):
     import numpy as np
 

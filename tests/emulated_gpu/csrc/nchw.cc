@@ -64,6 +64,7 @@ const Images* ImagesOf(const std::string& op) {
       {"MaxPool3D", {{0}, {}, {0}}},
       {"MaxPool3DGrad", {{0, 1, 2}, {}, {0}}},
       {"MaxPoolGrad", {{0, 1, 2}, {}, {0}}},
+      {"SpaceToDepth", {{0}, {}, {0}}},
       {"_FusedConv2D", {{0}, {}, {0}}},
   };
   const auto found = table->find(op);

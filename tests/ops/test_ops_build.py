@@ -379,7 +379,7 @@ def test_the_names_are_those_registered():
         op_def = op_def_registry.get(name)
         assert op_def is not None
         assert op_def.is_stateful
-    assert len(custom_ops.ALL) == 5
+    assert len(custom_ops.ALL) == 6
 
 
 def test_the_environment_throttles():

@@ -169,8 +169,8 @@ class Training:
         traces = self._traces.setdefault(repr(tf.nest.map_structure(lambda each: each is None, spec)), {})
         signature = traced_for(_present(spec), [signature for signature, _ in traces])
         known = traces.get((signature, True)) or traces.get((signature, piped))
+        ahead = batches_ahead(leaves) if piped else {}
         try:
-            ahead = batches_ahead(leaves) if piped else {}
             self._latest = step = known or self._step(spec, signature, ahead)
             logs = step(*tensors)
         except UnsupportedGraph:

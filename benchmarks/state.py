@@ -57,13 +57,15 @@ def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
     if cap_mib is not None:
         called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, tactics=TACTICS)
     x, y = tf.random.stateless_normal((BATCH, width), (1, 2)), tf.zeros((BATCH,), tf.int32)
-    digest, peaks, seconds = hashlib.sha256(), [], []
+    digest, peaks, planned, seconds = hashlib.sha256(), [], [], []
     for _ in range(STEPS):
         tf.config.experimental.reset_memory_stats("CPU:0")
         began = time.perf_counter()
         digest.update(called(x, y).numpy().tobytes())
         seconds.append(time.perf_counter() - began)
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        if cap_mib is not None:
+            planned.append(called.report().planned_peak_bytes)  # the first step's plan may be another than later ones'
     nbytes = 0
     for variable in (*model.variables, *optimizer.variables):
         value = variable.numpy()
@@ -71,7 +73,7 @@ def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
         digest.update(value.tobytes())
     found = {"state": nbytes, "peak": max(peaks), "s": statistics.median(seconds[1:]), "digest": digest.hexdigest()}
     if cap_mib is not None:
-        found |= {"planned": called.report().planned_peak_bytes, "at_home": called.report().at_home_bytes}
+        found |= {"planned": max(planned), "at_home": called.report().at_home_bytes}
     return found
 
 

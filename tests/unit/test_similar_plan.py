@@ -55,6 +55,11 @@ def test_the_same_step_takes_the_plan_as_it_is(graph):
     assert (made.order, made.evictions) == (plan.order, plan.evictions)
 
 
+def kernel_names(optimizer):
+    flow = optimizer.flow
+    return {node.name for node, is_kernel in zip(flow.nodes, flow.is_kernel, strict=True) if is_kernel}
+
+
 @settings(max_examples=60, deadline=None)
 @given(training_steps(), st.integers(0, 50), st.booleans())
 def test_a_step_with_another_kernel_takes_it_only_where_it_fits(graph, position, back):
@@ -68,7 +73,8 @@ def test_a_step_with_another_kernel_takes_it_only_where_it_fits(graph, position,
     made = found.plan(optimizer.fingerprint, limit, persistent_bytes=0, margin_bytes=0, solver="default")
     optimizer.require_fit(made)
     assert found.candidate.peak_bytes <= limit
-    assert set(made.order) - set(plan.order) <= {"total"}
+    # The kernel that is added may read another one that nothing else reads, and that runs for it only.
+    assert set(made.order) - set(plan.order) <= kernel_names(optimizer) - kernel_names(optimizer_of(first))
 
 
 def test_a_kernel_that_only_this_step_has_runs_after_what_it_reads():

@@ -15,12 +15,10 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import KERNELS, Interval, build_schedule
-from tfswap.planner.problem import Choice
+from tfswap.planner.problem import Choice, starts_of
+from tfswap.planner.solvers.belady import PREFETCH_SLACK
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory
-
-SLACK = 1.5
-"""Copies get this many times their modelled time, since the model is not exact."""
 
 
 def with_early_loads(
@@ -37,7 +35,7 @@ def with_early_loads(
     loads = [position for position, kernel in enumerate(order) if kernel in flow.loads]
     if not loads:
         return choice
-    starts = np.concatenate([[0.0], np.cumsum([0.0 if kernel in flow.loads else cost_s[kernel] for kernel in order])])
+    starts = starts_of(order, [0.0 if i in flow.loads else seconds for i, seconds in enumerate(cost_s)], {})
     room = _Room(flow, choice, snapshot)
     reads = _Reads(flow, order)
     ahead: dict[int, int] = {}  # by position of a load, the position before which it starts
@@ -46,7 +44,7 @@ def with_early_loads(
         value = flow.loads[order[position]]
         nbytes = round_up(flow.values[value].nbytes)
         finish = min(lane, starts[reads.first_after(position)])
-        begin = finish - SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
+        begin = finish - PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
         wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
         found = room.take(wanted, position, nbytes)
         if found < position:

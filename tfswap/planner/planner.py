@@ -255,11 +255,10 @@ class Planner:
         Args:
             least_s: as of `draft`.
         """
-        choice = with_early_loads(self.flow, choice, self.cost_s, self.rates, self.snapshot)
-        choice = choice._replace(exact_chunks=self._exact_chunks)
         key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.paired), tuple(choice.splits), least_s)
         if key not in self._judged:
-            self._judged[key] = Judged(self, choice, least_s)
+            early = with_early_loads(self.flow, choice, self.cost_s, self.rates, self.snapshot)
+            self._judged[key] = Judged(self, early._replace(exact_chunks=self._exact_chunks), least_s)
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:

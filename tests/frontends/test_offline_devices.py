@@ -114,7 +114,9 @@ def test_a_step_is_simulated_on_machines_with_several_gpus(saved: str, tmp_path:
         assert all(name in curve.machine for name, curve in zip(machines, each.devices.values(), strict=True))
         assert [len(curve.points) for curve in each.devices.values()] == [3, 3]
         assert all(p.step_s == max(one.step_s for one in p.points.values()) for p in each.points)
-    assert [curve.host_bytes for curve in found.devices.values()] == [128 * 10**9, 256 * 10**9]
+    hosts = [curve.host_bytes for curve in found.devices.values()]
+    passed = 128 * 10**9 - hosts[0]  # what goes from one GPU to the other
+    assert 0 < passed < 8 << 20 and hosts[1] == 256 * 10**9 - passed
     assert found.link == "copies go by way of the host"
     assert traced.link == "a link of 240 GB/s each way, and tfswap's copies go by way of the host"
     content = json.loads(found.to_json())

@@ -64,6 +64,7 @@ def compare(
         "limits": {device: plan.limit_bytes for device, plan in plans.items()},
         "unoptimised": unoptimised,
         "predicted": {device: step.report(device).baseline_peak_bytes for device in gpus()},
+        "host_bytes": {device: plan.host_bytes for device, plan in plans.items()},
         "moves": {device: bool(plan.moves) for device, plan in plans.items()},
     }
 

@@ -7,6 +7,7 @@ faster and slower in turns.
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import several_gpu_kinds
@@ -117,6 +118,31 @@ def test_each_device_has_a_limit_of_its_own(on_gpus):
     assert found["report"] == [] and found["same"] and found["moves"] == {"GPU:0": False, "GPU:1": True}
     assert all(measured <= found["limits"][device] for device, (_, measured) in found["planned"].items())
     assert found["limits"]["GPU:1"] < 0.5 * found["limits"]["GPU:0"]
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+def test_what_goes_between_devices_counts_in_the_limit_of_host_memory(on_gpus):
+    """The devices share what it leaves for swapped tensors. One that it does not fit into is refused before anything
+    runs.
+    """
+
+    def program(gpus):
+        with pytest.raises(tfswap.TfswapError) as refused:
+            several_gpus.compare(several_gpus.pipeline, "60%", host_memory_limit=4096)
+        found = re.search(r"goes from one device to another .* at least (\d+) bytes", str(refused.value))
+        assert found is not None, refused.value
+        limit = int(found[1]) + (640 << 10)
+        tfswap.ops.reset_stats()
+        compared = several_gpus.compare(several_gpus.pipeline, "60%", host_memory_limit=limit)
+        pool = tfswap.ops.stats()
+        return {**compared, "host": [pool.pool_peak_bytes, pool.pool_reserved_bytes, limit, int(found[1])]}
+
+    found = on_gpus(reporting(program))
+    assert found["report"] == [] and found["same"]
+    assert all(measured == planned for planned, measured in found["planned"].values()), found
+    peak, reserved, limit, passed = found["host"]
+    assert peak <= reserved <= limit
+    assert sum(found["host_bytes"].values()) + passed <= limit and all(found["host_bytes"].values()), found
 
 
 def test_a_part_on_the_host_has_no_limit(on_gpus):

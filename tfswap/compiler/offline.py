@@ -31,7 +31,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import unit, units
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import join
-from tfswap.passes.memory_reservation import of_all_parts, reserve_memory
+from tfswap.passes.memory_reservation import of_all_parts, passed_bytes, reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report, report_of_devices
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -198,11 +198,17 @@ class OnDevice(NamedTuple):
         model: the device's.
         options: of the plan.
         costs: as of Optimizer.
+        has_host: whether the limit of host memory is of this device alone; else that of all devices.
     """
 
     model: DeviceModel
     options: Options
     costs: Costs | None = None
+    has_host: bool = False
+
+    def shared(self, parts: int, passed_bytes: int) -> OnDevice:
+        """The same for one of several parts of a step. Arguments as of `Options.shared`."""
+        return self._replace(options=self.options.shared(1 if self.has_host else parts, passed_bytes))
 
 
 def step_here(graph: Graph, options: Options, variables: Iterable[Variable]) -> OfflineStep:
@@ -242,11 +248,14 @@ def offline_step(
             "goes from one to another needs tfswap's ops."
         )
     parts = cut(graph, planned, first.model)
+    passed = passed_bytes(parts.graphs.values())
     held: dict[str, list[Variable]] = {}
     for variable in variables:
         held.setdefault(unit(variable.device) if variable.device else FIRST_GPU, []).append(variable)
     optimizers = {
-        where: optimizer(parts.graphs[where], devices.get(where, first), held.get(where, ()))
+        where: optimizer(
+            parts.graphs[where], devices.get(where, first).shared(len(planned), passed), held.get(where, ())
+        )
         for where in planned
         if where in parts.graphs
     }

@@ -15,6 +15,7 @@ from tfswap.passes.memory_reservation import Reservation
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES, Tiers
 from tfswap.planner.solver_table import MOVES, SOLVERS
+from tfswap.support.sizes import format_bytes
 
 ALL_TACTICS = (*TACTICS, STATE)
 """All tactics. STATE is not among the default ones yet."""
@@ -83,6 +84,28 @@ class Options:
             spill.limit_bytes,
             plan.saved_disk_bytes,
         )
+
+    def shared(self, parts: int, passed_bytes: int) -> Options:
+        """The options of each of several parts of one step, which share host memory and disk space equally.
+
+        Args:
+            passed_bytes: host memory that the parts' tensors take which go to other devices.
+
+        Raises TfswapError where host memory has no room for these.
+        """
+        host, spill = self.host_limit_bytes, self.spill
+        if host is not None:
+            staging = 0 if spill is None else STAGING_BYTES
+            least = passed_bytes + staging
+            if least > host:
+                raise TfswapError(
+                    f"host_memory_limit is {format_bytes(host)}, and what goes from one device to another takes "
+                    f"{format_bytes(least)} of host memory: allow at least {least} bytes"
+                )
+            host = (host - least) // parts + staging
+        if spill is not None and spill.limit_bytes is not None:
+            spill = dataclasses.replace(spill, limit_bytes=spill.limit_bytes // parts)
+        return dataclasses.replace(self, host_limit_bytes=host, spill=spill)
 
     def names(self, node: str) -> bool:
         """Whether a rule other than the one for all nodes, or `keep`, names this node."""

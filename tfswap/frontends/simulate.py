@@ -61,7 +61,8 @@ def simulate(
         profile: of this machine, by `tfswap.profile`; not together with `device`.
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
         tactics, precision, policy: as in `optimize`.
-        host_memory_limit: the most host memory for swapped tensors; by default the memory of the device's host.
+        host_memory_limit: the most host memory for swapped tensors, of all GPUs; by default the memory of each device's
+            host.
         spill_dir, spill_limit: as in `optimize`; the folder is not written to.
 
     Returns:
@@ -86,7 +87,7 @@ def simulate(
         gpus=None if on.name == THIS else list(machines),
     )
     devices = {
-        name: OnDevice(each.device, options, of_each)
+        name: OnDevice(each.device, options, of_each, has_host=host_memory_limit is None)
         for name, (each, options, of_each) in zip(machines, targets, strict=True)
     }
     offline = offline_step(found.graph(), devices, found.variables)

@@ -166,7 +166,8 @@ DEFER: Final = "Tfswap>Defer"
 # (tensor: T) -> (output: T); attr T. Copies a tensor of the host to the GPU.
 TO_DEVICE: Final = "Tfswap>ToDevice"
 
-# (tensor: T) -> (output: T); attr T. Copies a tensor of the GPU to the host.
+# (tensor: T) -> (output: T); attrs T, pooled: bool (into the pool of host memory, whose limit counts it). One node of a
+# step also has owner, step_bytes and step_limit, as of SWAP_OUT. Copies a tensor of the GPU to the host.
 TO_HOST: Final = "Tfswap>ToHost"
 
 # () -> (signal: int32). A number in host memory, which nodes of other devices wait for.

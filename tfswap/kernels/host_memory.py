@@ -10,7 +10,7 @@ which counts as one in host memory.
 
 from __future__ import annotations
 
-from tfswap.ir.custom_ops import NAMESPACE, RECEIVE, TO_HOST
+from tfswap.ir.custom_ops import NAMESPACE, RECEIVE, SIGNAL, TO_HOST
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
@@ -31,6 +31,7 @@ ON_HOST = frozenset(
         "StatelessRandomGetKeyCounterAlg",
         "TensorListElementShape",
         TO_HOST,
+        SIGNAL,
         RECEIVE,
     }
 )

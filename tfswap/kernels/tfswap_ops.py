@@ -84,7 +84,8 @@ RULES: dict[str, Entry] = {
     "Tfswap>MultiplyByMask": UNARY,
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
     "Tfswap>Sum": Entry(add_by_decisions, attrs=("N",)),
-    "Tfswap>Text": FREE,  # ops/csrc/core/arena_ops.cc
-    "Tfswap>ToDevice": FRESH,  # ops/csrc/core/arena_ops.cc
+    "Tfswap>Signal": FREE,  # ops/csrc/core/host_ops.cc
+    "Tfswap>Text": FREE,
+    "Tfswap>ToDevice": FRESH,
     "Tfswap>ToHost": FRESH,
 }

@@ -123,9 +123,7 @@ class _Cut:
         self._made: dict[tuple[str, Node], Node] = {}
         self._received: dict[tuple[str, Output, bool], Output] = {}
         self._awaited: dict[tuple[str, str, frozenset[Node]], Node] = {}
-        self._copied: dict[
-            tuple[Output, bool], Output
-        ] = {}  # to the host, by the tensor in the whole step, and _is_after
+        self._copied: dict[tuple[Output, bool, bool], Output] = {}  # by tensor, _is_after, and whether it is pooled
         self._place: dict[str, dict[Node, Place]] = {}  # by device, its sends, receives and collectives
         self._near: dict[Node, int] = {}  # of new nodes, their rank in the insertion order
         homes = _homes(graph)
@@ -307,12 +305,15 @@ class _Cut:
         stays = self._is_hosted(tensor)
         there, part = self._part(home), self._part(where)
         if home in self._planned and not stays:
-            if (tensor, self._is_after) not in self._copied:
-                copy = add_device_copy(there, custom_ops.TO_HOST, "to_host", here, f"/device:{home}")
+            # Not in bodies, where an unknown number of them may wait, nor where it may become the buffer of a result.
+            pooled = self._body is None and where in self._planned
+            key = tensor, self._is_after, pooled
+            if key not in self._copied:
+                copy = add_device_copy(there, custom_ops.TO_HOST, "to_host", here, f"/device:{home}", pooled=pooled)
                 self._put_after(home, copy)
                 self._near[copy] = self._near[here.node]
-                self._copied[tensor, self._is_after] = copy.out()
-            here = self._copied[tensor, self._is_after]
+                self._copied[key] = copy.out()
+            here = self._copied[key]
         stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
         received = self._send(stem, (home, here), where, node).out()
         if where in self._planned and not (stays and tensor.type.dtype in ("int32", "string")):

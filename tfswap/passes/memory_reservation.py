@@ -2,17 +2,22 @@
 
 Ensures: every SwapOut names the owner, in bodies too, and so does the first gate, where the owner's step begins. A
 SwapOut whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation:
-its kernel registers the owner and reserves the memory when it is constructed (csrc/core/swap_kernels.cc).
+its kernel registers the owner and reserves the memory when it is constructed (csrc/core/step_memory.h). In a step on
+several devices without one, the first copy to the pool has it.
+
+What goes from one device to another waits in the pool. When it is read depends on both devices, so there is room for
+all such tensors of a step.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT
+from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT, TO_HOST
 from tfswap.ir.graph import Graph, Node
+from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
@@ -50,25 +55,43 @@ def of_all_parts(parts: Sequence[Reservation]) -> Reservation:
     )
 
 
+def passed_on(graph: Graph) -> list[Node]:
+    """The copies of tensors that go to another device by way of the pool of host memory."""
+    return [node for node in graph if node.op == TO_HOST and node.attrs.get("pooled")]
+
+
+def passed_bytes(graphs: Iterable[Graph]) -> int:
+    """The bytes of the pool that tensors of a step take which go to another device.
+
+    Args:
+        graphs: the step, or its parts.
+    """
+    return sum(round_up(node.outputs[0].nbytes or 0) for graph in graphs for node in passed_on(graph))
+
+
 @graph_pass(
     ensures="the step's swap nodes and gate have the owner, and the first of them reserves host memory and disk",
 )
 def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
-    """Write `reservation` into `graph`, in place; returns the number of swaps. A graph without swaps gets none."""
+    """Write `reservation` into `graph`, in place; returns the number of nodes that take such memory. A graph without
+    them gets none.
+    """
     for node in graph:
         if node.op == GATE and not any(before.op == GATE for before in node.controls):
             node.attrs = {**node.attrs, "owner": reservation.owner}
     swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
     for node in swaps:
         node.attrs = {**node.attrs, "owner": reservation.owner}
-    if not swaps:
+    takers = [*swaps, *passed_on(graph)]
+    if not takers:
         return 0
-    swaps[0].attrs = {
-        **swaps[0].attrs,
-        "step_bytes": reservation.host_bytes,
+    takers[0].attrs = {
+        **takers[0].attrs,
+        "owner": reservation.owner,
+        "step_bytes": reservation.host_bytes + passed_bytes([graph]),
         "step_limit": -1 if reservation.host_limit_bytes is None else reservation.host_limit_bytes,
     }
-    if reservation.spill_dir:
+    if swaps and reservation.spill_dir:
         for node in _saving(graph) if reservation.saved_disk_bytes else ():
             node.attrs = {**node.attrs, "saved_on_disk": reservation.saved_disk_bytes}
         swaps[0].attrs = {
@@ -77,7 +100,7 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
             "spill_bytes": reservation.disk_bytes,
             "spill_limit": -1 if reservation.disk_limit_bytes is None else reservation.disk_limit_bytes,
         }
-    return len(swaps)
+    return len(takers)
 
 
 def _saving(graph: Graph) -> Iterator[Node]:

@@ -232,10 +232,10 @@ def mark_effects(graph: Graph, edited: Collection[Graph]) -> bool:
     return effects
 
 
-def add_device_copy(graph: Graph, op: str, role: str, tensor: Output, device: str) -> Node:
+def add_device_copy(graph: Graph, op: str, role: str, tensor: Output, device: str, **attrs: object) -> Node:
     """A copy of a tensor between a GPU and the host, by the op of that direction."""
     name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/{role}")
-    attrs = {"T": Dtype(tensor.type.dtype)}
+    attrs["T"] = Dtype(tensor.type.dtype)
     return graph.add(op, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device)
 
 

@@ -192,7 +192,7 @@ class StepCompiler:
         made = self.optimizer = Optimizer(
             graph,
             self._trace.device.model,
-            self._request.options,
+            self._request.options.shared(imported.parts, imported.passed_bytes),
             snapshot=snapshot,
             locate=SourceLines(self._trace.concrete),
             keeps_results=True,

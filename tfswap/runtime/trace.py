@@ -15,6 +15,7 @@ from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import Joined, join
+from tfswap.passes.memory_reservation import passed_bytes
 from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
@@ -32,11 +33,15 @@ class Imported(NamedTuple):
     Attributes:
         held: names of tensors that the unoptimised step holds until its end.
         margin_bytes: room for tensors that the graph does not have.
+        parts: how many parts share the step's host memory.
+        passed_bytes: of host memory, for tensors that go from one device to another.
     """
 
     graph: Graph
     held: Sequence[str] = ()
     margin_bytes: int = 0
+    parts: int = 1
+    passed_bytes: int = 0
 
 
 class Exported(NamedTuple):
@@ -97,7 +102,13 @@ class Trace:
             sizes: the types of tensors whose sizes depend on values, where known.
             keeps: as of `as_planned`.
         """
-        return self.as_imported(self.part(self.device.name, arguments, sizes, keeps=keeps))
+        return self._imported(self.device.name, arguments, sizes, keeps=keeps)
+
+    def _imported(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        found = self.as_imported(self.part(device, arguments, sizes, keeps=keeps))
+        if self._parts is None:
+            return found
+        return found._replace(parts=len(self.devices), passed_bytes=passed_bytes(self._parts.graphs.values()))
 
     def as_imported(self, graph: Graph) -> Imported:
         """The graph to plan, or a part of it, with what is known of it."""
@@ -241,7 +252,7 @@ class PartTrace(Trace):
         self._whole = whole
 
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
-        return self._whole.as_imported(self._whole.part(self.device.name, arguments, sizes, keeps=keeps))
+        return self._whole._imported(self.device.name, arguments, sizes, keeps=keeps)
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
         return self._whole.given_on(self.device.name, graph, given)

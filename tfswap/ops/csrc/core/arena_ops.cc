@@ -3,10 +3,6 @@
 //   ArenaMap       reports the layout of the device's arena, for which a plan is made
 //   HandOver       copies a small result to a reserved slot, since the caller may keep it for any time
 //   Defer          keeps TensorFlow from folding a large constant when it makes the step: each step computes it
-//   ToDevice       copies a tensor from host memory to the device on the stream of the kernels
-//   ToHost         copies a tensor of the device to host memory, and frees it before the next kernel runs
-//   Signal         gives a number in host memory, which a node of another device waits for
-//   Text           is a constant of text for kernels of a GPU's step that read it on the host
 //
 // At the end of this file is the function that Python calls before and after each step.
 
@@ -31,20 +27,10 @@
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
 #include "tensorflow/core/common_runtime/device.h"
-#include "xla/stream_executor/stream.h"
-
-#if __has_include("xla/stream_executor/device_address.h")
-#include "xla/stream_executor/device_address.h"
-using DeviceAddress = stream_executor::DeviceAddressBase;
-#else  // TensorFlow before 2.21
-#include "xla/stream_executor/device_memory.h"
-using DeviceAddress = stream_executor::DeviceMemoryBase;
-#endif
 
 namespace tfswap {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -110,51 +96,6 @@ REGISTER_OP("Tfswap>Defer")
 Returns its input, in the same buffer, when the step runs.
 
 shape: The tensor's shape, if known, for shape inference only: an op's shape function can be wrong.
-)doc");
-
-REGISTER_OP("Tfswap>ToDevice")
-    .Input("tensor: T")
-    .Output("output: T")
-    .Attr("T: type")
-    .SetIsStateful()  // otherwise TensorFlow folds it on the host
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc(R"doc(
-Copies a tensor in host memory to the device's, on the stream of its kernels.
-)doc");
-
-REGISTER_OP("Tfswap>Signal")
-    .Output("signal: int32")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-Runs after what it waits for. A node of another device that reads its result, in host memory, runs
-later. For a control edge between devices TensorFlow would copy a tensor from one arena to the other.
-)doc");
-
-REGISTER_OP("Tfswap>ToHost")
-    .Input("tensor: T")
-    .Output("output: T")
-    .Attr("T: type")
-    .SetIsStateful()  // as ToDevice
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc(R"doc(
-Copies a tensor in the device's memory to host memory. It ends when the copy has ended.
-)doc");
-
-REGISTER_OP("Tfswap>Text")
-    .Output("output: dtype")
-    .Attr("value: tensor")
-    .Attr("dtype: {string}")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
-      const tensorflow::TensorProto* value = nullptr;
-      TF_RETURN_IF_ERROR(c->GetAttr("value", &value));
-      tensorflow::shape_inference::ShapeHandle shape;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeProto(value->tensor_shape(), &shape));
-      c->set_output(0, shape);
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Returns a constant of text, in host memory.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -322,81 +263,6 @@ class DeferOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-// The copy is on the stream of the kernels: it ends before the next kernel begins, and the host does not wait for it,
-// as it does for TensorFlow's _Recv. The tensor in host memory, which may be pinned, is held until the copy has ended.
-class ToDeviceOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& source = ctx->input(0);
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, source.shape(), &output));
-    if (source.TotalBytes() == 0) return;
-    stream_executor::Stream* const stream = ctx->op_device_context()->stream();
-    DeviceAddress to(output->data(), output->TotalBytes());
-    OP_REQUIRES_OK(ctx, stream->Memcpy(&to, source.data(), source.TotalBytes()));
-    OP_REQUIRES_OK(ctx, stream->DoHostCallbackWithStatus([held = source] { return absl::OkStatus(); }));
-  }
-};
-
-// The executor drops its reference to the input when `done` is called, and then runs what follows. TensorFlow's
-// _Send and _Recv hold theirs until a thread that polls for events has returned from what follows.
-class ToHostOp : public AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const Tensor& source = ctx->input(0);
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, source.shape(), &output), done);
-    if (source.TotalBytes() == 0) {
-      done();
-      return;
-    }
-    ctx->op_device_context()->CopyDeviceTensorToCPU(
-        &source, "tfswap", static_cast<tensorflow::Device*>(ctx->device()), output,
-        [ctx, done = std::move(done)](const absl::Status& status) {
-          ctx->SetStatus(status);
-          done();
-        });
-  }
-};
-
-class SignalOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    Tensor* signal = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &signal));
-    signal->scalar<int32_t>()() = 0;
-  }
-
-  bool IsExpensive() override { return false; }
-};
-
-class TextOp : public OpKernel {
- public:
-  explicit TextOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    const tensorflow::TensorProto* value = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("value", &value));
-    OP_REQUIRES(ctx, text_.FromProto(*value),
-                absl::InvalidArgumentError(absl::StrCat(name(), " has no tensor as its value.")));
-  }
-
-  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, text_); }
-  bool IsExpensive() override { return false; }
-
- private:
-  Tensor text_;
-};
-
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Text").Device(tensorflow::DEVICE_GPU).HostMemory("output"), TextOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Signal").Device(tensorflow::DEVICE_CPU), SignalOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Signal").Device(tensorflow::DEVICE_GPU).HostMemory("signal"), SignalOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>ToHost").Device(tensorflow::DEVICE_GPU).HostMemory("output"), ToHostOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>ToDevice").Device(tensorflow::DEVICE_GPU).HostMemory("tensor"), ToDeviceOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>ArenaMap")

@@ -11,6 +11,7 @@
 #include "host_pool.h"
 #include "op_support.h"
 #include "runtime.h"
+#include "step_memory.h"
 #include "swapped.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/types.h"
@@ -42,13 +43,7 @@ class SwapOutOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("saved_on_disk", &saved_on_disk_));
     if (owner_ == 0) return;
     client_ = Runtime::Get().client(owner_);
-    int64_t step_bytes;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("step_bytes", &step_bytes));
-    if (step_bytes >= 0) RegisterStep(ctx, static_cast<size_t>(step_bytes));
-  }
-
-  ~SwapOutOp() override {
-    if (registered_) Runtime::Get().Unregister(owner_);
+    OP_REQUIRES_OK(ctx, step_.Reserve(ctx, owner_, CopierFactory::Pool(ctx->device())));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -74,35 +69,6 @@ class SwapOutOp : public OpKernel {
   }
 
  private:
-  static uint64_t Limit(int64_t attr) {
-    return attr < 0 ? HostBudget::kUnlimited : static_cast<uint64_t>(attr);
-  }
-
-  void RegisterStep(OpKernelConstruction* ctx, size_t step_bytes) {
-    int64_t limit, spill_limit, spill_bytes;
-    std::string folder;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("step_limit", &limit));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_dir", &folder));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_bytes", &spill_bytes));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_limit", &spill_limit));
-    Runtime& runtime = Runtime::Get();
-    HostPool* const pool = CopierFactory::Pool(ctx->device());
-    const std::string why = runtime.Register(owner_, Limit(limit), folder, Limit(spill_limit), pool);
-    OP_REQUIRES(ctx, why.empty(), absl::ResourceExhaustedError(why));
-    registered_ = true;
-    constexpr char kAll[] = "all that its step swaps";
-    HostPool::Failure failure = HostPool::Failure::kNone;
-    if (step_bytes > 0) failure = pool->Reserve(step_bytes);
-    OP_REQUIRES(ctx, failure == HostPool::Failure::kNone,
-                absl::ResourceExhaustedError(runtime.WhyNoRoom(failure, name(), step_bytes, kAll)));
-    if (spill_bytes <= 0 || folder.empty()) return;
-    SpillFile* const file = client_->spill;
-    failure = file->Reserve(static_cast<size_t>(spill_bytes));
-    OP_REQUIRES(ctx, failure == HostPool::Failure::kNone,
-                absl::ResourceExhaustedError(
-                    file->WhyNoRoom(failure, name(), static_cast<size_t>(spill_bytes), kAll)));
-  }
-
   // A place in the tensor's tier, or, without room there, in the other tier.
   absl::Status FindPlace(HostPool* pool, const Tensor& tensor, Place* place) const {
     const size_t bytes = tensor.TotalBytes();
@@ -128,7 +94,7 @@ class SwapOutOp : public OpKernel {
   int64_t owner_ = 0;
   bool disk_ = false;
   int64_t saved_on_disk_ = 0;
-  bool registered_ = false;
+  StepMemory step_;
   std::shared_ptr<Client> client_;
 };
 

@@ -15,11 +15,9 @@
 
 #include "absl/status/status.h"
 #include "host_pool.h"
-#include "op_support.h"
+#include "pooled_tensor.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
-#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/platform/refcount.h"
 
 namespace tfswap {
 
@@ -51,24 +49,10 @@ class HomeBuffers {
   std::unordered_set<const tensorflow::TensorBuffer*> buffers_;
 };
 
-class HomeBuffer : public tensorflow::TensorBuffer {
+class HomeBuffer : public PooledBuffer {
  public:
-  HomeBuffer(HostBuffer memory, size_t bytes)
-      : TensorBuffer(memory.data()), memory_(std::move(memory)), bytes_(bytes) {
-    HomeBuffers::Get().Add(this);
-  }
+  HomeBuffer(HostBuffer memory, size_t bytes) : PooledBuffer(std::move(memory), bytes) { HomeBuffers::Get().Add(this); }
   ~HomeBuffer() override { HomeBuffers::Get().Remove(this); }
-
-  size_t size() const override { return bytes_; }
-  tensorflow::TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
-    description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("tfswap");
-  }
-
- private:
-  const HostBuffer memory_;
-  const size_t bytes_;
 };
 
 // Whether the tensor's buffer is that of a variable at home on the host. A slice of it is not.
@@ -80,13 +64,7 @@ inline bool IsAtHome(const tensorflow::Tensor& tensor) {
 // Makes a tensor like `like`, without a value, whose buffer is a home. `node` names the caller in the error.
 inline absl::Status MakeHome(HostPool* pool, const tensorflow::Tensor& like, const std::string& node,
                              tensorflow::Tensor* made) {
-  HostPool::Failure failure = HostPool::Failure::kNone;
-  void* const memory = pool->Allocate(like.TotalBytes(), &failure);
-  if (memory == nullptr) return NoHostMemory(failure, node, like.TotalBytes(), like);
-  *made = tensorflow::Tensor(like.dtype(), like.shape(),
-                             tensorflow::core::RefCountPtr<tensorflow::TensorBuffer>(
-                                 new HomeBuffer(HostBuffer(pool, memory), like.TotalBytes())));
-  return absl::OkStatus();
+  return MakePooled<HomeBuffer>(pool, like, node, made);
 }
 
 }  // namespace tfswap

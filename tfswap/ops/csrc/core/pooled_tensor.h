@@ -1,0 +1,52 @@
+// Tensors whose buffers are pieces of a host pool.
+
+#ifndef TFSWAP_OPS_CSRC_CORE_POOLED_TENSOR_H_
+#define TFSWAP_OPS_CSRC_CORE_POOLED_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "host_pool.h"
+#include "op_support.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace tfswap {
+
+class PooledBuffer : public tensorflow::TensorBuffer {
+ public:
+  PooledBuffer(HostBuffer memory, size_t bytes)
+      : TensorBuffer(memory.data()), memory_(std::move(memory)), bytes_(bytes) {}
+
+  size_t size() const override { return bytes_; }
+  tensorflow::TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("tfswap");
+  }
+
+ private:
+  const HostBuffer memory_;
+  const size_t bytes_;
+};
+
+// Makes a tensor like `like`, without a value, in a buffer of that class. `node` names the caller in the error.
+template <typename Buffer>
+absl::Status MakePooled(HostPool* pool, const tensorflow::Tensor& like, const std::string& node,
+                        tensorflow::Tensor* made) {
+  HostPool::Failure failure = HostPool::Failure::kNone;
+  void* const memory = pool->Allocate(like.TotalBytes(), &failure);
+  if (memory == nullptr) return NoHostMemory(failure, node, like.TotalBytes(), like);
+  *made = tensorflow::Tensor(like.dtype(), like.shape(),
+                             tensorflow::core::RefCountPtr<tensorflow::TensorBuffer>(
+                                 new Buffer(HostBuffer(pool, memory), like.TotalBytes())));
+  return absl::OkStatus();
+}
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_CORE_POOLED_TENSOR_H_

@@ -170,7 +170,7 @@ def test_integers_of_a_gpu():
 @pytest.mark.parametrize(
     ("name", "copy", "copies"),
     [
-        ("copy_to_device", copy_to_device, 2),  # what functions of a GPU return and take
+        ("copy_to_device", copy_to_device, 3),  # what functions of a GPU return and take, and read of a CPU
         ("copy_to_host", copy_to_host, 5),  # what the host reads of a GPU's results
         ("defer_integers", defer_integers, 2),  # kernels of constants that TensorFlow does not fold
     ],

@@ -12,13 +12,22 @@ from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 
 def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
+    if device.host_is_separate and is_of_cpu(node):
+        return True
     first = node.inputs[0].type if node.inputs else None
     return on_host(node.op, first, node.outputs[index], device)
 
 
 def is_tensor_on_host(tensor: Output, feeds: Container[Node], device: DeviceModel) -> bool:
-    """As `is_on_host`, also of the graph's arguments, whose int32 values are on the host."""
-    return tensor.type.dtype == "int32" if tensor.node in feeds else is_on_host(tensor.node, tensor.index, device)
+    """As `is_on_host`, also of the graph's arguments: values of int32, and those that name a CPU."""
+    if tensor.node in feeds:
+        return tensor.type.dtype == "int32" or is_of_cpu(tensor.node)
+    return is_on_host(tensor.node, tensor.index, device)
+
+
+def is_of_cpu(node: Node) -> bool:
+    """Whether a node names a CPU. In a GPU's graph that is an argument whose value is there (device/placement.py)."""
+    return "CPU:" in node.device
 
 
 def output_bytes(node: Node, index: int, device: DeviceModel, unknown: int = 0) -> int:

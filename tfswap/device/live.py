@@ -66,17 +66,11 @@ class LiveDevice:
         return self.has_arena and runs_eagerly() and not any(tf.is_symbolic_tensor(t) for t in inputs)
 
 
-_ON_HOST = ("int32", "resource", "string", "variant")
-"""Types of arguments that functions on a GPU take in host memory, and handles."""
-
-
 def _stays(tensor: Any) -> bool:
     """Whether an argument is no value on the CPU that functions on a GPU take on the device."""
     import tensorflow as tf
 
-    if tf.is_symbolic_tensor(tensor) or tensor.dtype.name in _ON_HOST:
-        return True
-    return machine.type_of(tensor.device or "") != "CPU"
+    return tf.is_symbolic_tensor(tensor) or not machine.is_on_cpu(tensor)
 
 
 @functools.cache

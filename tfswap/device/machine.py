@@ -10,6 +10,7 @@ from typing import Any
 
 from tfswap.device import arena, cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
+from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 
 log = logging.getLogger("tfswap")
@@ -29,6 +30,15 @@ def require_tensorflow() -> Any:
 def type_of(device: str) -> str:
     """ "CPU" of "/job:localhost/replica:0/task:0/device:CPU:0"; "" where it names no device."""
     return device.partition("/device:")[2].partition(":")[0].upper()
+
+
+_IN_HOST_MEMORY = ("int32", *REFERENCES)
+"""Types of arguments that functions on a GPU take in host memory, and handles."""
+
+
+def is_on_cpu(tensor: Any) -> bool:
+    """Whether a tensor is on a CPU, and functions on a GPU take values of its type in device memory."""
+    return tensor.dtype.name not in _IN_HOST_MEMORY and type_of(getattr(tensor, "device", "") or "") == "CPU"
 
 
 def local_name(device: str) -> str:

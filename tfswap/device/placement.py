@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfswap.device import machine
 from tfswap.device.machine import type_of
 from tfswap.device.placer import Placer, has_gpu_kernel, is_on_cpu
 from tfswap.errors import UnsupportedGraph
@@ -61,6 +62,20 @@ def place(
     homes += [first] * (len(graph.feeds) - len(homes))
     Placer(name, graph, homes, first, hosted, cut=device.is_gpu).place()
     return device.is_gpu
+
+
+def keep_on_host(graph: Graph, given: Sequence[Any], device: DeviceModel) -> None:
+    """Give the arguments of a GPU's step whose values are on a CPU that device, in place.
+
+    Args:
+        graph: as it is planned.
+        given: as of `place`. Captured tensors are where they were made, and so are arguments of steps on several GPUs;
+            those of steps on one GPU are on it (`LiveDevice.with_copies`).
+    """
+    if device.is_gpu:
+        for feed, tensor in zip(graph.feeds, given, strict=False):
+            if machine.is_on_cpu(tensor):
+                feed.device = f"/device:{FIRST}"
 
 
 def refuse_parts_on_cpu(name: str, graph: Graph, given: Mapping[str, Any], target: Target) -> None:

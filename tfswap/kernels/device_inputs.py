@@ -9,7 +9,7 @@ Not handled: ops with lists of inputs, but for lists of int32; TensorFlow 1's va
 
 from __future__ import annotations
 
-from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.custom_ops import NAMESPACE, TO_DEVICE
 from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import control_flow, is_collective
 from tfswap.ir.types import REFERENCES
@@ -326,6 +326,8 @@ def reads_on_host(node: Node, position: int, dtype: str) -> bool:
     The first input of a conditional is its condition; a loop or a conditional has its int32 arguments in host memory.
     """
     op = node.op
+    if op == TO_DEVICE:
+        return True
     if op.startswith(NAMESPACE) or dtype in REFERENCES or is_collective(op):
         return False
     flow = control_flow(op)

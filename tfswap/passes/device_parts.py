@@ -15,8 +15,9 @@ Sends, receives and collectives have one order in the whole step, and each devic
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
 at a later send. Members of a collective have one place in that order.
 
-Constants are in each part that reads them, and so are arguments in host memory, and integers whose number follows from
-shapes. Nodes of two parts that compute alike have one name (alike_parts.py); in the joined graph each has its own.
+Constants are in each part that reads them, and so are arguments in host memory or on a CPU, and integers whose number
+follows from shapes. Nodes of two parts that compute alike have one name (alike_parts.py); in the joined graph each has
+its own.
 
 A loop or a conditional that runs on several devices is on each of them, with the part of its functions that is there
 (device_bodies.py). All take the same branch, and as many iterations. Inside, tensors go from one device to another by a
@@ -36,7 +37,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tfswap.analysis.output_bytes import is_on_host
+from tfswap.analysis.output_bytes import is_of_cpu, is_on_host
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
@@ -252,7 +253,7 @@ class _Cut:
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
         name = self._name(where, node)
-        is_there = unit(node.device) == where if node.device else node in self._feeds
+        is_there = node in self._feeds if is_of_cpu(node) or not node.device else unit(node.device) == where
         device = "" if is_there else f"/device:{where}"
         made = add_copy(part, node, name, inputs, controls=controls, device=device, source=whole)
         if made.name != node.name:
@@ -294,7 +295,8 @@ class _Cut:
     def _is_hosted(self, tensor: Output) -> bool:
         """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""
         if tensor.node in self._feeds:
-            return tensor.type.dtype in ("int32", "string")
+            dtype = tensor.type.dtype
+            return dtype in ("int32", "string") or (dtype != "resource" and is_of_cpu(tensor.node))
         return is_on_host(tensor.node, tensor.index, self._device_model)
 
     def _receive(self, where: str, tensor: Output) -> Output:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.device.placement import place
+from tfswap.device.placement import keep_on_host, place
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
@@ -91,7 +91,9 @@ class OuterGradientTrace(Trace):
     def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
         model = self.device.model
         graph = self._joint.import_graph(arguments)
-        several = place(self.name, graph, [*arguments, *with_placeholders(self.concrete)], model)
+        given = [*arguments, *with_placeholders(self.concrete)]
+        several = place(self.name, graph, given, model)
+        keep_on_host(graph, given, model)
         return self._joint.fix(graph, Target(model)), several
 
     def as_imported(self, graph: Graph) -> Imported:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
 from tfswap.device.live import LiveDevice, devices_of, free_functions
-from tfswap.device.placement import place
+from tfswap.device.placement import keep_on_host, place
 from tfswap.ir.graph import Graph
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import Joined, join
@@ -139,6 +139,7 @@ class Trace:
         graph = as_planned(graph, self.concrete, model, keeps=keeps)
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
+        keep_on_host(graph, given, model)
         return graph, several
 
     def timed(self, lanes: Mapping[str, PartLanes]) -> dict[str, TimedPart]:

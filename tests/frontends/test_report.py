@@ -224,7 +224,10 @@ def test_the_page_has_every_tensor_with_what_explain_says_of_it(report: Report, 
     seen = {names[row["name"]]: (row["tactic"], names[row["reason"]], row["nbytes"]) for row in data["rows"]}
     planned = timeline(report).planned
     assert planned is not None
-    assert {value.tensor.name for value in planned.flow.values if value.nbytes} == {*seen}
+    tensors = {value.tensor.name for value in planned.flow.values if value.nbytes}
+    variables = {row.name for row in report.variables}
+    assert tensors | variables == {*seen}
+    assert len(variables) == 4 and not tensors & variables
     for name, row in seen.items():
         explained = report.explain(name)
         assert (explained.tactic, explained.reason, explained.nbytes) == row

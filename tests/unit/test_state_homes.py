@@ -6,7 +6,7 @@ import pytest
 
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.graph import Dtype, Graph, Node, Variable
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
@@ -116,7 +116,7 @@ def test_variables_with_other_accesses_stay() -> None:
 def test_kernels_that_work_in_the_buffer_stay_as_they_are(op: str) -> None:
     step = Step()
     table, gradient = step.variable("table"), step.read("gradient", step.variable("other"))
-    step.variables = {"table": FLOATS}
+    step.variables = {"table": Variable(FLOATS, "table")}
     step.add("ResourceGather", "rows", (table.out(), gradient.out()), outputs=(FLOATS,))
     step.write(op, "update", table, gradient, step["rows"])
     assert movable_variables(step)["table"] == FLOATS

@@ -30,7 +30,7 @@ from tfswap.compiler.refusal import refuse
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
-from tfswap.compiler.step_report import report_of
+from tfswap.compiler.step_report import homes_of, report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
 from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
 from tfswap.ir.graph import Graph
@@ -290,7 +290,7 @@ class Optimizer:
             limit_bytes,
             self.floor_bytes(),
             lowest=self.search.lowest(),
-            graph=self.settled,
+            homes=homes_of(self),
             persistent_bytes=self.search.planners.resident_bytes(self.search.lowest().variant),
             options=self.options,
             locate=self.locate,

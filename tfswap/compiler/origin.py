@@ -372,7 +372,7 @@ class RecordingPolicy:
     def __call__(self, facts: TensorFacts) -> Collection[str] | None:
         answer = self.policy(facts)
         if answer is not None:
-            self.answers[facts.name] = answer
+            self.answers[facts.tensor] = answer
         return answer
 
     @property
@@ -391,4 +391,4 @@ def policy_answers(graph: Graph, policy: Policy | None, locate: Callable[[str], 
 
 def _answered(answers: Iterable[Answer]) -> Callable[[TensorFacts], Collection[str] | None]:
     known: Mapping[str, tuple[str, ...]] = {answer.tensor: answer.tactics for answer in answers}
-    return lambda facts: known.get(facts.name)
+    return lambda facts: known.get(facts.tensor)

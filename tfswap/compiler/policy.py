@@ -12,9 +12,9 @@ from typing import Any
 
 from tfswap.compiler.marks import marked_to_keep
 from tfswap.errors import TfswapError
-from tfswap.ir.graph import Graph, Output
-from tfswap.ir.op_traits import is_const, is_feed, is_view, reads_variable, turns_on_copy_on_read
-from tfswap.ir.permits import ANYTHING, TACTICS, Permit
+from tfswap.ir.graph import Graph, Node, Output, Variable
+from tfswap.ir.op_traits import VARIABLE, is_const, is_feed, is_view, reads_variable, turns_on_copy_on_read
+from tfswap.ir.permits import ANYTHING, STATE, TACTICS, Permit
 from tfswap.ir.python_calls import held_until
 from tfswap.ir.views import origin
 
@@ -30,8 +30,9 @@ class TensorFacts:
 
     Attributes:
         name: TensorFlow's name ("node:0"); in the body of a loop or a conditional prefixed by the body's
-            ("while[1]/mul:0").
-        op: the type of the op that computes it.
+            ("while[1]/mul:0"). A variable has its own ("dense/kernel"), or that of the step's argument where others
+            have the same.
+        op: the type of the op that computes it; VARIABLE for a variable.
         shape: its shape, in elements; the largest possible one where values decide it.
         dtype: its element type, by TensorFlow's name ("float32").
         nbytes: its bytes.
@@ -43,6 +44,12 @@ class TensorFacts:
     dtype: str
     nbytes: int
     _locate: Callable[[], str | None] = field(repr=False, compare=False)
+    _tensor: str = field(repr=False, compare=False, default="")
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor in graphs; of a variable, that of its handle."""
+        return self._tensor or self.name
 
     @property
     def line(self) -> str | None:
@@ -51,7 +58,7 @@ class TensorFacts:
 
 
 Policy = Callable[[TensorFacts], Collection[str] | None]
-"""From a tensor's facts to the tactics that may be used on it, of TACTICS; None for all."""
+"""From a tensor's facts to the tactics that may be used on it, of TACTICS, and for a variable STATE; None for all."""
 
 
 def note_permits(
@@ -75,13 +82,22 @@ def note_permits(
             part.restrict(origin(tensor), HELD)
         for name in marked_to_keep(part):
             part.restrict(origin(part.tensor(name)), KEPT)
+    for feed, variable in ((feed, graph.variables.get(feed.name)) for feed in graph.feeds):
+        if variable is not None and variable.type.nbytes:
+            permit = ANYTHING if policy is None else _permit(policy, _variable_facts(feed, variable))
+            graph.restrict(feed.out(), KEPT if variable.kept else permit)
     for name in kept:
         graph.restrict(origin(graph.tensor(name)), KEPT)
 
 
 def allowed_everywhere(graph: Graph) -> frozenset[str]:
     """The tactics that the policy forbids for no tensor of a step and its bodies."""
-    permits = (permit for part in (graph, *graph.all_bodies()) for permit in part.permits.values())
+    permits = (
+        permit
+        for part in (graph, *graph.all_bodies())
+        for tensor, permit in part.permits.items()
+        if tensor.type.dtype != "resource"
+    )
     return ANYTHING.tactics.intersection(*(permit.tactics for permit in permits if permit not in (KEPT, HELD)))
 
 
@@ -109,6 +125,13 @@ def _facts(tensor: Output, within: str, locate: Callable[[str], str | None]) -> 
     return TensorFacts(within + tensor.name, node.op, shape, kind.dtype, kind.nbytes, lambda: locate(node.name))
 
 
+def _variable_facts(handle: Node, variable: Variable) -> TensorFacts:
+    name, kind = variable.name, variable.type
+    assert kind.shape is not None and kind.nbytes is not None, "its size is known"
+    shape = tuple(size for size in kind.shape if size is not None)
+    return TensorFacts(name, VARIABLE, shape, kind.dtype, kind.nbytes, lambda: None, handle.out().name)
+
+
 def _permit(policy: Policy, facts: TensorFacts) -> Permit:
     """The policy's permit of a tensor. Raises TfswapError for an invalid answer."""
     given: Any = policy(facts)
@@ -116,12 +139,15 @@ def _permit(policy: Policy, facts: TensorFacts) -> Permit:
         return ANYTHING
     is_several = isinstance(given, Collection) and not isinstance(given, (str, bytes, Mapping))
     tactics: list[Any] = [*given] if is_several else [given]
-    if not is_several or any(tactic not in TACTICS for tactic in tactics):
+    known = (*TACTICS, STATE)
+    if not is_several or any(tactic not in known for tactic in tactics):
         raise TfswapError(
             f"policy returned {given!r}, of type {type(given).__name__}, for {facts.name!r}: it may return None, which "
-            f"allows everything, or a collection of tactics, of {', '.join(map(repr, TACTICS))}; () is for what must "
-            "stay"
+            f"allows everything, or a collection of tactics, of {', '.join(map(repr, known))}; () is for what must stay"
         )
+    if facts.op == VARIABLE and STATE in tactics:
+        return ANYTHING
     allowed = [tactic for tactic in TACTICS if tactic in tactics]
     only = " and ".join(map(repr, allowed))
-    return Permit(frozenset(allowed), f"policy allows {f'only {only}' if allowed else 'nothing'}")
+    why = f"policy allows {f'only {only}' if allowed else 'nothing'}"
+    return Permit(frozenset() if facts.op == VARIABLE else frozenset(allowed), why)

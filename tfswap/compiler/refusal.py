@@ -11,13 +11,16 @@ from tfswap.compiler.rewriting import Found
 from tfswap.compiler.search import Search
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
-from tfswap.ir.graph import Graph
-from tfswap.ir.permits import ANYTHING
+from tfswap.ir.permits import ANYTHING, STATE
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
 from tfswap.planner.planner import TACTICS
 from tfswap.planner.promise import MARGIN_BYTES
+from tfswap.report.variables import Homes
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support.sizes import format_bytes
+
+MUCH = 0.05
+"""A variable of this share of the floor is named."""
 
 
 def refuse(
@@ -25,7 +28,7 @@ def refuse(
     floor_bytes: int,
     *,
     lowest: Found,
-    graph: Graph,
+    homes: Homes,
     persistent_bytes: int,
     options: Options,
     locate: Callable[[str], str | None],
@@ -36,21 +39,21 @@ def refuse(
         limit_bytes: the limit.
         floor_bytes: the smallest possible one.
         lowest: the plan with this peak.
-        graph: the prepared step, with the permits of its tensors.
+        homes: what decides where variables are at home, with the prepared step.
         persistent_bytes: bytes in the arena before the step.
         options: the user's options.
         locate: from a node's name to the user's line that made it.
     """
     host = options.host_limit_bytes
     disk = None if options.spill is None else options.spill.limit_bytes
-    everywhere = allowed_everywhere(graph)
+    everywhere = allowed_everywhere(homes.settled)
     anything_leaves = {"swap", "recompute"} <= everywhere.intersection(options.tactics)
     policy_forbids = everywhere < ANYTHING.tactics
     alone = anything_leaves and host is None and disk is None
     return InfeasibleMemoryLimit(
         f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
         f"{floor_bytes} ({format_bytes(floor_bytes)}): {format_bytes(persistent_bytes)} are persistent "
-        "(variables, arguments, constants, other tensors), the rest is what "
+        f"(variables{_largest_variable(homes, floor_bytes)}, arguments, constants, other tensors), the rest is what "
         + (
             "its largest kernels need at the same time"
             if anything_leaves
@@ -60,11 +63,21 @@ def refuse(
         + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
         + f", most of all {_largest_kernel(lowest, locate, alone=alone)}. Ask for memory_limit={floor_bytes} or more, "
         + ("" if set(TACTICS).issubset(options.tactics) else "allow all tactics, ")
+        + ("" if homes.allowed or not homes.movable else f"add {STATE!r} to tactics, ")
         + ("let policy allow more, " if policy_forbids else "")
         + "or make the batch smaller.",
         floor_bytes=floor_bytes,
         limit_bytes=limit_bytes,
     )
+
+
+def _largest_variable(homes: Homes, floor_bytes: int) -> str:
+    """The largest variable that must be on the device, where it takes much of the floor."""
+    largest = homes.largest_that_stays() if homes.allowed else None
+    if largest is None or largest[1] < MUCH * floor_bytes:
+        return ""
+    name, nbytes, why = largest
+    return f", such as {homes.name_of(name)!r} of {format_bytes(nbytes)} ({why})"
 
 
 def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone: bool) -> str:

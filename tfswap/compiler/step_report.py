@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from tfswap.compiler.backward import trains
 from tfswap.compiler.search import Search
+from tfswap.ir.permits import STATE
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.report.reporting import PlannedStep, make_report
 from tfswap.report.timeline import Timeline
+from tfswap.report.variables import Homes
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.working_set import largest_working_set
 
@@ -45,8 +47,19 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
         timeline=functools.cache(lambda: timeline_of(optimizer, plan, there)),
         largest=functools.partial(_largest_working_set, search),
         snapshot=there,
+        homes=homes_of(optimizer),
     )
     return make_report(step)
+
+
+def homes_of(optimizer: Optimizer) -> Homes:
+    """What decides where the step's variables are at home."""
+    return Homes(
+        optimizer.settled,
+        optimizer.search.planners.variables,
+        STATE in optimizer.options.tactics,
+        optimizer.planner.problems[0].smallest_bytes,
+    )
 
 
 def timeline_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot) -> Timeline:

@@ -6,6 +6,7 @@ The graph is as traced. TensorFlow's optimizers run on it later (compiler/grappl
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -17,9 +18,9 @@ from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.list_elements import has_contents
 from tfswap.importers.opaque_calls import functions_of
 from tfswap.importers.references import called_functions
-from tfswap.importers.shapes import Argument, handle_types, shape_of
+from tfswap.importers.shapes import Argument, handle_types, variable_behind
 from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.graph import KEEP, Graph, Node, Variable
 from tfswap.ir.op_traits import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
 from tfswap.ir.unneeded import prune_traced
@@ -69,7 +70,7 @@ def import_function(
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
-    variables = {name: kind for name, a in known.items() if (kind := _variable(a)) is not None}
+    variables = _variables(func_graph, known)
     if known_types or inlined or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         made = import_with_bodies(graph_def, known, names, fetches, targets, known_types)
         if declared := _declared_inside(made, func_graph):
@@ -199,12 +200,17 @@ def _arguments(
     return result
 
 
-def _variable(argument: Argument) -> TensorType | None:
-    """The type of the variable behind an argument; None where there is none, or its shape is not known."""
-    import tensorflow as tf
-
-    if tf.as_dtype(argument.dtype) != tf.resource or len(argument.handles) != 1:
-        return None
-    dtype, shape, *_ = argument.handles[0]
-    dims = shape_of(shape)
-    return None if dims is None or None in dims else TensorType(tf.as_dtype(dtype).name, dims)
+def _variables(func_graph: Any, arguments: Mapping[str, Argument]) -> dict[str, Variable]:
+    """The variables behind inputs, by the inputs' names. Those with the same name have that of the input."""
+    alive = [variable for known in func_graph._weak_variables if (variable := known()) is not None]
+    names = {id(variable.handle): variable.name.removesuffix(":0") for variable in alive}
+    counts = Counter(names.values())
+    captured = {placeholder.op.name: names.get(id(handle), "") for handle, placeholder in func_graph.captures}
+    unique = {name: own for name, own in captured.items() if counts[own] == 1}
+    found: dict[str, Variable] = {}
+    for tensor in func_graph.inputs:
+        name = tensor.op.name
+        kept = KEEP in tensor.op.node_def.attr
+        if (variable := variable_behind(arguments[name], unique.get(name, name), kept)) is not None:
+            found[name] = variable
+    return found

@@ -16,8 +16,8 @@ from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import refuse_xla
 from tfswap.importers.library import as_graph_def
 from tfswap.importers.references import reachable
-from tfswap.importers.shapes import Argument, HandleType, shape_of
-from tfswap.ir.graph import Graph
+from tfswap.importers.shapes import Argument, HandleType, shape_of, variable_behind
+from tfswap.ir.graph import KEEP, Graph, Variable
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
@@ -49,16 +49,21 @@ def import_library_function(
     refuse_compiled(name, fdef.attr, fdef.node_def, library)
     require_known_ops(fdef.node_def)
     graph_def, ends, calls = as_graph_def(fdef, library)
-    arguments = {}
-    for argument in fdef.signature.input_arg:
+    arguments: dict[str, Argument] = {}
+    variables: dict[str, Variable] = {}
+    for index, argument in enumerate(fdef.signature.input_arg):
         found = [(d.dtype, d.shape) for d in argument.handle_data]
         if not found and handles and argument.name in handles:
             found = [handles[argument.name]]
         shape = shapes.get(argument.name, file_shape(fdef, argument.name))
         value = None if values is None else values.get(argument.name)
-        arguments[argument.name] = Argument(argument.type, shape, found, value=value)
+        arguments[argument.name] = made = Argument(argument.type, shape, found, value=value)
+        kept = index in fdef.arg_attr and KEEP in fdef.arg_attr[index].attr
+        if (variable := variable_behind(made, argument.name, kept)) is not None:
+            variables[argument.name] = variable
     made = import_with_bodies(graph_def, arguments, *ends)
     made.calls = calls
+    made.variables = variables
     return made
 
 

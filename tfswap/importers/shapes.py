@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import SMALL_INTEGERS
-from tfswap.ir.types import Shape
+from tfswap.ir.graph import SMALL_INTEGERS, Variable
+from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, tensor_shape_pb2
@@ -65,6 +65,17 @@ class Content:
         """Whether a part of it is an upper bound."""
         inside = (*(part.content for part in self.parts or ()), *self.by_branch)
         return any(p.bound for p in self.parts or ()) or any(c.bound for c in inside if c is not None)
+
+
+def variable_behind(argument: Argument, name: str, kept: bool) -> Variable | None:
+    """The variable behind an argument; None where there is none, or its shape is not known."""
+    import tensorflow as tf
+
+    if tf.as_dtype(argument.dtype) != tf.resource or len(argument.handles) != 1:
+        return None
+    dtype, shape, *_ = argument.handles[0]
+    dims = shape_of(shape)
+    return None if dims is None or None in dims else Variable(TensorType(tf.as_dtype(dtype).name, dims), name, kept)
 
 
 def shape_of(proto: tensor_shape_pb2.TensorShapeProto) -> Shape:

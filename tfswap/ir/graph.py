@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tfswap.ir.networkx_graph import cycle_text, to_networkx
 from tfswap.ir.permits import ANYTHING, Permit
@@ -117,6 +117,23 @@ class Output(NamedTuple):
         return f"{self.node.name}:{self.index}"
 
 
+KEEP: Final = "_tfswap_keep"
+"""The attribute of tensors and of handles that the program has marked to stay on the device."""
+
+
+class Variable(NamedTuple):
+    """A variable behind a handle.
+
+    Attributes:
+        name: the program's name for it.
+        kept: whether the program has marked it to stay on the device.
+    """
+
+    type: TensorType
+    name: str
+    kept: bool = False
+
+
 class Graph:
     """Nodes in insertion order, by unique name.
 
@@ -139,7 +156,7 @@ class Graph:
         read_in_vain: names of tensors that were read by unneeded nodes only, which were pruned at import.
         unpruned: the graph with what nothing needs and TensorFlow runs (unneeded.py). Loops and conditionals have no
             bodies there. None: there is no such node.
-        variables: the types of the variables behind feeds, by the feeds' names, where the trace has them.
+        variables: the variables behind feeds, by the feeds' names, where the trace has their types.
     """
 
     def __init__(self) -> None:
@@ -159,7 +176,7 @@ class Graph:
         self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
         self.unpruned: Graph | None = None
-        self.variables: Mapping[str, TensorType] = {}
+        self.variables: Mapping[str, Variable] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)

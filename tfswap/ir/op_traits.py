@@ -47,6 +47,9 @@ _STATEFUL_FORMS = {
 }
 
 
+VARIABLE = "VarHandleOp"
+"""The op of a variable in reports, and for policies: it makes its handle."""
+
 READ_VARIABLE = "ReadVariableOp"
 """Reads a whole variable."""
 SHARE_READS = "DisableCopyOnRead"

@@ -12,6 +12,8 @@ STATE = "state"
 class Permit(NamedTuple):
     """The tactics allowed for one tensor.
 
+    A variable whose handle has one stays on the device.
+
     Attributes:
         tactics: a subset of TACTICS.
         why: the reason against the others, for reports.

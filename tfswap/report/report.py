@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import VARIABLE
+from tfswap.ir.permits import STATE
 from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
 from tfswap.report.page import cell, page
@@ -214,6 +216,14 @@ class Report:
         return tuple(row for row in self.rows if row.precision)
 
     @property
+    def variables(self) -> tuple[TensorRow, ...]:
+        """The rows of variables: with the tactic "state" those at home in host memory, with "keep" those on the device.
+
+        Their `cost_bytes` are of copies between the two.
+        """
+        return tuple(row for row in (*self.rows, *self.others) if row.op == VARIABLE)
+
+    @property
     def recomputed(self) -> tuple[TensorRow, ...]:
         """The rows of recomputed tensors."""
         return tuple(row for row in self.rows if "recompute" in row.tactic)
@@ -229,7 +239,7 @@ class Report:
     def summary(self) -> list[tuple[str, str]]:
         """The main figures, as (label, text)."""
         limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
-        moved = sum(row.cost_bytes for row in self.rows)
+        moved = sum(row.cost_bytes for row in self.swapped)
         return [
             *([] if self.trains else [("step", NO_BACKWARD)]),
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
@@ -244,7 +254,7 @@ class Report:
             ("recomputed", self._recomputed_text()),
             *([("encoded", self._encoded_text())] if self.encoded else []),
             ("host memory", format_bytes(self.host_bytes)),
-            *([("variables there", format_bytes(self.at_home_bytes))] if self.at_home_bytes else []),
+            *([("variables there", self._variables_text())] if self.at_home_bytes else []),
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
@@ -277,6 +287,12 @@ class Report:
         rounded = f"; {len(self.reduced)} of them rounded, so that gradients differ" if self.reduced else ""
         tensors = format_count(len(self.encoded), "tensor")
         return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
+
+    def _variables_text(self) -> str:
+        there = [row for row in self.variables if row.tactic == STATE]
+        moved = sum(row.cost_bytes for row in there)
+        count = format_count(len(there), "variable")
+        return f"{format_bytes(self.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
 
     def headline(self) -> str:
         """One line: the peak, and the tactics and time that it needs."""

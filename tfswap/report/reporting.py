@@ -17,12 +17,12 @@ from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.bodies import PlannedBody
 from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner
-from tfswap.planner.problem import Problem
 from tfswap.planner.promise import simulated_limit
 from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.report import ConvolutionRow, Report
 from tfswap.report.rows import Moves, Smaller, TensorRow, inner_row, saved_rows, tensor_rows
 from tfswap.report.timeline import Timeline
+from tfswap.report.variables import Homes, VariableTable
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory, widest_bytes
 from tfswap.simulator.unordered import Baseline
@@ -49,6 +49,7 @@ class PlannedStep:
         timeline: gives the simulated step.
         largest: gives the kernel with the largest working set, and its bytes.
         snapshot: the arena before the step.
+        homes: what decides where variables are at home.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class PlannedStep:
     timeline: Callable[[], Timeline]
     largest: Callable[[], tuple[str, int]]
     snapshot: ArenaSnapshot
+    homes: Homes
 
 
 def make_report(step: PlannedStep) -> Report:
@@ -97,7 +99,7 @@ def make_report(step: PlannedStep) -> Report:
         _timeline=step.timeline,
         _baseline=step.baseline,
         _graph=lambda: step.graph,
-        _explain=lambda name: _explained(planner.problems[0], plan, step.bodies, rows, step.locate, name),
+        _explain=lambda name: _explained(tables, rows, name),
         _largest=step.largest,
         _others=lambda: tables.rows(rest=True),
         _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
@@ -118,6 +120,7 @@ class _Tables:
             encoded, {value_named[r.tensor]: r for r in plan.reduced}, {value_named[p.tensor]: p for p in plan.packed}
         )
         self.outer, self.unused = Moves.of(step.planner.problems[0], plan), why_unused(plan)
+        self.variables = VariableTable(step.homes, step.graph, plan, self.unused)
         self.in_bodies: dict[str, dict[str, list[Encoding]]] = {}  # by body and tensor
         for e in step.inner:
             if e.saved is None:
@@ -139,6 +142,7 @@ class _Tables:
         rows += saved_rows(
             step.saved, step.plan, step.recompute_s, step.permits, self.saved_smaller, step.locate, rest=rest
         )
+        rows += self.variables.rows(rest=rest)
         return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
 
 
@@ -181,21 +185,16 @@ def _convolutions(flow: Dataflow, plan: Plan, snapshot: ArenaSnapshot) -> tuple[
     return tuple(sorted(rows, key=lambda row: (row.free_bytes, row.name)))
 
 
-def _explained(
-    problem: Problem,
-    plan: Plan,
-    bodies: Sequence[PlannedBody],
-    rows: Sequence[TensorRow],
-    locate: Callable[[str], str | None],
-    name: str,
-) -> Explanation:
-    """The explanation of a tensor of the step, or of a body with a plan."""
-    unused = why_unused(plan)
-    for body in bodies:
+def _explained(tables: _Tables, rows: Sequence[TensorRow], name: str) -> Explanation:
+    """The explanation of a variable, or of a tensor of the step or of a body with a plan."""
+    step, problem, unused = tables.step, tables.outer.problem, tables.unused
+    if (variable := tables.variables.explain(name, problem.rates)) is not None:
+        return variable
+    for body in step.bodies:
         within = f"{body.inside.body}/"
         if name.startswith(within):
-            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), unused, within)
-    return explain(problem, plan, rows, locate, name, unused)
+            return explain(body.problem, body.inside, rows, step.locate, name.removeprefix(within), unused, within)
+    return explain(problem, step.plan, rows, step.locate, name, unused)
 
 
 def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:

@@ -28,10 +28,11 @@ class TensorRow:
 
     Attributes:
         name: TensorFlow's name for it.
-        op: the op that computes it; "list" for a list that loops save in.
+        op: the op that computes it; "list" for a list that loops save in; "VarHandleOp" for a variable.
         nbytes: its bytes.
         gap: positions in the order of the longest wait between two uses, or None.
-        tactic: "keep", or which of "encode", "swap" and "recompute", as "encode, swap".
+        tactic: "keep", or which of "encode", "swap" and "recompute", as "encode, swap"; "state" for a variable at home
+            in host memory.
         reason: why that tactic.
         cost_bytes: bytes copied for it in a step.
         cost_s: predicted seconds of recomputing it in a step.

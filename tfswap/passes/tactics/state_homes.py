@@ -14,7 +14,7 @@ the buffers of these variables, whose handles are marked (ir/homes.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
@@ -38,14 +38,41 @@ def movable_variables(graph: Graph) -> dict[str, TensorType]:
 
     All accesses are of kernels that may work there, and their type is known.
     """
-    found: dict[str, TensorType] = {}
+    return {name: access.type for name, access in accessed_variables(graph).items() if not access.stays}
+
+
+class Accessed(NamedTuple):
+    """A variable that a step accesses.
+
+    Attributes:
+        stays: why it can't be at home on the host; "" where it can.
+    """
+
+    type: TensorType
+    stays: str
+
+
+def accessed_variables(graph: Graph) -> dict[str, Accessed]:
+    """The variables of known sizes that the graph and its bodies access, by the names of their handles."""
+    found: dict[str, Accessed] = {}
     passed_on = {tensor.node for tensor in graph.fetches}
     for feed, uses in uses_of(graph).items():
         kind = _kind(graph, feed, uses)
-        if kind is None or feed in passed_on or not uses or not all(map(works_at_home, uses)):
+        if kind is None or not uses or not kind.nbytes:
             continue
-        if kind.nbytes and not kind.bound:
-            found[feed.name] = kind
+        others = [use.node for use in uses if not works_at_home(use)]
+        stays = ""
+        if (permit := graph.permits.get(feed.out())) is not None:
+            stays = permit.why
+        elif kind.dtype == "string":
+            stays = "its elements are strings, whose bytes lie elsewhere"
+        elif kind.bound:
+            stays = "its size is known by a bound only"
+        elif feed in passed_on:
+            stays = "the step returns its handle"
+        elif others:
+            stays = f"{others[0].op} {others[0].name!r} takes its handle, and may access it on the device only"
+        found[feed.name] = Accessed(kind, stays)
     return found
 
 
@@ -106,7 +133,7 @@ def _kind(graph: Graph, feed: Node, uses: Sequence[Use]) -> TensorType | None:
     kinds = {kind for use in uses if (kind := use.whole) is not None}
     known = graph.variables.get(feed.name)
     if not kinds:
-        return known
+        return None if known is None else known.type
     return kinds.pop() if len(kinds) == 1 else None
 
 

@@ -1,0 +1,146 @@
+"""The rows of a report for variables: where each is at home, and why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph
+from tfswap.ir.homes import is_at_home
+from tfswap.ir.op_traits import VARIABLE
+from tfswap.ir.permits import STATE
+from tfswap.kernels.hardware import Rates
+from tfswap.passes.tactics.state_homes import Accessed, accessed_variables
+from tfswap.plan.plan import Plan
+from tfswap.report.explain import Explanation
+from tfswap.report.rows import TensorRow
+from tfswap.support.sizes import format_bytes, format_count
+
+OFF = "'state' is not among the tactics"
+FIXED = "it can't be moved before the step: it is an argument, or of a file, or another function calls the step"
+
+
+@dataclass(frozen=True)
+class Homes:
+    """What decides where variables are at home.
+
+    Attributes:
+        settled: the step before tactics are applied.
+        movable: handles of the variables that can be moved before the step.
+        allowed: whether the user allows it.
+        smallest_bytes: smaller ones are not worth it.
+    """
+
+    settled: Graph
+    movable: Collection[str]
+    allowed: bool
+    smallest_bytes: int
+
+    def stays(self, name: str, variable: Accessed) -> str:
+        """Why a variable must be on the device; "" where it need not."""
+        if variable.stays or not self.allowed:
+            return variable.stays or OFF
+        if name not in self.movable:
+            return FIXED
+        if (variable.type.nbytes or 0) < self.smallest_bytes:
+            return f"below {format_bytes(self.smallest_bytes)} a variable costs more to move than it frees"
+        return ""
+
+    def largest_that_stays(self) -> tuple[str, int, str] | None:
+        """The name, the bytes and the reason of the largest variable that must be on the device."""
+        found = accessed_variables(self.settled).items()
+        staying = [(name, each.type.nbytes or 0, why) for name, each in found if (why := self.stays(name, each))]
+        return max(staying, key=lambda each: each[1], default=None)
+
+    def name_of(self, handle: str) -> str:
+        """The program's name for a variable."""
+        known = self.settled.variables.get(handle)
+        return handle if known is None else known.name
+
+
+@dataclass(frozen=True)
+class VariableTable:
+    """The variables of a planned step.
+
+    Attributes:
+        homes: what decides where they are at home.
+        graph: the graph that `plan` is for.
+        unused: the reason where a tactic could be used, as of `why_unused`.
+    """
+
+    homes: Homes
+    graph: Graph
+    plan: Plan
+    unused: str
+
+    def rows(self, *, rest: bool = False) -> list[TensorRow]:
+        """One row per variable that is at home on the host, or that is large and would be allowed there.
+
+        Args:
+            rest: the rows of all others instead.
+        """
+        rows: list[TensorRow] = []
+        for name in self._accessed:
+            row = self._row(name)
+            matters = self.homes.allowed and row.nbytes >= self.homes.smallest_bytes
+            if rest != (row.tactic == STATE or matters):
+                rows.append(row)
+        return rows
+
+    def explain(self, name: str, rates: Rates) -> Explanation | None:
+        """The explanation of a variable; None where there is none of this name."""
+        handle = next((handle for handle in self._accessed if self.homes.name_of(handle) == name), None)
+        if handle is None:
+            return None
+        row, kind = self._row(handle), self._accessed[handle].type
+        return Explanation(
+            tensor=name,
+            type=str(kind),
+            nbytes=row.nbytes,
+            tactic=row.tactic,
+            reason=row.reason,
+            made_by=None,
+            made_at=(),
+            read_by=tuple(self._accesses.get(handle, ())),
+            wait=None,
+            wait_s=0.0,
+            wait_share=0.0,
+            copy_s=(row.nbytes / rates.out_bytes_per_s, row.nbytes / rates.in_bytes_per_s),
+            rerun_s=None,
+            source=None,
+        )
+
+    @functools.cached_property
+    def _accessed(self) -> Mapping[str, Accessed]:
+        return accessed_variables(self.homes.settled)
+
+    @functools.cached_property
+    def _accesses(self) -> Mapping[str, Sequence[tuple[str, int]]]:
+        """The kernels of the plan that have a handle as an input, with their positions, by the handle's name."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for position, name in enumerate(self.plan.order):
+            for source in {tensor.node.name for tensor in self.graph[name].inputs}:
+                found.setdefault(source, []).append((name, position))
+        return found
+
+    def _row(self, handle: str) -> TensorRow:
+        variable = self._accessed[handle]
+        nbytes = variable.type.nbytes or 0
+        tactic, moved_bytes, reason = "keep", 0, self.homes.stays(handle, variable) or self.unused
+        if handle in self.graph and is_at_home(self.graph[handle]):
+            ops = [self.graph[kernel].op for kernel, _ in self._accesses.get(handle, ())]
+            reads, writes = ops.count(custom_ops.READ_HOME), ops.count(custom_ops.WRITE_HOME)
+            tactic, moved_bytes, reason = STATE, nbytes * (reads + writes), _described(reads, writes)
+        name = self.homes.name_of(handle)
+        return TensorRow(name, VARIABLE, nbytes, None, tactic, reason, moved_bytes, 0.0, None)
+
+
+def _described(reads: int, writes: int) -> str:
+    """What a step does with a variable at home on the host."""
+    if not reads and not writes:
+        return "at home in host memory, where kernels read or update it"
+    counts = [("to the device", reads), ("back", writes)]
+    times = " and ".join(f"{where} {format_count(count, 'time')}" for where, count in counts if count)
+    return f"at home in host memory, copied {times} per step"

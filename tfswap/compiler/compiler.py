@@ -10,7 +10,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.records import UnboundedLoop
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
-from tfswap.compiler.lower import lower
+from tfswap.compiler.lower import lower, prepare_in_gate
 from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache, StepPlans
 from tfswap.compiler.plan_check import require_allowed
@@ -36,7 +36,6 @@ from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
-from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.planner.planner import Planner
 from tfswap.planner.promise import promised
@@ -327,15 +326,16 @@ class Optimizer:
         Raises InvalidModel as `require_fit`.
 
         Args:
-            checked_by_gate: have the gate check whether the limit is kept in the arena, where Python does not.
+            checked_by_gate: move variables home before the step, and have the gate check whether the limit is kept in
+                the arena, where Python does not.
         """
         self.require_fit(plan)
         if plan.changes_nothing:
             return self.graph
         form = self.form_of(plan)
         made = lower(form, self.graph, self.target, gate)
-        if checked_by_gate and plan.limit_bytes is not None:
-            write_limit(made, self.target, plan.limit_bytes, form.requests_of_one())
+        if checked_by_gate:
+            prepare_in_gate(made, form, self.target)
         return made
 
     def report(self, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:

@@ -13,7 +13,9 @@ from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import expand_collectives
 from tfswap.passes.prepare.onednn_fusion import hide_padded_shapes, keep_unfused
 from tfswap.passes.prepare.pool_argmax import keep_gradients_unpaired
+from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.passes.tactics.pair_kernels import join_groups
+from tfswap.passes.tactics.state_homes import move_before
 from tfswap.passes.tactics.swap import carry_out
 from tfswap.passes.verify import require_stock, verify
 from tfswap.plan.plan import Plan
@@ -80,3 +82,13 @@ def lower(form: PlannedForm, traced: Graph, target: Target, gate: int | None = N
     if not target.own_ops:
         require_stock(made)
     return made
+
+
+def prepare_in_gate(made: Graph, form: PlannedForm, target: Target) -> None:
+    """Have a lowered step do before it begins what Python does elsewhere, in place: move variables home, and check the
+    limit.
+    """
+    if form.plan.at_home:
+        move_before(made, target)
+    if form.plan.limit_bytes is not None:
+        write_limit(made, target, form.plan.limit_bytes, form.requests_of_one())

@@ -23,7 +23,6 @@ from tfswap.device.placement import FIRST_GPU
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import calls_functions, is_const
-from tfswap.ir.permits import STATE
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -35,6 +34,7 @@ from tfswap.passes.memory_reservation import of_all_parts, passed_bytes, reserve
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report, report_of_devices
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import Variable as InArena
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
@@ -310,17 +310,12 @@ def offline_optimizer(
     Raises:
         UnsupportedGraph: the step is on several GPUs, which have an arena each (`offline_step`). CPUs share one.
     """
-    if STATE in options.tactics:
-        raise TfswapError(
-            f"tactics has {STATE!r}, which moves variables of this process to host memory, and a file has none: leave "
-            "it out"
-        )
     if model.host_is_separate:
         _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(variable[0], variable[1]) for variable in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
-    snapshot = ArenaSnapshot(sum(sizes))
+    snapshot = ArenaSnapshot(sum(sizes), variables=_places(graph) if held else ())
     made = Optimizer(
         graph, model, options, snapshot=snapshot, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
     )
@@ -328,6 +323,12 @@ def offline_optimizer(
     slack = min(largest, int(made.search.planners.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(snapshot.total_bytes, SLACK_BYTES))
     return made
+
+
+def _places(graph: Graph) -> tuple[InArena, ...]:
+    """The variables that the step has handles of."""
+    known = [(feed.name, v.type.nbytes or 0) for feed in graph.feeds if (v := graph.variables.get(feed.name))]
+    return tuple(InArena(name, address, nbytes) for address, (name, nbytes) in enumerate(known, 1))
 
 
 def _refuse_several_gpus(graph: Graph) -> None:

@@ -134,7 +134,7 @@ class Options:
 
     def on(self, device: DeviceModel) -> Options:
         """The options with the tactics that a device supports. Portable plans can't swap on a CPU, where TensorFlow's
-        copies to the host copy nothing. The codecs have kernels for CPUs and for NVIDIA's GPUs.
+        copies to the host copy nothing, nor move variables. The codecs have kernels for CPUs and for NVIDIA's GPUs.
 
         Raises:
             TfswapError: `precision` needs codecs, and the device has none.
@@ -142,8 +142,8 @@ class Options:
         if self.precision and not device.codecs:
             raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")
         left_out = set[str]()
-        if self.portable and not device.host_is_separate:
-            left_out.add("swap")
+        if self.portable:
+            left_out |= {STATE} if device.host_is_separate else {STATE, "swap"}
         if not device.codecs:
             left_out.add("encode")
         if not left_out.intersection(self.tactics):

@@ -155,6 +155,9 @@ READ_HOME: Final = "Tfswap>ReadHome"
 # (resource, value: T) -> (); attr T. Copies a tensor to the buffer of a variable at home on the host.
 WRITE_HOME: Final = "Tfswap>WriteHome"
 
+# (resource) -> (); attr host: bool. Moves a variable to its home on the host; does nothing where it is there.
+MOVE_HOME: Final = "Tfswap>MoveHome"
+
 # (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a small result to one of the result slots that
 # the kernel holds, for the caller to keep.
 HAND_OVER: Final = "Tfswap>HandOver"

@@ -217,10 +217,7 @@ class Report:
 
     @property
     def variables(self) -> tuple[TensorRow, ...]:
-        """The rows of variables: with the tactic "state" those at home in host memory, with "keep" those on the device.
-
-        Their `cost_bytes` are of copies between the two.
-        """
+        """The rows of variables: those at home in host memory have the tactic "state", those on the device "keep"."""
         return tuple(row for row in (*self.rows, *self.others) if row.op == VARIABLE)
 
     @property
@@ -252,9 +249,9 @@ class Report:
             *([("workspaces", self._workspaces_text())] if self.convolutions else []),
             ("swapped", f"{format_count(len(self.swapped), 'tensor')}, {format_bytes(moved)} travel per step"),
             ("recomputed", self._recomputed_text()),
-            *([("encoded", self._encoded_text())] if self.encoded else []),
+            *([("encoded", _encoded_text(self))] if self.encoded else []),
             ("host memory", format_bytes(self.host_bytes)),
-            *([("variables there", self._variables_text())] if self.at_home_bytes else []),
+            *([("variables there", _variables_text(self))] if self.at_home_bytes else []),
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
@@ -280,19 +277,6 @@ class Report:
     def _recomputed_text(self) -> str:
         runs = "kernel runs" if self.reruns == 1 else "kernels run"
         return f"{format_count(len(self.recomputed), 'tensor')}, {self.reruns} {runs} again per step"
-
-    def _encoded_text(self) -> str:
-        before = sum(row.nbytes for row in self.encoded)
-        after = sum(row.encoded_bytes or 0 for row in self.encoded)
-        rounded = f"; {len(self.reduced)} of them rounded, so that gradients differ" if self.reduced else ""
-        tensors = format_count(len(self.encoded), "tensor")
-        return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
-
-    def _variables_text(self) -> str:
-        there = [row for row in self.variables if row.tactic == STATE]
-        moved = sum(row.cost_bytes for row in there)
-        count = format_count(len(there), "variable")
-        return f"{format_bytes(self.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
 
     def headline(self) -> str:
         """One line: the peak, and the tactics and time that it needs."""
@@ -386,6 +370,22 @@ class Report:
         if found is None:
             raise TfswapError(BY_HAND)
         return found
+
+
+def _encoded_text(report: Report) -> str:
+    """The encoded tensors, and their bytes before and after."""
+    encoded, reduced = report.encoded, report.reduced
+    before, after = sum(row.nbytes for row in encoded), sum(row.encoded_bytes or 0 for row in encoded)
+    rounded = f"; {len(reduced)} of them rounded, so that gradients differ" if reduced else ""
+    tensors = format_count(len(encoded), "tensor")
+    return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
+
+
+def _variables_text(report: Report) -> str:
+    """The variables at home on the host, and their copies."""
+    there = [row for row in report.variables if row.tactic == STATE]
+    moved, count = sum(row.cost_bytes for row in there), format_count(len(there), "variable")
+    return f"{format_bytes(report.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
 
 
 def _content(report: Report) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Variable(NamedTuple):
 
     Attributes:
         feed: the name of its handle.
-        address: of its chunk; 0 where it is at home on the host.
+        address: of its chunk; 0 where it is at home on the host. Of an arena whose chunks are not known, any number.
         nbytes: its bytes.
     """
 
@@ -123,6 +123,9 @@ class ArenaSnapshot:
         A chunk is free once all variables that share it are at home. The memory of a variable that is not an
         allocator's, such as a NumPy array's, is no chunk.
         """
+        if not self.chunks:
+            moved_bytes = sum(round_up(variable.nbytes) for variable in self.variables if variable.feed in names)
+            return dataclasses.replace(self, total_bytes=self.total_bytes - moved_bytes)
         in_arena = {address for address, _, in_use in self.chunks if in_use}
         staying = {v.address for v in self.variables if v.feed not in names}
         leaving = {v.address for v in self.variables if v.address and v.feed in names} & in_arena - staying

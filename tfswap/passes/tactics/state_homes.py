@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
-from tfswap.ir.homes import home_bytes, mark_at_home
+from tfswap.ir.homes import home_bytes, is_at_home, mark_at_home
 from tfswap.ir.op_traits import READ_VARIABLE, control_flow, reads_rows, writes_variable
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
@@ -126,6 +126,31 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
                 node.op = custom_ops.WRITE_HOME
             changed += node.op in (custom_ops.READ_HOME, custom_ops.WRITE_HOME)
     return changed
+
+
+@graph_pass(
+    requires="a gate, and marked handles",
+    ensures="marked variables are at home on the host before the gate runs",
+)
+def move_before(graph: Graph, _: Target) -> int:
+    """Move variables home before the step, where Python does not: in a file, and in a step that another function calls.
+
+    Returns how many are moved.
+    """
+    gate = next(node for node in graph if node.op == custom_ops.GATE)
+    moved = [
+        graph.add(
+            custom_ops.MOVE_HOME,
+            graph.unique_name(f"tfswap/{feed.name}/move"),
+            (feed.out(),),
+            attrs={"host": True},
+            device=gate.device,
+        )
+        for feed in graph.feeds
+        if is_at_home(feed)
+    ]
+    gate.controls = (*gate.controls, *moved)
+    return len(moved)
 
 
 def _kind(graph: Graph, feed: Node, uses: Sequence[Use]) -> TensorType | None:

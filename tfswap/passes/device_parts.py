@@ -153,8 +153,7 @@ class _Cut:
             part = self.parts.graphs[where] = Graph()
             whole = self.parts.whole
             part.library, part.read_in_vain, part.variables = whole.library, whole.read_in_vain, whole.variables
-            self._place[where] = {}
-            self.parts.own_names[where] = {}
+            self._place[where], self.parts.own_names[where] = {}, {}
         return self.parts.graphs[where]
 
     def _device(self, tensor: Output) -> str:

@@ -19,7 +19,7 @@ from tfswap.report.rows import TensorRow
 from tfswap.support.sizes import format_bytes, format_count
 
 OFF = "'state' is not among the tactics"
-FIXED = "it can't be moved before the step: it is an argument, or its device has no arena that can be read"
+FIXED = "it can't be moved before the step: the step has several handles of it, or its arena can't be read"
 
 
 @dataclass(frozen=True)

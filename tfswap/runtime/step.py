@@ -177,7 +177,7 @@ class Step:
         outer = turn.held()
         try:
             ticket = turn.begin(self.parts.wait)
-            before = self.parts.read_before()
+            before = self.parts.read_before(inputs)
             if turn.alone(ticket) and not self.parts.fit(before):
                 with progress.task(f"planning {self.name} again"):
                     self._plan_again(inputs)

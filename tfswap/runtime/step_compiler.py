@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,9 +88,7 @@ class StepCompiler:
         optimizer = self.optimizer
         assert optimizer is not None, "the step is imported"
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
-            captures = [*[None] * len(inputs), *with_placeholders(self._trace.concrete)]
-            given = self._trace.given_to(optimizer.graph, captures)
-            self._arena.own_buffers(optimizer, {name: each for name, each in given.items() if each is not None})
+            self.own_buffers(inputs)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
             largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
@@ -100,6 +99,19 @@ class StepCompiler:
             snapshot = snapshot.unseen().with_allocations(self._made_around(optimizer.graph, inputs))
         optimizer.assume_arena(snapshot)
         return optimizer, snapshot
+
+    def own_buffers(self, inputs: Sequence[Any]) -> None:
+        """As of `ArenaView`, for captured variables and those among these arguments.
+
+        An argument that is captured too, or given twice, is left out: the step has several handles of the variable.
+        """
+        optimizer = self.optimizer
+        assert optimizer is not None, "the step is imported"
+        captures = with_placeholders(self._trace.concrete)
+        counts = Counter(map(id, (*inputs, *captures)))
+        handles = [each if _is_handle(each) and counts[id(each)] == 1 else None for each in inputs]
+        given = self._trace.given_to(optimizer.graph, [*handles, *captures])
+        self._arena.own_buffers(optimizer, {name: each for name, each in given.items() if each is not None})
 
     def choose(self, optimizer: Optimizer, *, ordered: bool, first: bool, lacking_bytes: int = 0) -> Plan:
         """The plan for the limit, with the largest margins with which there is one.
@@ -217,6 +229,12 @@ class StepCompiler:
             given if shape is None else tf.TensorSpec(shape, given.dtype)
             for given, shape in zip(inputs, self._shapes[: len(inputs)], strict=True)
         ]
+
+
+def _is_handle(given: Any) -> bool:
+    import tensorflow as tf
+
+    return tf.is_tensor(given) and given.dtype == tf.resource
 
 
 def _is_made_around(given: Any, planned: Any) -> bool:

@@ -59,6 +59,7 @@ class StepPart:
     ):
         self.trace = trace
         self.request = request
+        self._arguments = VariableArguments(trace.concrete)
         self.limit = StepLimit(trace, request, granted_bytes)
         self.margins = Margins()
         self.arena = ArenaView(trace.device)
@@ -84,6 +85,13 @@ class StepPart:
             planned, dataclasses.replace(report, step=self.trace.name, device=self.trace.device.name, _floor=floor)
         )
 
+    def read_before(self, inputs: Sequence[Any] | None) -> CArenaReading:
+        """Read the arena before the next step, with the variables among these arguments where the plan has them."""
+        if inputs is not None and self._arguments.are_others(inputs):
+            self.compiler.own_buffers(inputs)
+            self.arena.keep_at_home(self.plan.at_home)
+        return self.arena.read_before()
+
     def assume_made(self, planned: Planned) -> None:
         """Note that the constants of the plan's function are in the arena: the reported floor is of this arena."""
         planned.optimizer.assume_made(planned.plan, planned.snapshot)
@@ -91,6 +99,23 @@ class StepPart:
 
     def _floor_bytes(self, *, rewritten: bool) -> int:
         return self.compiler.floor_bytes(self.plan, rewritten=rewritten)
+
+
+class VariableArguments:
+    """The variables that a trace takes as arguments, and those of the latest call."""
+
+    def __init__(self, concrete: Any):
+        own = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
+        self._positions = [i for i, tensor in enumerate(own) if tensor.dtype.name == "resource"]
+        self._latest: list[Any] = []
+
+    def are_others(self, inputs: Sequence[Any]) -> bool:
+        """Whether the handles of a call are others than those of the call before."""
+        if not self._positions:
+            return False
+        given = [inputs[position] for position in self._positions]
+        before, self._latest = self._latest, given
+        return len(before) != len(given) or any(a is not b for a, b in zip(before, given, strict=True))
 
 
 class StepParts(tuple[StepPart, ...]):
@@ -138,9 +163,9 @@ class StepParts(tuple[StepPart, ...]):
 
     # --- before and after a step --------------------------------------------------------------------------
 
-    def read_before(self) -> list[CArenaReading]:
-        """Read the arenas before the next step."""
-        return [part.arena.read_before() for part in self]
+    def read_before(self, inputs: Sequence[Any] | None = None) -> list[CArenaReading]:
+        """Read the arenas before the next step, with these arguments if they are known."""
+        return [part.read_before(inputs) for part in self]
 
     def fit(self, now: Sequence[CArenaReading]) -> bool:
         """Whether each part keeps its limit in its arena as it is now."""

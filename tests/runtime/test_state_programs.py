@@ -1,0 +1,222 @@
+"""State at home on the host in programs of many kinds: the values of the plain step, under a limit below the state."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import tensorflow as tf
+from gpu_compare import relu_loss, weights
+from processes import on_arena
+from step_peaks import measuring
+from test_state_at_home import WITH_STATE, results
+
+import tfswap
+
+WIDTH = 256
+
+
+def dense(layers, last=WIDTH, dtype=None):
+    made = [tf.keras.layers.Dense(WIDTH, "relu", dtype=dtype) for _ in range(layers - 1)]
+    return tf.keras.Sequential([tf.keras.Input((WIDTH,)), *made, tf.keras.layers.Dense(last, dtype=dtype)])
+
+
+class Keras:
+    """Models with an optimizer each."""
+
+    def __init__(self, *pairs):
+        self.models, self.optimizers = zip(*pairs, strict=True)
+        for model, optimizer in pairs:
+            optimizer.build(model.trainable_variables)
+        self.state = [v for each in (*self.models, *self.optimizers) for v in each.variables]
+        self.weights = [self.state[0].value]
+
+    def update(self, tape, losses):
+        gradients = [
+            tape.gradient(loss, model.trainable_variables) for model, loss in zip(self.models, losses, strict=True)
+        ]
+        for model, optimizer, own in zip(self.models, self.optimizers, gradients, strict=True):
+            optimizer.apply_gradients(zip(own, model.trainable_variables, strict=True))
+
+
+class Gan(Keras):
+    """A generator and a discriminator, with an optimizer each."""
+
+    def __init__(self):
+        tf.keras.utils.set_random_seed(1)
+        adam, rmsprop = tf.keras.optimizers.Adam(0.01), tf.keras.optimizers.RMSprop(0.01)
+        super().__init__((dense(6), adam), (dense(6, 1), rmsprop))
+
+    def train(self, x):
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.models[0](x)
+            real, false = self.models[1](x), self.models[1](made)
+            losses = [-tf.reduce_mean(false), tf.reduce_mean(false) - tf.reduce_mean(tf.tanh(real))]
+        self.update(tape, losses)
+        return tf.add_n(losses)
+
+
+class Scaled(Keras):
+    """Layers in float16 with weights in float32, whose updates a conditional leaves out where values overflow."""
+
+    def __init__(self):
+        tf.keras.utils.set_random_seed(1)
+        optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(0.01), initial_scale=2.0**10)
+        super().__init__((dense(8, dtype="mixed_float16"), optimizer))
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.cast(self.models[0](x), tf.float32)))
+            scaled = self.optimizers[0].scale_loss(loss)
+        self.update(tape, [scaled])
+        return loss
+
+
+class Accumulated(Keras):
+    """Keras' own accumulation of gradients over two steps."""
+
+    def __init__(self):
+        tf.keras.utils.set_random_seed(1)
+        super().__init__((dense(8), tf.keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)))
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.models[0](x)))
+        self.update(tape, [loss])
+        return loss
+
+
+class MicroBatches:
+    """A loop over parts of the batch that adds gradients to variables; an update follows it. Two steps in a call."""
+
+    def __init__(self):
+        self.weights, self.slots = weights(*[[WIDTH, WIDTH]] * 8), weights(*[[WIDTH, WIDTH]] * 8)
+        self.state = [*self.weights, *self.slots]
+
+    def step(self, x):
+        for slot in self.slots:
+            slot.assign(tf.zeros_like(slot))
+        parts, total = tf.reshape(x, [4, -1, WIDTH]), tf.constant(0.0)
+        for part in tf.range(4):
+            with tf.GradientTape() as tape:
+                loss = relu_loss(self.weights, parts[part])
+            for slot, gradient in zip(self.slots, tape.gradient(loss, self.weights), strict=True):
+                slot.assign_add(gradient)
+            total += loss
+        for weight, slot in zip(self.weights, self.slots, strict=True):
+            weight.assign_sub(0.1 * slot)
+        return total
+
+    def train(self, x):
+        return self.step(x) + self.step(x)
+
+
+PROGRAMS = {
+    "gan": (Gan, 0.5),
+    "scaled": (Scaled, 0.85),  # the branch gets all gradients
+    "accumulated": (Accumulated, 0.6),
+    "micro": (MicroBatches, 0.75),  # the loop gets the values of all weights
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_state_of_other_programs_is_at_home(name: str) -> None:
+    made, share = PROGRAMS[name]
+
+    def program():
+        return results(made(), tf.random.stateless_normal([64, WIDTH], (1, 2)), share)
+
+    def plain():
+        return results(made(), tf.random.stateless_normal([64, WIDTH], (1, 2)))
+
+    found = on_arena(program)
+    assert found["result"] == on_arena(plain)["result"]
+    assert found["kept"] and found["home"], found
+
+
+@pytest.mark.emulated_gpu(memory=64 << 20, count=2)
+def test_each_replica_has_its_variables_at_home(on_gpus) -> None:
+    def program(gpus):
+        tf.config.experimental.enable_op_determinism()
+        apart = tf.distribute.HierarchicalCopyAllReduce(num_packs=0)
+        strategy = tf.distribute.MirroredStrategy(cross_device_ops=apart)
+        with strategy.scope():
+            tf.keras.utils.set_random_seed(1)
+            model, optimizer = dense(8), tf.keras.optimizers.SGD(0.01, momentum=0.9)
+            optimizer.build(model.trainable_variables)
+
+        def replica(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x)))
+            own = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(own, model.trainable_variables, strict=True))
+            return loss
+
+        def train(x):
+            return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+
+        state = [*model.variables, *optimizer.variables]
+        start = [v.numpy() for v in state]
+        x = tf.random.stateless_normal([64, WIDTH], (1, 2))
+
+        def run(step):
+            peaks = {f"GPU:{i}": [] for i in range(2)}
+            losses = []
+            for call in range(4):
+                with measuring(peaks["GPU:0"], "GPU:0"), measuring(peaks["GPU:1"], "GPU:1"):
+                    losses.append(float(step(x)))
+                del call
+            digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()
+            return [losses, digest], [max(each[2:]) for each in peaks.values()]
+
+        expected, _ = run(tf.function(train))
+        for v, value in zip(state, start, strict=True):
+            v.assign(value)
+        limit = int(0.6 * sum(value.nbytes for value in start))
+        step = tfswap.optimize(tf.function(train), memory_limit=limit, tactics=WITH_STATE)
+        found, peaks = run(step)
+        home = [sum(row.tactic == "state" for row in each.variables) for each in step.report().devices.values()]
+        races = gpus.report().splitlines()
+        return {"same": found == expected, "peaks": peaks, "limit": limit, "home": home, "races": races}
+
+    found = on_gpus(program)
+    assert found["same"] and found["races"] == []
+    assert max(found["peaks"]) <= found["limit"], found
+    assert len(found["home"]) == 2 and all(found["home"])
+
+
+def test_variables_that_are_arguments_are_at_home() -> None:
+    """Two sets of variables take turns."""
+
+    def step(x, given, slots):
+        with tf.GradientTape() as tape:
+            loss = relu_loss(given, x)
+        for weight, slot, gradient in zip(given, slots, tape.gradient(loss, given), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        return loss
+
+    def trained(limit):
+        with tfswap.scope():
+            sets = [(weights(*[[WIDTH, WIDTH]] * 6), weights(*[[WIDTH, WIDTH]] * 6)) for _ in range(2)]
+        called, losses, peaks = tf.function(step), [], []
+        if limit is not None:
+            called = tfswap.optimize(called, memory_limit=limit, tactics=WITH_STATE)
+        x = tf.random.stateless_normal([32, WIDTH], (1, 2))
+        for number in (0, 0, 1, 0, 1, 1):
+            with measuring(peaks):
+                losses.append(float(called(x, *sets[number])))
+        values = [v.numpy().tobytes() for pair in sets for each in pair for v in each]
+        return {"result": [losses, hashlib.sha256(b"".join(values)).hexdigest()], "peak": max(peaks[1:])}
+
+    limit = int(0.5 * 12 * 4 * WIDTH * WIDTH)
+
+    def program():
+        return trained(limit)
+
+    def plain():
+        return trained(None)
+
+    found = on_arena(program)
+    assert found["result"] == on_arena(plain)["result"]
+    assert found["peak"] <= limit

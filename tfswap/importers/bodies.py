@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfswap.analysis.integer_ranges import Ranges
 from tfswap.analysis.integer_values import Integers, Loop, Values
 from tfswap.errors import InvalidModel
 from tfswap.importers.facts import is_certain, larger, opened, says_more
@@ -358,8 +359,9 @@ class _Import:
         while self._decides or self._holds:
             held = [self.graph[name] for name in self._holds if name in self.graph]
             bounds = dict(found for node in held for found in new_facts(node, self._inferred, self._contents))
+            ranges = Ranges(self.graph)
             for node in (self.graph[name] for name in self._decides if name in self.graph):
-                for i, shape, is_exact in largest_shapes(node):
+                for i, shape, is_exact in largest_shapes(node, ranges):
                     if exact and not is_exact:
                         continue
                     name = f"{node.name}:{i}"

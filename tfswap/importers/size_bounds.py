@@ -1,8 +1,9 @@
 """Upper bounds of sizes that depend on values.
 
 The number of rows that `tf.unique`, `tf.where` or `tf.boolean_mask` return is known after they have run. A plan needs
-it before, and uses the largest number that their inputs' sizes allow: `TensorType.bound` is then true. TensorFlow's
-inference gives the shapes of tensors computed from these.
+it before, and uses the largest number that their inputs' sizes allow: `TensorType.bound` is then true. An input that is
+a size, such as the number of bins of `tf.math.bincount(maxlength=)`, allows the largest value of its range
+(analysis/integer_ranges.py). TensorFlow's inference gives the shapes of tensors computed from these.
 
 A table look-up returns a tensor of the shape of the table's default value for each key. TensorFlow does not infer this
 for a table from outside the step. Where the trace knows the rank of the result, the size is exact; otherwise it is a
@@ -25,7 +26,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tfswap.ir.graph import Node
+from tfswap.analysis.integer_ranges import Ranges, range_of_type
+from tfswap.ir.graph import Node, Output
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import Shape
 from tfswap.ir.views import passed_on
@@ -41,7 +43,9 @@ class Largest(NamedTuple):
 
 Values = tuple[int, ...]
 ValueOf = Callable[[str], "Values | None"]
-Rule = Callable[[Node], Iterator[Largest]]
+Most = Callable[[Output], "int | None"]
+"""Gives the largest value that an integer tensor may have; None where that is not known."""
+Rule = Callable[[Node, Most], Iterator[Largest]]
 
 
 def _elements(node: Node, *outputs: int) -> Iterator[Largest]:
@@ -51,19 +55,25 @@ def _elements(node: Node, *outputs: int) -> Iterator[Largest]:
         yield from (Largest(i, (count,)) for i in outputs)
 
 
-def _unique(node: Node) -> Iterator[Largest]:
-    if len(node.inputs[0].type.shape or ()) == 1:
-        yield from _elements(node, *(i for i in range(len(node.outputs)) if i != 1))
+def _unique(node: Node, most: Most) -> Iterator[Largest]:
+    """The distinct elements of a vector, or slices along an axis, and how often there are each."""
+    shape = node.inputs[0].type.shape
+    if not shape or None in shape:
+        return
+    axis = most(node.inputs[1]) if len(shape) > 1 and len(node.inputs) > 1 else 0
+    yield Largest(0, shape)
+    if axis is not None:
+        yield from (Largest(i, (shape[axis],)) for i in range(2, len(node.outputs)))
 
 
-def _where(node: Node) -> Iterator[Largest]:
+def _where(node: Node, most: Most) -> Iterator[Largest]:
     _, shape, _ = node.inputs[0].type
     count = node.inputs[0].type.num_elements
     if shape is not None and count is not None:
         yield Largest(0, (count, len(shape)))
 
 
-def _partitions(node: Node) -> Iterator[Largest]:
+def _partitions(node: Node, most: Most) -> Iterator[Largest]:
     data, rows = (t.type for t in node.inputs)
     if data.num_elements is not None and rows.num_elements is not None:
         assert data.shape is not None
@@ -72,7 +82,7 @@ def _partitions(node: Node) -> Iterator[Largest]:
         yield from (Largest(i, shape) for i in range(len(node.outputs)))
 
 
-def _stitched(node: Node) -> Iterator[Largest]:
+def _stitched(node: Node, most: Most) -> Iterator[Largest]:
     """A row for each index. All parts of one partitioned vector have together as many indices as the vector."""
     indices, data = node.inputs[: len(node.inputs) // 2], node.inputs[len(node.inputs) // 2 :]
     if indices[0].type.shape is None or data[0].type.shape is None:
@@ -92,20 +102,99 @@ MOST_EMPTY = 1024
 """The assumed number of elements without rows in a concatenated list. Their lengths take a few bytes each."""
 
 
-def _joined(node: Node) -> Iterator[Largest]:
+def _joined(node: Node, most: Most) -> Iterator[Largest]:
     """The lengths of a concatenated list's elements: one for each row, and some for elements without rows."""
     shape = node.outputs[0].shape
     if shape and shape[0] is not None:
         yield Largest(1, (shape[0] + MOST_EMPTY,))
 
 
-def _boxes(node: Node) -> Iterator[Largest]:
+def _boxes(node: Node, most: Most) -> Iterator[Largest]:
+    """Some of the boxes, or as many as may be, with zeros in the place of those that there are not."""
+    shape, may_be = node.inputs[0].type.shape, most(node.inputs[2])
+    count = shape[0] if shape else None
+    if not node.attrs.get("pad_to_max_output_size") and count is not None:
+        may_be = count if may_be is None else min(may_be, count)
+    if may_be is not None:
+        yield from (Largest(i, (max(0, may_be),)) for i, kind in enumerate(node.outputs) if kind.shape != ())
+
+
+def _bins(node: Node, most: Most) -> Iterator[Largest]:
+    """A number for each bin; of a matrix, for each row and bin."""
+    shape, bins = node.inputs[0].type.shape, most(node.inputs[1])
+    if bins is not None and shape is not None:
+        rows = shape[:1] if node.op != "Bincount" and len(shape) == 2 else ()
+        yield Largest(0, (*rows, max(0, bins)))
+
+
+def _ragged_bins(node: Node, most: Most) -> Iterator[Largest]:
+    splits, bins = node.inputs[0].type.num_elements, most(node.inputs[2])
+    if bins is not None and splits is not None:
+        yield Largest(0, (splits - 1, max(0, bins)))
+
+
+def _largest_values(node: Node, most: Most) -> Iterator[Largest]:
+    """Some of each row."""
+    shape, taken = node.inputs[0].type.shape, most(node.inputs[1])
+    if shape and (last := shape[-1]) is not None:
+        found = (*shape[:-1], last if taken is None else max(0, min(taken, last)))
+        yield from (Largest(i, found) for i in (0, 1))
+
+
+def _sparse(node: Node, rank: int | None, values: int | None, sparse: int = 1) -> Iterator[Largest]:
+    """Results that are sparse tensors, all indices first, then the values, with at most as many values."""
+    if rank is not None and values is not None:
+        yield from (Largest(i, (values, rank)) for i in range(sparse))
+        yield from (Largest(sparse + i, (values,)) for i in range(sparse))
+
+
+def _sparse_sum(node: Node, most: Most) -> Iterator[Largest]:
+    """Values of one sparse tensor, of the other, or of both."""
+    counts = [node.inputs[i].type.num_elements for i in (1, 4)]
+    if None not in counts:
+        yield from _sparse(node, node.inputs[2].type.num_elements, sum(count or 0 for count in counts))
+
+
+def _sparse_slice(node: Node, most: Most) -> Iterator[Largest]:
+    yield from _sparse(node, node.inputs[2].type.num_elements, node.inputs[1].type.num_elements)
+
+
+def _sparse_split(node: Node, most: Most) -> Iterator[Largest]:
+    yield from _sparse(
+        node, node.inputs[3].type.num_elements, node.inputs[2].type.num_elements, sparse=len(node.outputs) // 3
+    )
+
+
+_MOST_IN_SET: dict[object, Callable[[int, int], int]] = {
+    b"a-b": lambda a, b: a,
+    b"b-a": lambda a, b: b,
+    b"intersection": min,
+    b"union": lambda a, b: a + b,
+}
+"""By operation, the most elements of the result."""
+
+
+def _set(node: Node, most: Most) -> Iterator[Largest]:
+    """A dense set is one input, a sparse one three, of which the second has the values."""
+    count = 1 if node.op.startswith("Dense") else 3
+    first, second = (given[len(given) > 1].type for given in (node.inputs[:count], node.inputs[count:]))
+    operation = _MOST_IN_SET.get(node.attrs.get("set_operation"))
+    if operation is None or first.num_elements is None or second.num_elements is None:
+        return
+    rank = node.outputs[2].num_elements
+    if rank is None and count == 1 and first.shape is not None:
+        rank = len(first.shape)
+    yield from _sparse(node, rank, operation(first.num_elements, second.num_elements))
+
+
+def _decoded(node: Node, most: Most) -> Iterator[Largest]:
+    """A class for each time and each sequence."""
     shape = node.inputs[0].type.shape
-    if shape and shape[0] is not None:
-        yield Largest(0, (shape[0],))
+    if shape is not None and None not in shape[:2]:
+        yield from _sparse(node, 2, math.prod(d or 0 for d in shape[:2]))
 
 
-def _filled(node: Node) -> Iterator[Largest]:
+def _filled(node: Node, most: Most) -> Iterator[Largest]:
     """One more value for each row: all may be empty."""
     indices, values = (tensor.type for tensor in node.inputs[:2])
     rows = node.outputs[2].num_elements
@@ -115,13 +204,13 @@ def _filled(node: Node) -> Iterator[Largest]:
         yield Largest(1, (count,))
 
 
-def _hits(node: Node) -> Iterator[Largest]:
+def _hits(node: Node, most: Most) -> Iterator[Largest]:
     """One hit for each true class, where classes are sampled without repetition."""
     if passed_on(node.inputs[1]).node.attrs.get("unique"):
         yield from _elements(node, 0, 1, 2)
 
 
-def _found(node: Node) -> Iterator[Largest]:
+def _found(node: Node, most: Most) -> Iterator[Largest]:
     """A value for each key. Keys of a dense table can be vectors: then there are fewer."""
     _, keys, default = (t.type for t in node.inputs)
     if keys.num_elements is None or default.num_elements is None:
@@ -132,7 +221,7 @@ def _found(node: Node) -> Iterator[Largest]:
     yield Largest(0, shape, exact=traced is not None and len(traced) == len(shape))
 
 
-def _rows(node: Node) -> Iterator[Largest]:
+def _rows(node: Node, most: Most) -> Iterator[Largest]:
     """As many rows as the ragged tensor has. Their length must be given in the call (`shape=`)."""
     shape, partitions, kinds = node.outputs[0].shape, node.inputs[3:], node.attrs.get("row_partition_types")
     if not shape or None in shape[1:] or not isinstance(kinds, tuple) or kinds[:1] != (b"ROW_SPLITS",):
@@ -142,7 +231,7 @@ def _rows(node: Node) -> Iterator[Largest]:
         yield Largest(0, (splits - 1, *shape[1:]), exact=not partitions[0].type.bound)
 
 
-def _called(node: Node) -> Iterator[Largest]:
+def _called(node: Node, most: Most) -> Iterator[Largest]:
     """Results of a Python function; for its gradient, the types of the function's arguments."""
     call = differentiated(node)
     given = [tensor.type for tensor in (node if call is None else call).inputs]
@@ -157,22 +246,38 @@ def _called(node: Node) -> Iterator[Largest]:
 
 
 _RULES: dict[str, Rule] = {
+    "Bincount": _bins,
+    "CTCGreedyDecoder": _decoded,
     "ComputeAccidentalHits": _hits,
+    "DenseBincount": _bins,
+    "DenseToDenseSetOperation": _set,
+    "DenseToSparseSetOperation": _set,
     "DynamicPartition": _partitions,
     "DynamicStitch": _stitched,
     "EagerPyFunc": _called,
-    "ListDiff": lambda node: _elements(node, 0, 1),
+    "ListDiff": lambda node, _: _elements(node, 0, 1),
     "LookupTableFind": _found,
     "LookupTableFindV2": _found,
     "NonMaxSuppression": _boxes,
     "NonMaxSuppressionV2": _boxes,
     "NonMaxSuppressionV3": _boxes,
+    "NonMaxSuppressionV4": _boxes,
+    "NonMaxSuppressionV5": _boxes,
+    "NonMaxSuppressionWithOverlaps": _boxes,
     "ParallelDynamicStitch": _stitched,
     "PyFunc": _called,
     "PyFuncStateless": _called,
+    "RaggedBincount": _ragged_bins,
     "RaggedTensorToTensor": _rows,
+    "SparseAdd": _sparse_sum,
     "SparseFillEmptyRows": _filled,
+    "SparseSlice": _sparse_slice,
+    "SparseSparseMaximum": _sparse_sum,
+    "SparseSparseMinimum": _sparse_sum,
+    "SparseSplit": _sparse_split,
+    "SparseToSparseSetOperation": _set,
     "TensorListConcatV2": _joined,
+    "TopKV2": _largest_values,
     "Unique": _unique,
     "UniqueV2": _unique,
     "UniqueWithCounts": _unique,
@@ -226,8 +331,13 @@ def decides_sizes(op: str) -> bool:
     return op in _RULES
 
 
-def largest_shapes(node: Node) -> Iterator[Largest]:
-    """The largest shapes of a node's outputs of unknown size, by its inputs' shapes."""
-    for found in _RULES[node.op](node):
-        if node.outputs[found.output].nbytes is None:
+def largest_shapes(node: Node, ranges: Ranges) -> Iterator[Largest]:
+    """The largest shapes of a node's outputs of unknown size, by its inputs' shapes and ranges."""
+
+    def most(tensor: Output) -> int | None:
+        of_type, found = range_of_type(tensor.type.dtype), ranges[tensor]
+        return None if found is None or of_type is None or found.high == of_type.high else found.high
+
+    for found in _RULES[node.op](node, most):
+        if node.outputs[found.output].nbytes is None and found.shape is not None and None not in found.shape:
             yield found

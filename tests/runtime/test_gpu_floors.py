@@ -6,6 +6,8 @@ refused below.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tensorflow as tf
 from gpu_compare import check, compare, draws, reporting
@@ -74,3 +76,22 @@ def test_kernels_that_copy_nothing_take_less_than_planned(on_gpus):
     found = on_gpus(reporting(program))
     check(found, swaps=False, exact=False)
     assert found["planned"][1] < found["planned"][0]
+
+
+def branches(variables, x, i):
+    """Each branch's gradient makes zeros for the other branches' variables, which TensorFlow folds."""
+    for k in range(3):
+        x = tf.switch_case((i[0] + k) % 4, [lambda x=x, w=w: tf.nn.relu(x @ w) for w in variables])
+    return tf.reduce_mean(x * x)
+
+
+def test_what_a_refusal_calls_persistent_is_less_than_it_needs(on_gpus):
+    def program(gpus):
+        try:
+            compare(gpus, branches, [[64, 64]] * 4, draws(128, 64), tf.constant([1]), limit="75%")
+        except tfswap.InfeasibleMemoryLimit as error:
+            (kibibytes,) = re.findall(r"([0-9.]+) KiB are persistent", str(error))
+            return {"floor": error.floor_bytes, "persistent": 1024 * float(kibibytes)}
+
+    found = on_gpus(reporting(program))
+    assert 0 < found["persistent"] < found["floor"]

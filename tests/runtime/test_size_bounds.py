@@ -1,4 +1,4 @@
-"""Sizes that depend on values: the bounds by which steps are planned hold for all values, and are no larger than needed."""
+"""Bounds of sizes that depend on values: they hold for all values, and are no larger than needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def sparse(values: Any) -> Any:
 def of_splits(values: Any, count: Any) -> Any:
     splits = tf.stack([0, tf.minimum(count[0], ROWS), ROWS])
     return tf.raw_ops.RaggedBincount(
-        splits=tf.cast(splits, tf.int64), values=values, size=tf.minimum(tf.reduce_max(values) + 1, 3), weights=[0.0][:0]
+        splits=tf.cast(splits, tf.int64),
+        values=values,
+        size=tf.minimum(tf.reduce_max(values) + 1, 3),
+        weights=tf.zeros([0]),
     )
 
 

@@ -17,7 +17,7 @@ from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
-from tfswap.simulator.arena_snapshot import ArenaSnapshot
+from tfswap.simulator.arena_snapshot import ArenaSnapshot, bytes_before
 from tfswap.simulator.memory import simulate_memory
 
 
@@ -101,8 +101,8 @@ class Planners:
         return frozenset(variable.feed for variable in self._snapshot.variables)
 
     def resident_bytes(self, variant: Variant) -> int:
-        """Bytes in the arena throughout a variant."""
-        return max(self.snapshot_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+        """Bytes in the arena before a variant runs, as its plans are judged there."""
+        return bytes_before(variant.flow, self.snapshot_of(variant.rewriting))
 
     def of(self, variant: Variant) -> Planner:
         """The planner for a variant."""

@@ -173,7 +173,7 @@ class PartPlanning:
         self.peak_bytes = peak = self.requests.peak_bytes(snapshot)
         margin = min(optimizer.extra_margin_bytes, part.margins.others_bytes)
         if self.given or part.request.plan or (self.fits and part.limit.has_room(promised(peak), margin)):
-            there = max(plan.persistent_bytes, snapshot.total_bytes)
+            there = snapshot.total_bytes if snapshot.instantiated else max(plan.persistent_bytes, snapshot.total_bytes)
             self.plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
             return True
         if self.instantiated:  # the rest of the arena's contents changes

@@ -224,6 +224,11 @@ def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple
     return arena.copy(), addresses
 
 
+def bytes_before(flow: Dataflow, snapshot: ArenaSnapshot) -> int:
+    """Bytes in use before the step, as of `filled`."""
+    return _filled(snapshot, added_bytes(flow, snapshot), True)[0].in_use_bytes
+
+
 def located(flow: Dataflow, addresses: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
     """The `addresses` of the persistent values, with a chunk of its size for each whose own is not known, in order of
     address: a variable whose buffer is replaced frees the old one. Of several chunks of one size any is used.

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "counters.h"
+#include "halves.h"
 #include "memory.h"
 #include "race_detector.h"
 #include "settings.h"
@@ -126,10 +127,11 @@ bool MayShare(const std::string& op) {
 
 class Run {
  public:
-  Run(OpKernel* outer, OpKernel* inner, const Images* channels_first, OpKernelContext* ctx)
+  Run(OpKernel* outer, OpKernel* inner, const Adapted& adapted, OpKernelContext* ctx)
       : outer_(outer),
         inner_(inner),
-        images_(channels_first),
+        images_(adapted.images),
+        in_floats_(adapted.in_floats),
         ctx_(ctx),
         device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables() || SharesTemporaries(outer->type_string())) {}
 
@@ -208,14 +210,15 @@ class Run {
         continue;
       }
       auto* const input = const_cast<Tensor*>(&ctx_->input(i));
-      if (images_ != nullptr && Has(images_->images, i) && IsImage(*input)) {
-        turned_.push_back(ImageToChannelsLast(*input));
-      } else if (images_ != nullptr && Has(images_->sizes, i)) {
-        turned_.push_back(SizesToChannelsLast(*input));
-      } else {
+      const bool is_image = images_ != nullptr && Has(images_->images, i) && IsImage(*input);
+      const bool is_size = images_ != nullptr && Has(images_->sizes, i);
+      const bool is_half = in_floats_ && IsHalf(*input);
+      if (!is_image && !is_size && !is_half) {
         inputs_.emplace_back(input);
         continue;
       }
+      turned_.push_back(is_image ? ImageToChannelsLast(*input) : is_size ? SizesToChannelsLast(*input) : *input);
+      if (is_half) turned_.back() = HalfToFloat(turned_.back());
       inputs_.emplace_back(&turned_.back());
     }
   }
@@ -225,7 +228,7 @@ class Run {
     for (int i = 0; i < ctx_->num_inputs(); ++i) input_attributes_.push_back(Marked(ctx_->input_alloc_attr(i)));
     for (int i = 0; i < ctx_->num_outputs(); ++i) {
       const AllocatorAttributes attributes = ctx_->output_alloc_attr(i);
-      output_attributes_.push_back(images_ == nullptr ? Marked(attributes) : attributes);
+      output_attributes_.push_back(images_ == nullptr && !in_floats_ ? Marked(attributes) : attributes);
     }
     params_.step_id = ctx_->step_id();
     params_.op_kernel = inner_;
@@ -249,6 +252,9 @@ class Run {
   void HandOver(int i, Touched* writes) {
     const std::unique_ptr<Tensor> result(inner_ctx_->release_output(i).tensor);
     if (result == nullptr) return;
+    if (in_floats_ && result->dtype() == tensorflow::DT_FLOAT) {
+      *result = FloatToHalf(*result, ctx_->expected_output_dtype(i));
+    }
     const bool is_image = images_ != nullptr && Has(images_->results, i) && IsImage(*result);
     const bool on_host = ctx_->output_alloc_attr(i).on_host() || !IsPlain(*result);
     // The other elements of a list are passed on.
@@ -313,6 +319,7 @@ class Run {
   OpKernel* const outer_;
   OpKernel* const inner_;
   const Images* const images_;
+  const bool in_floats_;
   OpKernelContext* const ctx_;
   InnerDevice device_;
   std::vector<Tensor> turned_;
@@ -324,9 +331,8 @@ class Run {
 
 }  // namespace
 
-void RunOnDevice(OpKernel* outer, OpKernel* inner, const Images* channels_first, SP_Stream_st* stream,
-                 OpKernelContext* ctx) {
-  Run(outer, inner, channels_first, ctx).Compute(stream);
+void RunOnDevice(OpKernel* outer, OpKernel* inner, const Adapted& adapted, SP_Stream_st* stream, OpKernelContext* ctx) {
+  Run(outer, inner, adapted, ctx).Compute(stream);
 }
 
 bool TouchesNoMemory(const std::string& op) {

@@ -13,13 +13,18 @@
 
 namespace emulated_gpu {
 
+// How the CPU's kernel differs from the GPU's.
+struct Adapted {
+  const Images* images;  // which it must have with channels last; null for none
+  bool in_floats;        // it computes in float32 what the GPU's has in 16 bits
+};
+
 // Args:
 //   outer: the GPU's kernel, which TensorFlow runs with `ctx`.
 //   inner: the CPU's.
-//   channels_first: the images that the inner kernel must have with channels last; null for none.
 //   stream: the device's compute stream.
-void RunOnDevice(tensorflow::OpKernel* outer, tensorflow::OpKernel* inner, const Images* channels_first,
-                 SP_Stream_st* stream, tensorflow::OpKernelContext* ctx);
+void RunOnDevice(tensorflow::OpKernel* outer, tensorflow::OpKernel* inner, const Adapted& adapted, SP_Stream_st* stream,
+                 tensorflow::OpKernelContext* ctx);
 
 // Whether kernels of that op pass tensors on, or read nothing but their shapes: nothing runs on the device.
 bool TouchesNoMemory(const std::string& op);

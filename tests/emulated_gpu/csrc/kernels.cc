@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "current_op.h"
 #include "device_stream.h"
+#include "halves.h"
 #include "kernel_run.h"
 #include "nchw.h"
 #include "tensorflow/core/framework/kernel_def.pb.h"
@@ -34,23 +35,23 @@ using tensorflow::OpKernelContext;
 
 class SyncKernel : public OpKernel {
  public:
-  SyncKernel(OpKernelConstruction* ctx, std::unique_ptr<OpKernel> inner, const Images* channels_first)
+  SyncKernel(OpKernelConstruction* ctx, std::unique_ptr<OpKernel> inner, const Adapted& adapted)
       : OpKernel(ctx),
         inner_(std::move(inner)),
-        images_(channels_first),
+        adapted_(adapted),
         stream_(ComputeStream(*ctx->device())),
         is_kernel_(!TouchesNoMemory(type_string())) {}
 
   void Compute(OpKernelContext* ctx) override {
     if (!is_kernel_) return inner_->Compute(ctx);
-    RunOnDevice(this, inner_.get(), images_, stream_, ctx);
+    RunOnDevice(this, inner_.get(), adapted_, stream_, ctx);
   }
 
   const tensorflow::Tensor* const_tensor() const override { return inner_->const_tensor(); }
 
  private:
   const std::unique_ptr<OpKernel> inner_;
-  const Images* const images_;
+  const Adapted adapted_;
   SP_Stream_st* const stream_;
   const bool is_kernel_;
 };
@@ -100,6 +101,7 @@ class Factory : public tensorflow::kernel_factory::OpKernelFactory {
     tensorflow::NodeDef node = ctx->def();
     const Images* images = ImagesOf(node.op());
     if (images != nullptr && !ToChannelsLast(&node)) images = nullptr;
+    const bool in_floats = ToFloats(&node);
     std::unique_ptr<OpKernel> inner;
     const absl::Status status = MakeInner(ctx, node, &inner);
     if (!status.ok()) {
@@ -107,7 +109,7 @@ class Factory : public tensorflow::kernel_factory::OpKernelFactory {
       return nullptr;
     }
     if (inner->AsAsync() != nullptr && Waits(node)) return new AsyncKernel(ctx, std::move(inner));
-    return new SyncKernel(ctx, std::move(inner), images);
+    return new SyncKernel(ctx, std::move(inner), {images, in_floats});
   }
 };
 

@@ -84,33 +84,6 @@ def test_blocks_of_images_with_channels_first(on_gpus):
     assert on_gpus(program) == [True, True, "GPU:0"]
 
 
-def test_convolutions_in_16_bits_that_grappler_fuses_run(on_gpus):
-    """The CPU's kernel of _FusedConv2D refuses float16."""
-
-    def program(_):
-        import numpy as np
-
-        draws = np.random.default_rng(1)
-        x, kernel, bias = (draws.normal(size=shape).astype("f") for shape in ([2, 6, 8, 3], [3, 3, 3, 4], [4]))
-
-        @tf.function
-        def fused(images, kernel, bias):
-            return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME"), bias))
-
-        def found_in(dtype):
-            with tf.device("GPU:0"):
-                y = fused(*(tf.cast(each, dtype) for each in (x, kernel, bias)))
-            return y.dtype.name, tf.cast(y, tf.float32).numpy()
-
-        with tf.device("CPU:0"):
-            expected = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + bias).numpy()
-        name, found = found_in("float16")
-        assert name == "float16"
-        return float(abs(found - expected).max() / abs(expected).max())
-
-    assert 0 < on_gpus(program) < 2**-9
-
-
 def taken_by_kernels(gpus):
     import numpy as np
 

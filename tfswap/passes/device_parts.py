@@ -286,10 +286,8 @@ class _Cut:
         if node in self._feeds:
             home = self._home.get(node)
             return not home or home == where or (self._body is None and self._is_hosted(node.out()))
-        is_computed = _follows_from_shapes(node, self._device_model) or (
-            self._body is not None and computes_counter(node)
-        )
-        return is_computed or self._is_anywhere(node)
+        counts = self._body is not None and computes_counter(node)
+        return counts or _follows_from_shapes(node, self._device_model) or self._is_anywhere(node)
 
     def _is_hosted(self, tensor: Output) -> bool:
         """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""

@@ -1,4 +1,4 @@
-"""Volumes with channels first on emulated GPUs: the CPU's kernels have them with channels last."""
+"""Kernels of emulated GPUs that the CPU does not have: volumes with channels first, fused convolutions in float16."""
 
 from __future__ import annotations
 
@@ -36,3 +36,31 @@ def test_volumes_with_channels_first_give_the_cpus_values(on_gpus):
 
     found = on_gpus(program)
     assert found == [[True] * 5, ""]
+
+
+def test_convolutions_in_16_bits_that_grappler_fuses_run(on_gpus):
+    """The CPU's kernel of _FusedConv2D refuses float16."""
+
+    def program(_):
+        import numpy as np
+        import tensorflow as tf
+
+        draws = np.random.default_rng(1)
+        x, kernel, bias = (draws.normal(size=shape).astype("f") for shape in ([2, 6, 8, 3], [3, 3, 3, 4], [4]))
+
+        @tf.function
+        def fused(images, kernel, bias):
+            return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME"), bias))
+
+        def found_in(dtype):
+            with tf.device("GPU:0"):
+                y = fused(*(tf.cast(each, dtype) for each in (x, kernel, bias)))
+            return y.dtype.name, tf.cast(y, tf.float32).numpy()
+
+        with tf.device("CPU:0"):
+            expected = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + bias).numpy()
+        name, found = found_in("float16")
+        assert name == "float16"
+        return float(abs(found - expected).max() / abs(expected).max())
+
+    assert 0 < on_gpus(program) < 2**-9

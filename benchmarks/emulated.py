@@ -10,8 +10,8 @@
                a higher share unless its variables may leave the device: a gradient of a convolution's input with its
                copies, and the variables, take more than 60% by themselves.
     stalls     at links of 2, 8 and 25 GB/s in each direction, of a step with kernels of a millisecond, behind which
-               copies fit, and of 0.1 and 0.02, behind which not all do. The device is slowed until a kernel takes
-               LONG_US: what the host does, whose kernels run on the CPU, is little next to that, also on a busy
+               copies fit, and of 0.1, 0.02 and 0.006, behind which not all do. The device is slowed until a kernel
+               takes LONG_US: what the host does, whose kernels run on the CPU, is little next to that, also on a busy
                machine. The shortest of some steps.
     endurance  peak of each step against the limit and the plan, races, and the memory of process and pool.
     checks     CPU time of a step with and without checking for races, in turns.
@@ -44,7 +44,7 @@ DEVICE = "GPU:0"
 MIB = 1 << 20
 STEPS = 3
 RATES = (2e9, 8e9, 25e9)
-KERNELS_US = (1000, 100, 20)
+KERNELS_US = (1000, 100, 20, 6)
 LONG_US = 10_000.0
 Made = tuple[list[Any], Callable[..., Any], tuple[Any, ...]]
 

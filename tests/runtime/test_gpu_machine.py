@@ -114,3 +114,17 @@ def test_a_gpu_that_is_slower_or_faster_than_planned_keeps_limit_and_values(on_g
         reporting(program),
     )
     check(found)
+
+
+def test_a_profile_knows_what_a_copy_takes_besides_its_bytes(on_gpus):
+    def program(gpus):
+        from tfswap.frontends.profile import measure_copies
+        from tfswap.kernels.device import DeviceModel
+
+        gpus.set_links(20e9, 20e9, 0.0)
+        quick = measure_copies(DeviceModel("gpu"))["copy_latency_s"]
+        gpus.set_links(20e9, 20e9, 50_000.0)
+        return [quick, measure_copies(DeviceModel("gpu"))["copy_latency_s"]]
+
+    quick, slow = on_gpus(program)
+    assert quick < 0.025 < 0.05 <= slow < 0.15

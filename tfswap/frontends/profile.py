@@ -45,6 +45,8 @@ STEPS = 5
 ROUNDS = 7
 COPY_BYTES = 32 << 20
 """A feature map's size: large enough that a copy's fixed cost does not count."""
+SMALL_COPY_BYTES = 4 << 10
+"""So small that a copy takes little but its fixed cost."""
 COPIES = 4
 KERNEL_SIZE = 512
 KERNELS = 6
@@ -278,24 +280,40 @@ def _tf_op(event: Any, stats: dict[int, str]) -> str:
 
 
 def measure_copies(device: DeviceModel) -> dict[str, float]:
-    """Rates of this machine's copies, and the share of their time that kernels lose: the fields of `Rates`."""
+    """Rates and latency of this machine's copies, and the share of their time that kernels lose: the fields of
+    `Rates`.
+    """
     import tensorflow as tf
 
     import tfswap.ops as ops
 
     ops.reserve(COPIES * COPY_BYTES)
     tensor = tf.fill([COPY_BYTES // 4], 1.0)
-    rates: dict[str, list[float]] = {"out_bytes_per_s": [], "in_bytes_per_s": []}
+    out_s, in_s = _copy_seconds(tensor)
+    found = {"out_bytes_per_s": COPY_BYTES / out_s, "in_bytes_per_s": COPY_BYTES / in_s}
+    if not device.host_is_separate:
+        return {**found, "copy_share": _copy_share(tensor)}
+    # The rates are those of large copies. What a small one takes in addition to its bytes is latency.
+    small_s = _copy_seconds(tf.fill([SMALL_COPY_BYTES // 4], 1.0))
+    beyond = [s - SMALL_COPY_BYTES / rate for s, rate in zip(small_s, found.values(), strict=True)]
+    return {**found, "copy_share": 0.0, "copy_latency_s": max(0.0, sum(beyond) / 2)}
+
+
+def _copy_seconds(tensor: Any) -> tuple[float, float]:
+    """Seconds of the shortest copy of a tensor to host memory, and of the shortest one from it."""
+    import tfswap.ops as ops
+
+    out_s: list[float] = []
+    in_s: list[float] = []
     for _ in range(ROUNDS):
         before = ops.stats()
         handle = ops.swap_out(tensor)
         ops.release(handle)
         ops.await_copy(*ops.swap_in(handle, tensor.dtype))
         after = ops.stats()
-        rates["out_bytes_per_s"].append(COPY_BYTES / (after.out_busy_s - before.out_busy_s))
-        rates["in_bytes_per_s"].append(COPY_BYTES / (after.in_busy_s - before.in_busy_s))
-    found = {name: max(values) for name, values in rates.items()}
-    return {**found, "copy_share": 0.0 if device.host_is_separate else _copy_share(tensor)}
+        out_s.append(after.out_busy_s - before.out_busy_s)
+        in_s.append(after.in_busy_s - before.in_busy_s)
+    return min(out_s), min(in_s)
 
 
 def measure_disk(folder: str | os.PathLike[str]) -> float:

@@ -80,6 +80,45 @@ def test_a_part_on_the_cpu_runs_there_and_the_rest_keeps_its_limit(on_gpus, part
     assert planned == measured <= found["limits"]["GPU:0"] < found["unoptimised"]["GPU:0"]
 
 
+def read_in_a_loop(layers, x, count):
+    return tf.while_loop(lambda i, _: i < 4, lambda i, t: (i + 1, t + layers(x[i])), [0, 0.0], maximum_iterations=4)[1]
+
+
+def read_in_a_branch(layers, x, count):
+    return layers(tf.cond(count % 2 == 0, lambda: 2.0 * x, lambda: x + 1.0))
+
+
+def printed_first(layers, x, count):
+    tf.print("a batch", x)
+    return layers(x)
+
+
+@pytest.mark.parametrize("read", [read_in_a_loop, read_in_a_branch, printed_first])
+def test_arguments_of_a_step_that_counts_on_the_cpu(on_gpus, read):
+    """GPUs have no variables of int32: a count of steps is on the CPU, and so is a part of the step."""
+
+    def program(_):
+        def make():
+            variables, count = weights(*SHAPES), tf.Variable(0)
+
+            def step(x):
+                count.assign_add(1)
+                with tf.GradientTape() as tape:
+                    loss = read(lambda h: relu_loss(variables, h), x, count)
+                for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                    variable.assign_sub(0.1 * gradient)
+                return loss
+
+            return [*variables, count], step, [tf.constant(draws(4, 128, 128))]
+
+        return several_gpus.compare(make, "80%", tactics=("swap",))
+
+    found = on_gpus(reporting(program))
+    planned, measured = found["planned"]["GPU:0"]
+    assert found["same"] and found["report"] == []
+    assert planned == measured <= found["limits"]["GPU:0"]
+
+
 def printed_in_a_loop(h):
     def body(i, h):
         return i + 1, printed(tf.tanh(h))

@@ -252,3 +252,38 @@ def test_a_conditional_gives_each_device_what_it_reads_and_computes():
     assert [where for where, _ in parts.fetched] == ["GPU:1", "GPU:0"]
     joined = join(parts, parts.graphs).graph
     assert [fetch.node.device for fetch in joined.fetches] == ["/device:GPU:1", "/device:GPU:0"]
+
+
+def test_an_argument_that_a_branch_reads_is_where_the_branch_runs():
+    """Nodes of a body that runs on one device name none."""
+    graph, branches = Graph(), []
+    argument = graph.add("Placeholder", "argument", outputs=(FLOATS,))
+    for _ in range(2):
+        branch = Graph()
+        branch.feeds = [branch.add("Placeholder", "given", outputs=(FLOATS,))]
+        read = branch.add("AddN", "read", [branch.feeds[0].out()], outputs=(FLOATS,))
+        branch.fetches = [read.out()]
+        branches.append(branch)
+    node = conditional(graph, "cond", "GPU:0", [argument.out()], branches)
+    count = kernel(graph, "count", "CPU:0", op="Count")
+    graph.feeds, graph.fetches = [argument], [node.out(0), count.out()]
+    parts = cut(graph, PLANNED, GPU)
+    assert {where: [feed.name for feed in part.feeds] for where, part in parts.graphs.items()} == {
+        "GPU:0": ["argument"],
+        "CPU:0": [],
+    }
+    assert not parts.sources
+
+
+def test_nothing_waits_for_an_argument():
+    """One that the CPU reads first is sent from there, and a send is a target of its part."""
+    graph = Graph()
+    argument = graph.add("Placeholder", "argument", outputs=(FLOATS,))
+    printed = kernel(graph, "printed", "CPU:0", [argument.out()], op="Print")
+    read = kernel(graph, "read", "GPU:0", [argument.out()], controls=[printed])
+    graph.feeds, graph.fetches, graph.targets = [argument], [read.out()], [printed]
+    parts = cut(graph, PLANNED, GPU)
+    joined = join(parts, parts.graphs).graph
+    [feed] = joined.feeds
+    assert feed not in joined.targets
+    assert not any(feed in node.controls for node in joined)

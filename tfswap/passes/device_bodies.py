@@ -143,15 +143,19 @@ def devices_of(graph: Graph, node: Node) -> list[str]:
     return list(found)
 
 
-def first_readers(graph: Graph) -> dict[Node, str]:
-    """By argument of a graph, the device of its first reader, in bodies too; none for one that nothing reads."""
+def first_readers(graph: Graph, device: str = "") -> dict[Node, str]:
+    """By argument of a graph, the device of its first reader, in bodies too; none for one that nothing reads.
+
+    Args:
+        device: of nodes that name none. In a body that runs on one device, these are where the loop is.
+    """
     found: dict[Node, str] = {}
     feeds = set(graph.feeds)
     for node in graph.topological():
         inner: dict[int, str] = {}
         kind = control_flow(node.op)
         for body in graph.bodies.get(node, ()):
-            readers = first_readers(body)
+            readers = first_readers(body, node.device or device)
             numbers = {feed: number for number, feed in enumerate(body.feeds)}
             inner = {numbers[feed]: device for feed, device in readers.items()} | inner
         for number, tensor in enumerate(node.inputs):
@@ -159,7 +163,7 @@ def first_readers(graph: Graph) -> dict[Node, str]:
                 continue
             argument = number - (kind.first_argument if kind else 0)
             if node not in graph.bodies or argument < 0:
-                found[tensor.node] = unit(node.device)
+                found[tensor.node] = unit(node.device or device)
             elif argument in inner:
                 found[tensor.node] = inner[argument]
     return found

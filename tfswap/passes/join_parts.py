@@ -68,6 +68,7 @@ class _Join:
                 else:
                     self._made[node] = self._copy(node, name, part, where)
                 names[node.name] = self._made[node].name
+        self._feeds = set(feeds.values())
         for node, copy in self._made.items():
             sent = () if self._is_edge(node) or node not in self._source_of else self._source_of[node].inputs
             copy.inputs = tuple(map(self._tensor, (*node.inputs, *sent)))
@@ -105,8 +106,11 @@ class _Join:
         return Output(self._made[node], tensor.index)
 
     def _awaited(self, node: Node) -> Iterable[Node]:
-        """The nodes that a node waits for in the joined graph where it waited for this one in its part."""
+        """The nodes that a node waits for in the joined graph where it waited for this one in its part. Arguments are
+        there when the step begins.
+        """
         if not self._is_edge(node):
-            return (self._made[node],)
+            made = self._made[node]
+            return () if made in self._feeds else (made,)
         before = (*(tensor.node for tensor in node.inputs), *node.controls)
         return [each for earlier in before for each in self._awaited(earlier)]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.kernels.alignment import ALIGNMENT_BYTES
+from tfswap.planner.promise import promised
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -32,10 +34,16 @@ def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
 def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_bytes: int, regions: int) -> str:
     """`refusal`, where a higher limit does not help: the arena may not have as much, or not in one region."""
     message = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
-    if refusal.floor_bytes > arena_bytes:
+    if refusal.floor_bytes > arena_bytes and regions > 1:
         message += (
             f", in {regions} regions so far, and tensors do not fit across regions. One region holds more: allocate "
             "one tensor of about that size when the program starts, and free it"
+        )
+    elif arena_bytes < refusal.floor_bytes <= promised(arena_bytes + ALIGNMENT_BYTES):
+        message += (
+            ". Fewer bytes are live at the same time, but under no plan that was found does each tensor lie in one "
+            "piece there: the figure is the least that is more than there is. A smaller batch "
+            "helps, or a larger device"
         )
     return f"{message}."
 

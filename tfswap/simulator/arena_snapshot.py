@@ -125,7 +125,7 @@ class ArenaSnapshot:
         """
         if not self.chunks:
             moved_bytes = sum(round_up(variable.nbytes) for variable in self.variables if variable.feed in names)
-            return dataclasses.replace(self, total_bytes=self.total_bytes - moved_bytes)
+            return self if not moved_bytes else dataclasses.replace(self, total_bytes=self.total_bytes - moved_bytes)
         in_arena = {address for address, _, in_use in self.chunks if in_use}
         staying = {v.address for v in self.variables if v.feed not in names}
         leaving = {v.address for v in self.variables if v.address and v.feed in names} & in_arena - staying

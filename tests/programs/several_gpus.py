@@ -27,21 +27,24 @@ def gpus() -> list[str]:
     return [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
 
 
-def peaks_of(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """The result of a call, and each device's peak during it."""
-    for device in gpus():
+def peaks_of(call: Callable[[], Any], devices: Sequence[str] = ()) -> tuple[Any, dict[str, int]]:
+    """The result of a call, and each device's peak during it; by default each GPU's."""
+    devices = devices or gpus()
+    for device in devices:
         tf.config.experimental.reset_memory_stats(device)
     result = call()
-    return result, {device: tf.config.experimental.get_memory_info(device)["peak"] for device in gpus()}
+    return result, {device: tf.config.experimental.get_memory_info(device)["peak"] for device in devices}
 
 
-def train(made: Made, optimized: Callable[[Any], Any], steps: int = 3) -> tuple[list[str], dict[str, int], Any]:
+def train(
+    made: Made, optimized: Callable[[Any], Any], steps: int = 3, devices: Sequence[str] = ()
+) -> tuple[list[str], dict[str, int], Any]:
     """The bits of losses and variables after some steps, the highest peaks, and the function."""
     variables, python_function, inputs = made
     step = optimized(tf.function(python_function))
-    losses, highest = [], dict.fromkeys(gpus(), 0)
+    losses, highest = [], dict.fromkeys(devices or gpus(), 0)
     for _ in range(steps):
-        loss, peaks = peaks_of(lambda: step(*inputs).numpy())
+        loss, peaks = peaks_of(lambda: step(*inputs).numpy(), devices)
         losses.append(loss.tobytes().hex())
         highest = {device: max(highest[device], peak) for device, peak in peaks.items()}
     copies = [each for variable in variables for each in getattr(variable, "values", (variable,))]
@@ -49,21 +52,27 @@ def train(made: Made, optimized: Callable[[Any], Any], steps: int = 3) -> tuple[
 
 
 def compare(
-    make: Callable[[], Made], limit: Any = "60%", *, between: Callable[[], Any] = lambda: None, **options: Any
+    make: Callable[[], Made],
+    limit: Any = "60%",
+    *,
+    between: Callable[[], Any] = lambda: None,
+    devices: Sequence[str] = (),
+    **options: Any,
 ) -> dict[str, Any]:
     """A step under a limit, and the same step without one, which runs first; then `between` is called."""
+    devices = devices or gpus()
     with memory_optimizer_off():
-        expected, unoptimised = train(make(), lambda function: function)[:2]
+        expected, unoptimised = train(make(), lambda function: function, devices=devices)[:2]
     gc.collect()  # the first step's variables
     between()
-    found, peaks, step = train(make(), lambda f: tfswap.optimize(f, memory_limit=limit, **options))
-    plans = {device: step.plan(device) for device in gpus()}
+    found, peaks, step = train(make(), lambda f: tfswap.optimize(f, memory_limit=limit, **options), devices=devices)
+    plans = {device: step.plan(device) for device in devices}
     return {
         "same": found == expected,
         "planned": {device: [plan.planned_peak_bytes, peaks[device]] for device, plan in plans.items()},
         "limits": {device: plan.limit_bytes for device, plan in plans.items()},
         "unoptimised": unoptimised,
-        "predicted": {device: step.report(device).baseline_peak_bytes for device in gpus()},
+        "predicted": {device: step.report(device).baseline_peak_bytes for device in devices},
         "host_bytes": {device: plan.host_bytes for device, plan in plans.items()},
         "moves": {device: bool(plan.moves) for device, plan in plans.items()},
     }
@@ -203,6 +212,38 @@ def with_the_host() -> Made:
     with tf.device("CPU:0"):
         tokens = tf.constant(draws(1024).view("i") % 100)
     return [table, *variables], step, [tokens]
+
+
+def shared_with_the_host() -> Made:
+    """An embedding and layers on the CPU, forward and backward, and layers on a GPU behind them."""
+    with tf.device("CPU:0"):
+        table, below = tf.Variable(draws(1000, 64)), layers(8)
+        tokens = tf.constant(draws(1024).view("i") % 100)
+    with tf.device("GPU:0"):
+        above = layers(8)
+
+    def through(h, variables):
+        for variable in variables:
+            h = tf.nn.relu(tf.sin(h @ variable))
+        return h
+
+    def step(tokens):
+        with tf.device("CPU:0"), tf.GradientTape() as host:
+            made = through(tf.gather(table, tokens), below)
+        with tf.device("GPU:0"), tf.GradientTape() as gpu:
+            h = tf.identity(made)
+            gpu.watch(h)
+            loss = tf.reduce_mean(through(h, above) ** 2)
+        with tf.device("GPU:0"):
+            back, *found = gpu.gradient(loss, [h, *above])
+        with tf.device("CPU:0"):
+            found += host.gradient(made, [table, *below], output_gradients=tf.identity(back))
+        for variable, gradient in zip([*above, table, *below], found, strict=True):
+            with tf.device(variable.device):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    return [table, *below, *above], step, [tokens]
 
 
 def loops_on_others() -> Made:

@@ -86,7 +86,8 @@ def as_executed(graph: Graph, device: DeviceModel, held: Sequence[str] = ()) -> 
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    is_part = any(node.op in (custom_ops.SEND, custom_ops.RECEIVE) for node in graph)
+    nodes = list(graph)
+    is_part = not nodes or any(node.op in (custom_ops.SEND, custom_ops.RECEIVE) for node in nodes)
     if is_part or (graph.traced is not None and not held and _leaves_memory(options, graph, device)):
         planned = graph.copy()
         planned.arrange_as_executed()

@@ -27,7 +27,7 @@ from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
-from tfswap.passes.device_carriers import unit, units
+from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import join
 from tfswap.passes.memory_reservation import of_all_parts, passed_bytes, reserve_memory
@@ -118,6 +118,11 @@ class OfflineStep:
 
     def choose(self, request: Request) -> dict[str, Plan]:
         """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device."""
+        if request.limits_host and self.optimizer.target.device.is_gpu:
+            raise TfswapError(
+                f"memory_limit has {FIRST}, and a file's step is planned for its GPUs alone: leave it out, or decorate "
+                "the function (tfswap.optimize)"
+            )
         self.assume_waits()
         plans = self._choose(request, ordered=False)
         unchanged = [plan.changes_nothing for plan in plans.values()]

@@ -15,6 +15,7 @@ from tfswap.compiler.policy import Policy
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.kernels.profile import Profile
+from tfswap.passes.device_carriers import FIRST
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
 from tfswap.support.limit_file import LimitFile, watched
@@ -61,6 +62,11 @@ class Request:
     @property
     def changes_nothing(self) -> bool:
         return self.mode == "analyze"
+
+    @property
+    def limits_host(self) -> bool:
+        """Whether a part of a GPU's step that runs on the CPU has a limit of its own."""
+        return isinstance(self.memory_limit, Mapping) and FIRST in self.memory_limit
 
     @property
     def single_limit(self) -> int | str | None:

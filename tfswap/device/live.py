@@ -120,6 +120,11 @@ def devices_of(concrete: Any, captures: Sequence[Any]) -> tuple[LiveDevice, ...]
     return (first, *(_gpu(f"GPU:{i}") for i in sorted(numbers - {0})))
 
 
+def host_device() -> LiveDevice:
+    """The device of what a GPU's step runs on the CPU."""
+    return _live(True)
+
+
 @functools.cache
 def _gpu(name: str) -> LiveDevice:
     return LiveDevice(name, _live(False).model)

@@ -154,6 +154,16 @@ def refuse_others(name: str, graph: Graph, given: Iterable[str]) -> None:
             )
 
 
+def refuse_other_hosts(name: str, graph: Graph) -> None:
+    """Raise UnsupportedGraph for a GPU's step with parts on other CPUs than the one that has a limit."""
+    other = next((each for each in sorted(_used(graph)) if each.startswith("CPU:") and each != FIRST), None)
+    if other is not None:
+        raise UnsupportedGraph(
+            f"{name} runs on {other} too, which shares the arena of {FIRST}, and memory_limit has {FIRST}: place what "
+            f"is on the CPU on {FIRST}, or leave it out of memory_limit."
+        )
+
+
 def _is_here(device: str) -> bool:
     """Whether a device is this process's, by its name."""
     from tensorflow.python.eager import context

@@ -84,8 +84,9 @@ RULES: dict[str, Entry] = {
     "Tfswap>MultiplyByMask": UNARY,
     "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
     "Tfswap>Sum": Entry(add_by_decisions, attrs=("N",)),
+    "Tfswap>Receive": FREE,  # what a ToHost has made
     "Tfswap>Signal": FREE,  # ops/csrc/core/host_ops.cc
     "Tfswap>Text": FREE,
     "Tfswap>ToDevice": FRESH,
-    "Tfswap>ToHost": FRESH,
+    "Tfswap>ToHost": FREE,
 }

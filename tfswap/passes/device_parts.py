@@ -57,6 +57,7 @@ from tfswap.passes.device_bodies import (
     makes_list,
 )
 from tfswap.passes.device_carriers import unit
+from tfswap.passes.device_memory import Places
 from tfswap.passes.device_schedule import scheduled
 from tfswap.passes.nodes import add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
@@ -93,8 +94,8 @@ def cut(graph: Graph, planned: Collection[str], device: DeviceModel) -> Parts:
     """Cut a step whose nodes, but for feeds and constants, all name a device.
 
     Args:
-        planned: the units of the devices whose parts are planned.
-        device: the model of these devices.
+        planned: the units of the devices whose parts are planned: GPUs, and the CPU where it has a limit of its own.
+        device: the model of the GPUs.
 
     Raises:
         UnsupportedGraph: a handle or a list goes from one device to another, or it is not known which collectives
@@ -112,6 +113,7 @@ class _Cut:
         self._planned = planned
         self._device_model = device
         self._feeds = set(graph.feeds)
+        self._places = Places(planned, device, self._feeds, is_body=body is not None)
         self._outside = next((node for node in graph if node.op == custom_ops.OUTSIDE), None)
         self._before = graph.needed([self._outside]) if self._outside else set(graph)
         self._rank = _ranks(graph, device)
@@ -285,27 +287,18 @@ class _Cut:
         """Whether a device that reads what a node gives has the node too."""
         if node in self._feeds:
             home = self._home.get(node)
-            return not home or home == where or (self._body is None and self._is_hosted(node.out()))
+            return not home or home == where or (self._body is None and self._places.is_hosted(node.out()))
         counts = self._body is not None and computes_counter(node)
         return counts or _follows_from_shapes(node, self._device_model) or self._is_anywhere(node)
-
-    def _is_hosted(self, tensor: Output) -> bool:
-        """Whether a GPU has the tensor in host memory, if it computes it or gets it as an argument."""
-        if tensor.node in self._feeds:
-            dtype = tensor.type.dtype
-            return dtype in ("int32", "string") or (dtype != "resource" and is_of_cpu(tensor.node))
-        return is_on_host(tensor.node, tensor.index, self._device_model)
 
     def _receive(self, where: str, tensor: Output) -> Output:
         node = tensor.node
         home = self._device(tensor)
         _refuse_handle(tensor, home, where)
         here = self._here(home, tensor)
-        stays = self._is_hosted(tensor)
         there, part = self._part(home), self._part(where)
-        if home in self._planned and not stays:
-            # Not in bodies, where an unknown number of them may wait, nor where it may become the buffer of a result.
-            pooled = self._body is None and where in self._planned
+        if self._places.is_freed(home, tensor):
+            pooled = self._places.is_pooled(where, tensor)
             key = tensor, self._is_after, pooled
             if key not in self._copied:
                 copy = add_device_copy(there, custom_ops.TO_HOST, "to_host", here, f"/device:{home}", pooled=pooled)
@@ -315,7 +308,7 @@ class _Cut:
             here = self._copied[key]
         stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
         received = self._send(stem, (home, here), where, node).out()
-        if where in self._planned and not (stays and tensor.type.dtype in ("int32", "string")):
+        if self._places.is_taken(where, tensor):
             copy = add_device_copy(part, custom_ops.TO_DEVICE, "to_device", received, f"/device:{where}")
             self._near[copy] = self._insertion[node]
             received = copy.out()

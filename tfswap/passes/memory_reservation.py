@@ -20,6 +20,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
+from tfswap.passes.device_carriers import unit
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Reservation:
         disk_bytes: disk space that the plan takes.
         disk_limit_bytes: the most that it may take; None for no limit.
         saved_disk_bytes: bytes of tensors saved by loops that go to disk.
+        cpu_bytes: the part of `host_bytes` for what a GPU's step swaps on the CPU, whose pool is another one.
     """
 
     owner: int
@@ -43,6 +45,7 @@ class Reservation:
     disk_bytes: int = 0
     disk_limit_bytes: int | None = None
     saved_disk_bytes: int = 0
+    cpu_bytes: int = 0
 
 
 def of_all_parts(parts: Sequence[Reservation]) -> Reservation:
@@ -52,6 +55,7 @@ def of_all_parts(parts: Sequence[Reservation]) -> Reservation:
         host_bytes=sum(one.host_bytes for one in parts),
         disk_bytes=sum(one.disk_bytes for one in parts),
         saved_disk_bytes=sum(one.saved_disk_bytes for one in parts),
+        cpu_bytes=sum(one.cpu_bytes for one in parts),
     )
 
 
@@ -66,7 +70,19 @@ def passed_bytes(graphs: Iterable[Graph]) -> int:
     Args:
         graphs: the step, or its parts.
     """
-    return sum(round_up(node.outputs[0].nbytes or 0) for graph in graphs for node in passed_on(graph))
+    return sum(_passed_bytes(node) for graph in graphs for node in passed_on(graph))
+
+
+def _passed_bytes(node: Node) -> int:
+    return round_up(node.outputs[0].nbytes or 0) if node.op == TO_HOST else 0
+
+
+def _by_pool(takers: Sequence[Node], reservation: Reservation) -> Iterator[tuple[list[Node], int]]:
+    """The nodes that take memory of each pool, and the bytes of swapped tensors there."""
+    gpus = [node for node in takers if not unit(node.device).startswith("CPU")]
+    cpu = [node for node in takers if node not in gpus]
+    of_cpu = reservation.cpu_bytes if gpus else reservation.host_bytes
+    yield from ((nodes, nbytes) for nodes, nbytes in ((gpus, reservation.host_bytes - of_cpu), (cpu, of_cpu)) if nodes)
 
 
 @graph_pass(
@@ -85,12 +101,13 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
     takers = [*swaps, *passed_on(graph)]
     if not takers:
         return 0
-    takers[0].attrs = {
-        **takers[0].attrs,
-        "owner": reservation.owner,
-        "step_bytes": reservation.host_bytes + passed_bytes([graph]),
-        "step_limit": -1 if reservation.host_limit_bytes is None else reservation.host_limit_bytes,
-    }
+    for pool, nbytes in _by_pool(takers, reservation):
+        pool[0].attrs = {
+            **pool[0].attrs,
+            "owner": reservation.owner,
+            "step_bytes": nbytes + sum(map(_passed_bytes, pool)),
+            "step_limit": -1 if reservation.host_limit_bytes is None else reservation.host_limit_bytes,
+        }
     if swaps and reservation.spill_dir:
         for node in _saving(graph) if reservation.saved_disk_bytes else ():
             node.attrs = {**node.attrs, "saved_on_disk": reservation.saved_disk_bytes}

@@ -5,9 +5,10 @@ Invariant: each function that was made and is in use has an audit: a user's trac
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.compiler.compiler import Optimizer
@@ -83,20 +84,33 @@ class FunctionMaker:
         import tfswap.ops
 
         gate = tfswap.ops.new_gate()
-        joined = _joined(self._trace, chosen, gate, checked_by_gate=not live)
+        made = _rewritten(self._trace, chosen, gate, checked_by_gate=not live)
+        self._share_random_state(made, chosen)
+        joined = _joined(self._trace, chosen, made, gate)
         graph = joined.graph
-        target = chosen[0].optimizer.target
-        options = self._request.options
-        reservation = of_all_parts([options.reservation(self._owner, plan) for _, _, plan in chosen])
-        swaps = reserve_memory(graph, target, reservation)
-        trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
-        if self._trace.device.model.has_own_kernels and share_random_state(graph, target, self._owner, trace):
-            tfswap.ops.keep_states(self._owner)
+        reservation = of_all_parts([self._reservation(*each) for each in chosen])
+        swaps = reserve_memory(graph, chosen[0].optimizer.target, reservation)
         function = self._export(chosen, joined, gate)
         if swaps:
             self._reserve(reservation)
             weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
         return function, gate
+
+    def _reservation(self, part: Trace, _: Optimizer, plan: Plan) -> Reservation:
+        found = self._request.options.reservation(self._owner, plan)
+        on_cpu = part.device.model.has_own_kernels
+        return dataclasses.replace(found, cpu_bytes=found.host_bytes) if on_cpu else found
+
+    def _share_random_state(self, made: Mapping[str, Graph], chosen: Sequence[Chosen]) -> None:
+        """Have random ops on the CPU continue the sequences of an earlier plan."""
+        import tfswap.ops
+
+        trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
+        for part, optimizer, _ in chosen:
+            if part.device.model.has_own_kernels and share_random_state(
+                made[part.device.name], optimizer.target, self._owner, trace
+            ):
+                tfswap.ops.keep_states(self._owner)
 
     def instantiate(self, function: Any, inputs: Sequence[Any]) -> None:
         """Have TensorFlow make a function's kernels and constants."""
@@ -172,8 +186,8 @@ class FunctionMaker:
             raise TfswapError(f"{name}: {error}") from error
 
 
-def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gate: bool) -> Joined:
-    """The graph that carries out all plans.
+def _rewritten(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gate: bool) -> dict[str, Graph]:
+    """By device, the graph that carries out the plan of its part.
 
     Args:
         gate: of the first part; the others have the numbers after it.
@@ -186,6 +200,11 @@ def _joined(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_gat
         refuse_parts_on_cpu(trace.name, optimizer.graph, part.given_to(optimizer.graph, given), optimizer.target)
         own = gate if gate == ALWAYS_OPEN else gate + number
         made[part.device.name] = optimizer.rewrite(plan, own, checked_by_gate=checked_by_gate)
+    return made
+
+
+def _joined(trace: Trace, chosen: Sequence[Chosen], made: Mapping[str, Graph], gate: int) -> Joined:
+    """The graph that carries out all plans. Arguments as of `_rewritten`, which gives `made`."""
     orders = {part.device.name: plan.order for part, _, plan in chosen}
     return trace.join(made, orders, gate + len(chosen))
 
@@ -202,7 +221,8 @@ def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: i
             "that it was made from."
         )
     concrete, (_, optimizer, plan) = trace.concrete, chosen[0]
-    graph = _joined(trace, chosen, ALWAYS_OPEN, checked_by_gate=True).graph
+    made = _rewritten(trace, chosen, ALWAYS_OPEN, checked_by_gate=True)
+    graph = _joined(trace, chosen, made, ALWAYS_OPEN).graph
     reserve_memory(graph, optimizer.target, request.options.reservation(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, graph.feeds, strict=True))

@@ -56,7 +56,8 @@ class StepLimit:
     def compute(self, optimizer: Optimizer, snapshot: ArenaSnapshot) -> None:
         """Compute the bytes: a share depends on the unoptimised peak."""
         limit = self._request.limit(self._trace.device.name)
-        if limit is not None:
+        is_empty = not list(optimizer.graph)  # nothing of the step is on the device, and all plans are the same
+        if limit is not None and not is_empty:
             requested = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
                 requested = max(requested, self._granted_bytes)

@@ -227,7 +227,7 @@ class PlanningLoop:
                         each.plan,
                         self._function,
                         self._gate,
-                        self.live,
+                        each.live,
                         each.snapshot,
                         each.requests,
                         each.peak_bytes,
@@ -240,9 +240,10 @@ class PlanningLoop:
         )
 
     def _begun(self, number: int, part: StepPart) -> PartPlanning:
-        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=self.live, first=self.first)
+        live = self.live and part.trace.device.has_arena
+        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live, first=self.first)
         given = None if self.given is None else self.given[number]
-        return PartPlanning(part, optimizer, snapshot, self.live, given, self.ordered, self.first)
+        return PartPlanning(part, optimizer, snapshot, live, given, self.ordered, self.first)
 
     def _assume_waits(self) -> None:
         """Have each part planned for when the other devices send it tensors, if nothing is moved there."""
@@ -271,7 +272,8 @@ class PlanningLoop:
             if Outcome.SLOTS_MADE in outcomes:
                 return Outcome.SLOTS_MADE
             unchanged = [each.changes_nothing for each in self._parts]
-            if any(unchanged) and not all(unchanged):  # one function runs all parts, and gives each its order
+            is_new = not all(each.ordered for each in self._parts)
+            if any(unchanged) and not all(unchanged) and is_new:  # one function runs all parts, and orders each
                 for each in self._parts:
                     each.ordered = True
                 return self._try()
@@ -287,7 +289,7 @@ class PlanningLoop:
         self._make()
         if not self.live:
             return Outcome.UNSEEN
-        kept = [each.judge() for each in self._parts]
+        kept = [each.judge() for each in self._parts if each.live]
         return Outcome.PLANNED if all(kept) else Outcome.ARENA_CHANGED
 
     def _chosen(self, number: int) -> Outcome | None:

@@ -99,7 +99,7 @@ class Step:
                 dynamic_sizes=dynamic_sizes,
                 batches_ahead=(batches_ahead or {}).get(part.device.name, 0),
             )
-            for number, part in enumerate(trace.parts())
+            for number, part in enumerate(trace.parts(with_host=request.limits_host))
         )
 
     @property

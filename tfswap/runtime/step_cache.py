@@ -130,8 +130,12 @@ class StepCache:
     def change_limit(self, limit: Limit) -> None:
         """Plan every step again for another limit, at its next call."""
         with self._lock:
-            self._request = dataclasses.replace(self._request, memory_limit=limit)
+            had_host, self._request = self._request.limits_host, dataclasses.replace(self._request, memory_limit=limit)
             self._calls.clear()
+            if self._request.limits_host != had_host:  # steps have other parts
+                for step in (step for steps in self._steps.values() for step in steps if step.planned):
+                    step.unplan()
+                self._steps.clear()
             for concrete in sorted(self._steps, key=lambda each: not isinstance(each, Joint)):
                 self._steps[concrete] = [step for step in self._steps[concrete] if step.instead_of is None]
                 for step in self._steps[concrete]:

@@ -169,7 +169,8 @@ class StepParts(tuple[StepPart, ...]):
 
     def fit(self, now: Sequence[CArenaReading]) -> bool:
         """Whether each part keeps its limit in its arena as it is now."""
-        return all(part.watch.fits(arena) for part, arena in zip(self, now, strict=True))
+        seen = (each for each in zip(self, now, strict=True) if each[0].trace.device.has_arena)
+        return all(part.watch.fits(arena) for part, arena in seen)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
-from tfswap.device.live import LiveDevice, devices_of, free_functions
-from tfswap.device.placement import keep_on_host, place
+from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device
+from tfswap.device.placement import keep_on_host, place, refuse_other_hosts
 from tfswap.ir.graph import Graph
+from tfswap.passes.device_carriers import FIRST
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import Joined, join
 from tfswap.passes.memory_reservation import passed_bytes
@@ -82,8 +83,14 @@ class Trace:
         self._parts: Parts | None = None  # of the latest import; None where the step is not cut
         self._not_taken: dict[str, Graph] = {}  # its parts that have not been planned, by device
 
-    def parts(self) -> Sequence[Trace]:
-        """The part of each device: the trace itself where there is one."""
+    def parts(self, *, with_host: bool = False) -> Sequence[Trace]:
+        """The part of each device: the trace itself where there is one.
+
+        Args:
+            with_host: whether what a GPU's step runs on the CPU is planned too.
+        """
+        if with_host and self.device.model.is_gpu:
+            self.devices = (*self.devices, host_device())
         return (self,) if len(self.devices) == 1 else [PartTrace(self, device) for device in self.devices]
 
     def on_device(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -123,6 +130,8 @@ class Trace:
     def _import(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> None:
         graph, several = self._placed(arguments, sizes, keeps=keeps)
         planned = [device.name for device in self.devices]
+        if FIRST in planned[1:]:
+            refuse_other_hosts(self.name, graph)
         self._parts = cut(graph, planned, self.device.model) if several else None
         self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
         free_functions()  # of the import: they would change the unoptimised peak
@@ -157,9 +166,8 @@ class Trace:
             orders: the order of each plan.
             gate: of the first of the other parts; a gate on each device sees the functions of that device's kernels.
         """
-        if self._parts is None:
-            (graph,), (order,) = made.values(), orders.values()
-            return Joined(graph, frozenset(order))
+        if self._parts is None:  # all of it is on the first device
+            return Joined(made[self.device.name], frozenset(orders[self.device.name]))
         return join(self._parts, made, orders, gate)
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:

@@ -5,12 +5,15 @@
 //   Signal    gives a number in host memory, which a node of another device waits for
 //   Text      is a constant of text for kernels of a GPU's step that read it on the host
 
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "device_copier.h"
 #include "device_copy.h"
+#include "host_pool.h"
+#include "op_support.h"
 #include "pooled_tensor.h"
 #include "step_memory.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -73,7 +76,7 @@ REGISTER_OP("Tfswap>ToHost")
 Copies a tensor in the device's memory to host memory. It ends when the copy has ended.
 
 pooled: Whether the host memory is that of tfswap's pool, and counts in its limit. Otherwise it is
-  from the process's allocator.
+  of no arena, and of no limit.
 owner, step_bytes, step_limit: As of SwapOut.
 )doc");
 
@@ -93,7 +96,7 @@ REGISTER_OP("Tfswap>Text")
 Returns a constant of text, in host memory.
 )doc");
 
-// The output of a copy to host memory: of the device's pool, or of the process's allocator.
+// The output of a copy to host memory: of the device's pool, or allocated outside of all arenas, the CPU's too.
 template <typename CopierFactory>
 class CopyOnHost {
  public:
@@ -107,11 +110,14 @@ class CopyOnHost {
   // Makes output 0, of the shape of input 0.
   absl::Status Set(OpKernelContext* ctx) const {
     const Tensor& source = ctx->input(0);
-    Tensor* allocated = nullptr;
-    if (!pooled_ || source.TotalBytes() == 0) return ctx->allocate_output(0, source.shape(), &allocated);
     Tensor made;
-    TF_RETURN_IF_ERROR(MakePooled<PooledBuffer>(CopierFactory::Pool(ctx->device()), source, ctx->op_kernel().name(),
-                                                &made));
+    if (pooled_ && source.TotalBytes() > 0) {
+      const std::string& name = ctx->op_kernel().name();
+      TF_RETURN_IF_ERROR(MakePooled<PooledBuffer>(CopierFactory::Pool(ctx->device()), source, name, &made));
+    } else {
+      made = Tensor(tensorflow::cpu_allocator_base(), source.dtype(), source.shape());
+      if (!made.IsInitialized()) return NoHostMemory(HostPool::Failure::kSystem, ctx->op_kernel().name(), source.TotalBytes(), source);
+    }
     ctx->set_output(0, made);
     return absl::OkStatus();
   }

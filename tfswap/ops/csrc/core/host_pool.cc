@@ -243,8 +243,11 @@ uint64_t HostPool::ReservedBytesLocked() const {
 HostPool::Failure HostPool::AddBlockLocked(size_t bytes, bool populate) {
   if (bytes > SIZE_MAX / 2) return Failure::kSystem;
   size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
-  if (!budget_->TryReserve(rounded)) {
-    rounded = RoundUp(bytes);  // the limit need not be a multiple of huge pages
+  // Another pool of the process may need the rest of a limit: what a step reserves under one is not rounded up to huge
+  // pages. Nor is the limit a multiple of these.
+  const bool exactly = populate && budget_->usage().limit_bytes != HostBudget::kUnlimited;
+  if (exactly || !budget_->TryReserve(rounded)) {
+    rounded = RoundUp(bytes);
     if (!budget_->TryReserve(rounded)) return Failure::kLimit;
   }
   void* block = source_->Allocate(rounded);

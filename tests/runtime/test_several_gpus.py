@@ -311,6 +311,63 @@ def test_a_replica_that_fails_fails_the_step_and_the_next_one_works(on_gpus):
     assert on_gpus(reporting(program)) == {"kept": [0, 0], "report": []}
 
 
+@pytest.mark.emulated_gpu(count=2, jitter=5, kernel_us=20.0)
+@pytest.mark.parametrize("reduction", ["collectives", *REDUCTIONS])
+def test_a_replica_of_a_strategy_that_fails_leaves_nothing_on_any_device(on_gpus, reduction):
+    """The other replica may wait for it in a collective."""
+
+    def program(gpus):
+        replicas = several_gpus.strategy(REDUCTIONS[reduction]() if reduction in REDUCTIONS else None)
+        with replicas.scope():
+            variables = several_gpus.layers(8)
+
+        def loss_of(h, checked):
+            for variable in variables:
+                h = tf.nn.relu(tf.sin(h @ variable))
+            return tf.reduce_mean(h * h) + tf.reduce_sum(tf.debugging.check_numerics(checked, "the second fails"))
+
+        def replica_step(*inputs):
+            with tf.GradientTape() as tape:
+                loss = loss_of(*inputs)
+            found = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
+            for variable, gradient in zip(variables, found, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+        def step(*inputs):
+            return replicas.reduce("SUM", replicas.run(replica_step, args=inputs), axis=None)
+
+        def inputs(second):
+            def given(context):
+                number = context.replica_id_in_sync_group
+                with tf.device(f"GPU:{number}"):
+                    return tf.constant(draws(1024, 64, seed=number)), tf.fill([16], second if number else 0.0)
+
+            return replicas.experimental_distribute_values_from_function(given)
+
+        def in_use():
+            gc.collect()
+            kept = [tf.config.experimental.get_memory_info(device)["current"] for device in several_gpus.gpus()]
+            return [*kept, tfswap.ops.stats().pool_in_use_bytes]
+
+        optimized = tfswap.optimize(tf.function(step), memory_limit="60%", tactics=("swap",))
+        good, bad = inputs(0.0), inputs(float("nan"))
+        optimized(*good)
+        before = in_use()
+        for _ in range(3):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="the second fails"):
+                optimized(*bad)
+        report = optimized.report("GPU:1")
+        _, peaks = several_gpus.peaks_of(lambda: optimized(*good).numpy())
+        return {
+            "kept": [now - then for now, then in zip(in_use(), before, strict=True)],
+            "exact": peaks["GPU:1"] == report.planned_peak_bytes,
+            "moves": bool(optimized.plan("GPU:1").moves),
+        }
+
+    assert on_gpus(reporting(program)) == {"kept": [0, 0, 0], "exact": True, "moves": True, "report": []}
+
+
 @pytest.mark.emulated_gpu(count=2, jitter=9, kernel_us=20.0)
 def test_an_iteration_that_fails_on_one_device_ends_the_loop_on_all(on_gpus):
     def program(gpus):

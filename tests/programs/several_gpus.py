@@ -294,6 +294,55 @@ def fitted(limit: Any = None) -> dict[str, Any]:
     return {"values": values, "peaks": peaks, "report": report, "epochs": [e for c in callbacks for e in c.epochs]}
 
 
+def looped_with_late_batches(limit: Any) -> list[dict[str, list[int]]]:
+    """By step and device, the peak and the limit in a loop over a distributed dataset. Its second batch is made when
+    the first step has begun, and is a large part of a step's memory. A step over its limit raises.
+    """
+    from tfswap.runtime.step import Step
+
+    began, run = threading.Event(), Step._watched
+    replicas = strategy()
+    with replicas.scope():
+        variables = layers(12)
+
+    def batches():
+        for i in range(4):
+            if i == 1:
+                began.wait(60)
+            yield draws(2048, 64, seed=i)
+
+    def watched(*arguments):
+        began.set()
+        time.sleep(0.2)  # the batch arrives
+        return run(*arguments)
+
+    def loss_of(h):
+        for variable in variables:
+            h = tf.nn.relu(tf.sin(h @ variable))
+        return tf.reduce_mean(h * h)
+
+    def replica_step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x)
+        found = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
+        for variable, gradient in zip(variables, found, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    def step(x):
+        return replicas.reduce("SUM", replicas.run(replica_step, args=(x,)), axis=None)
+
+    optimized = tfswap.optimize(tf.function(step), memory_limit=limit, on_exceeded="raise")
+    data = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([2048, 64]))
+    measured = []
+    with mock.patch.object(Step, "_watched", watched):
+        for x in replicas.experimental_distribute_dataset(data):
+            _, peaks = peaks_of(lambda x=x: optimized(x).numpy())
+            limits = {device: optimized.plan(device).limit_bytes for device in gpus()}
+            measured.append({device: [peaks[device], limits[device]] for device in gpus()})
+    return measured
+
+
 def fitted_with_late_batches(limit: Any) -> list[dict[str, list[int]]]:
     """By epoch and device, measured and planned peak and the limit of a Keras model on all GPUs: the second batch is
     made when the first step has begun, the others at any time, and a batch is a large part of a step's memory.

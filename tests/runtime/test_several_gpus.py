@@ -437,6 +437,15 @@ def test_batches_that_arrive_on_each_device_during_a_step_have_room(on_gpus):
             assert abs(measured - planned) <= batch_bytes + 1024 and measured <= limit
 
 
+@pytest.mark.emulated_gpu(count=2, kernel_us=100.0)
+def test_the_next_batch_of_a_loop_over_a_distributed_dataset_has_room_in_the_first_step(on_gpus):
+    found = on_gpus(reporting(lambda gpus: {"steps": several_gpus.looped_with_late_batches("60%")}))
+    assert found["report"] == [] and len(found["steps"]) == 4
+    for step in found["steps"]:
+        assert list(step) == ["GPU:0", "GPU:1"]
+        assert all(measured <= limit for measured, limit in step.values()), found
+
+
 @pytest.mark.emulated_gpu(count=2, jitter=8, kernel_us=20.0)
 def test_gradients_are_taken_outside_of_a_function_on_several_devices(on_gpus):
     def program(gpus):

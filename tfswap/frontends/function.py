@@ -42,6 +42,7 @@ from tfswap.frontends.tracing import (
 from tfswap.native.forks import note_step, refuse_in_late_child
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
+from tfswap.runtime.batches import copies_ahead
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.program import Program
@@ -143,6 +144,8 @@ class OptimizedFunction(ChangeableLimit[P, R]):
         key = plain_key(args, kwargs)
         if (known := self._plain.get(key)) is None:
             concrete = self._trace(args, kwargs)
+            if not self.batches_ahead and concrete not in self._steps:
+                self.batches_ahead = copies_ahead((args, kwargs))
             inputs = concrete.function_type.unpack_inputs(bind_call(self._function, concrete, args, kwargs))
             return self.call_trace(concrete, inputs, key if is_plain(concrete, args, inputs) else None)
         concrete, step = known

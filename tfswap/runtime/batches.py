@@ -2,13 +2,14 @@
 
 A pipeline makes its elements on the host, so that they share the arena of a step that runs on the CPU. The iterator of
 a distributed dataset copies each replica's next batch to its GPU, as does `tf.data.experimental.prefetch_to_device`
-(multi_device_iterator_ops.py, prefetching_ops.py).
+(multi_device_iterator_ops.py, prefetching_ops.py). The iterator of a batch that a function gets is found by its specs.
 
 Not handled: other tensors of a pipeline, such as the elements that a `shuffle` keeps, or those that a `map` computes.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,25 @@ def batches_ahead(batch: Iterable[Any]) -> Mapping[str, int]:
     places = dict.fromkeys(machine.local_name(each.backing_device) for each in batch if hasattr(each, "backing_device"))
     with_arenas = [device for device in places if arena.memory_info(device) is not None]
     return {device: BATCHES_AHEAD if device.startswith("CPU") else COPIES_AHEAD for device in with_arenas}
+
+
+def copies_ahead(arguments: Any) -> Mapping[str, int]:
+    """As `batches_ahead`, for a call whose arguments are batches of a distributed dataset's iterator, on GPUs.
+
+    Values that are distributed by hand have no iterator, and no next batch.
+    """
+    import tensorflow as tf
+    from tensorflow.python.distribute import input_lib, values
+
+    batches = [each for each in tf.nest.flatten(arguments) if isinstance(each, values.PerReplica)]
+    if not batches:
+        return {}
+    base = input_lib.DistributedIteratorBase
+    found = [each.element_spec for each in gc.get_objects() if issubclass(type(each), base)]  # those that are in use
+    specs = tf.nest.flatten(found, expand_composites=True)
+    taken = [each for each in batches if any(spec.is_compatible_with(each.values[0]) for spec in specs)]
+    ahead = batches_ahead(tensor for each in taken for tensor in each.values)
+    return {device: count for device, count in ahead.items() if not device.startswith("CPU")}
 
 
 def batch_sizes(inputs: Sequence[Any]) -> list[int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import several_gpus
 import tensorflow as tf
-from processes import on_workers
+from processes import on_workers, reserved_ports
 
 import tfswap
 
@@ -59,3 +61,14 @@ def test_what_one_device_cannot_keep_is_refused_on_all_workers(on_workers_with_g
     (other, floor, same), (own, floor_there, same_there) = on_workers_with_gpus(program)
     assert "on GPU:1: memory_limit is 1048576 bytes" in own and floor == floor_there > 1 << 20
     assert "worker 1" in other and same and same_there, other
+
+
+def test_ports_of_workers_are_taken_by_their_servers_alone():
+    with reserved_ports(1) as (port,), socket.socket() as other, socket.socket() as server:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("localhost", port))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("", port))
+        server.listen()
+        with socket.create_connection(("localhost", port)), server.accept()[0] as accepted:
+            assert accepted.getsockname()[1] == port

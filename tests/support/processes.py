@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,6 +98,25 @@ def meet(rank: int, workers: int) -> None:
         here.get_config_key_value(f"seen/{each}")
 
 
+SHARES_PORT = {"TF_GRPC_REUSE_PORT": "1"}
+"""The environment in which a server of TensorFlow's binds a port of `reserved_ports` (grpc_server_lib.cc)."""
+
+
+@contextlib.contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Ports that no other program gets before a server of ours binds them, nor afterwards.
+
+    A port that is free again may become that of any program's next connection; its server then can't start, or gets
+    messages that are not its own.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind(("localhost", 0))  # it never listens: all connections go to the server
+        yield [each.getsockname()[1] for each in sockets]
+
+
 def on_workers(code: Program, workers: int = 2, mib: int = 256, **env: str) -> list[Any]:
     """The results of `code`, for each worker of a cluster on this machine, each with an arena of its own. In text RANK
     says which worker it is; a function may take it.
@@ -115,31 +134,34 @@ def on_workers(code: Program, workers: int = 2, mib: int = 256, **env: str) -> l
 
         return worker
 
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in sockets]}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, reserved_ports(workers) as ports:
+        cluster = {"worker": [f"localhost:{port}" for port in ports]}
         started: list[Forked] = []
         for rank in range(workers):
             own = Path(folder, str(rank))
             own.mkdir()
             task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
             arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
-            started.append(Forked(of_worker(rank), {**arena, **env, "TF_CONFIG": task}, own))
+            started.append(Forked(of_worker(rank), {**arena, **SHARES_PORT, **env, "TF_CONFIG": task}, own))
         try:
-            # One that fails leaves the others waiting.
+            # One that fails leaves the others waiting, or has failed since another has: all of them say what they know.
             while running := [each for each in started if each.process.exitcode is None]:
-                if failed := [each for each in started if each.process.exitcode]:
-                    failed[0].done()
-                if not multiprocessing.connection.wait([each.process.sentinel for each in running], HANGS_S):
-                    faults = "\n".join(each.err.read_text() for each in started)
-                    raise AssertionError(f"the workers wait for each other\n{faults}")
+                has_failed = any(each.process.exitcode for each in started)
+                if has_failed or not multiprocessing.connection.wait(
+                    [each.process.sentinel for each in running], HANGS_S
+                ):
+                    why = "a worker has failed" if has_failed else "the workers wait for each other"
+                    raise AssertionError(f"{why}\n{_said_by(started)}")
         finally:
             for each in started:
                 each.process.kill()
+        if any(each.process.exitcode for each in started):
+            raise AssertionError(f"a worker has failed\n{_said_by(started)}")
         return [last_json(each.done()) for each in started]
+
+
+def _said_by(workers: Sequence[Forked]) -> str:
+    return "\n".join(f"worker {i} ({each.process.exitcode}):\n{each.err.read_text()}" for i, each in enumerate(workers))
 
 
 class Forked:

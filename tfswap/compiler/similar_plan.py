@@ -33,11 +33,13 @@ def found_like(example: Plan | None, step: Optimizer, limit_bytes: int | None) -
     """
     if limit_bytes is None or example is None or example.changes_nothing or example.limit_bytes is None:
         return None
-    if limit_bytes - step.resident_bytes > MORE_ROOM * (example.limit_bytes - example.persistent_bytes):
-        return None
     try:
+        variant = step.variant_of(example)
+        room_bytes = limit_bytes - step.search.planners.resident_bytes(variant)  # counted as the example's
+        if room_bytes > MORE_ROOM * (example.limit_bytes - example.persistent_bytes):
+            return None
         require_accumulators(example, step.search.variants.accumulators)
-        plan = carried_over(example, step.variant_of(example).flow, step.fingerprint)
+        plan = carried_over(example, variant.flow, step.fingerprint)
         step.require_fit(plan)
     except InvalidModel:
         return None

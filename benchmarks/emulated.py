@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from accuracy import trained
 
-from tfswap.ir.permits import STATE, TACTICS
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "GPU:0"
@@ -118,7 +118,7 @@ class Net(NamedTuple):
     make: Callable[[], Made]
     percent: int = 60
     """The limit, of the unoptimised peak."""
-    tactics: tuple[str, ...] = TACTICS
+    tactics: tuple[str, ...] = TENSOR_TACTICS
 
 
 NETS = {
@@ -133,7 +133,7 @@ SMALL = {
     "small mobilenet_v2": Net(functools.partial(application, "MobileNetV2", 2, 64)),
     "small resnet50": Net(functools.partial(application, "ResNet50", 12, 64)),
     "small vgg16": Net(functools.partial(application, "VGG16", 12, 64), percent=65),
-    "small vgg16, state": Net(functools.partial(application, "VGG16", 4, 64), tactics=(*TACTICS, STATE)),
+    "small vgg16, state": Net(functools.partial(application, "VGG16", 4, 64), tactics=TACTICS),
 }
 """The same nets with fewer and smaller images, whose steps take a second or two."""
 

@@ -25,7 +25,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import as_rules
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import TENSOR_TACTICS as TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target

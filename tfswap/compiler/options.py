@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import STATE, TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
@@ -16,9 +16,6 @@ from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES, Tiers
 from tfswap.planner.solver_table import MOVES, SOLVERS
 from tfswap.support.sizes import format_bytes
-
-ALL_TACTICS = (*TACTICS, STATE)
-"""All tactics. STATE is not among the default ones yet."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Options:
     """The user's options of a plan, without the limit.
 
     Attributes:
-        tactics: a subset of ALL_TACTICS. Ordering is always on.
+        tactics: a subset of TACTICS. Ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
         spill: the folder for swapped tensors beyond that limit. None: they may not go to disk.
         keep: names of tensors that must stay in the arena ("node:0").
@@ -112,9 +109,9 @@ class Options:
         return has_rule(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
-        unknown = [t for t in self.tactics if t not in ALL_TACTICS]
+        unknown = [t for t in self.tactics if t not in TACTICS]
         if unknown:
-            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, ALL_TACTICS))}")
+            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
         chosen = SOLVERS.get(self.solver)
         if chosen is None:
             raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")

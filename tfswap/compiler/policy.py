@@ -14,7 +14,7 @@ from tfswap.compiler.marks import marked_to_keep
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph, Node, Output, Variable
 from tfswap.ir.op_traits import VARIABLE, is_const, is_feed, is_view, reads_variable, turns_on_copy_on_read
-from tfswap.ir.permits import ANYTHING, STATE, TACTICS, Permit
+from tfswap.ir.permits import ANYTHING, STATE, TACTICS, TENSOR_TACTICS, Permit
 from tfswap.ir.python_calls import held_until
 from tfswap.ir.views import origin
 
@@ -58,7 +58,7 @@ class TensorFacts:
 
 
 Policy = Callable[[TensorFacts], Collection[str] | None]
-"""From a tensor's facts to the tactics that may be used on it, of TACTICS, and for a variable STATE; None for all."""
+"""From a tensor's or a variable's facts to the tactics that may be used on it, of TACTICS; None for all."""
 
 
 def note_permits(
@@ -139,15 +139,14 @@ def _permit(policy: Policy, facts: TensorFacts) -> Permit:
         return ANYTHING
     is_several = isinstance(given, Collection) and not isinstance(given, (str, bytes, Mapping))
     tactics: list[Any] = [*given] if is_several else [given]
-    known = (*TACTICS, STATE)
-    if not is_several or any(tactic not in known for tactic in tactics):
+    if not is_several or any(tactic not in TACTICS for tactic in tactics):
         raise TfswapError(
             f"policy returned {given!r}, of type {type(given).__name__}, for {facts.name!r}: it may return None, which "
-            f"allows everything, or a collection of tactics, of {', '.join(map(repr, known))}; () is for what must stay"
+            f"allows everything, or a collection of tactics, of {', '.join(map(repr, TACTICS))}; () is for what must stay"
         )
     if facts.op == VARIABLE and STATE in tactics:
         return ANYTHING
-    allowed = [tactic for tactic in TACTICS if tactic in tactics]
+    allowed = [tactic for tactic in TENSOR_TACTICS if tactic in tactics]
     only = " and ".join(map(repr, allowed))
     why = f"policy allows {f'only {only}' if allowed else 'nothing'}"
     return Permit(frozenset() if facts.op == VARIABLE else frozenset(allowed), why)

@@ -11,9 +11,8 @@ from tfswap.compiler.rewriting import Found
 from tfswap.compiler.search import Search
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
-from tfswap.ir.permits import ANYTHING, STATE
+from tfswap.ir.permits import ANYTHING, STATE, TENSOR_TACTICS
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
-from tfswap.planner.planner import TACTICS
 from tfswap.planner.promise import MARGIN_BYTES
 from tfswap.report.variables import Homes
 from tfswap.simulator.working_set import largest_working_set
@@ -62,7 +61,7 @@ def refuse(
         + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
         + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
         + f", most of all {_largest_kernel(lowest, locate, alone=alone)}. Ask for memory_limit={floor_bytes} or more, "
-        + ("" if set(TACTICS).issubset(options.tactics) else "allow all tactics, ")
+        + ("" if set(TENSOR_TACTICS).issubset(options.tactics) else "allow all tactics, ")
         + ("" if homes.allowed or not homes.movable else f"add {STATE!r} to tactics, ")
         + ("let policy allow more, " if policy_forbids else "")
         + "or make the batch smaller.",

@@ -10,10 +10,11 @@ from typing import Any, TypedDict
 
 from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.options import ALL_TACTICS, Options, Spill
+from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.policy import Policy
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.passes.device_carriers import FIRST
 from tfswap.plan.plan import Plan
@@ -166,7 +167,7 @@ def check(
             f"plan is {plan!r}, of type {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one"
         )
     options = Options(
-        names("tactics", tactics, ALL_TACTICS),
+        names("tactics", tactics, TACTICS),
         host,
         as_spill(spill_dir, spill_limit, host),
         profile=as_profile(profile),

@@ -24,8 +24,8 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import cli_values
 from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import NAMES, SYSTEMS
-from tfswap.planner.planner import TACTICS
 from tfswap.report.printed import HEADS, merged_rows
 from tfswap.report.report import HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked

@@ -30,11 +30,11 @@ from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.profile import restored
 from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.frontends.simulate import target
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import THIS, Machine
 from tfswap.kernels.profile import Profile
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.planner.candidates import Candidate
-from tfswap.planner.planner import TACTICS
 from tfswap.report.max_batch import Fit
 from tfswap.support import progress
 from tfswap.support.sizes import format_bytes, parse_limit

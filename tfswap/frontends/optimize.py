@@ -12,9 +12,9 @@ from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
-from tfswap.planner.planner import TACTICS
 from tfswap.support.limit_file import from_environment
 from tfswap.support.sizes import Limit
 

@@ -31,11 +31,11 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_readme import readme
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
+from tfswap.ir.permits import TACTICS
 from tfswap.ir.types import Shape
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
-from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
 from tfswap.support.files import require_new_folder
 from tfswap.support.sizes import Limit, is_share, parse_limit

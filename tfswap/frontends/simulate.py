@@ -18,9 +18,9 @@ from tfswap.compiler.request import Precision, as_profile, check, whole
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import NAMES, THIS, Machine, described, described_devices
 from tfswap.kernels.profile import Profile
-from tfswap.planner.planner import TACTICS
 from tfswap.planner.promise import promised
 from tfswap.report.curve import Curve, Point
 from tfswap.report.device_curves import DeviceCurves

@@ -1,12 +1,15 @@
-"""The tactics that a user allows for a tensor."""
+"""The tactics that a user allows."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-TACTICS = ("swap", "recompute", "encode")
+TENSOR_TACTICS = ("swap", "recompute", "encode")
+"""The tactics for tensors."""
 STATE = "state"
-"""The tactic that keeps variables at home on the host. It is for variables, and the others are for tensors."""
+"""The tactic for variables: it keeps them at home on the host."""
+TACTICS = (*TENSOR_TACTICS, STATE)
+"""All tactics, which is the default."""
 
 
 class Permit(NamedTuple):
@@ -15,7 +18,7 @@ class Permit(NamedTuple):
     A variable whose handle has one stays on the device.
 
     Attributes:
-        tactics: a subset of TACTICS.
+        tactics: a subset of TENSOR_TACTICS.
         why: the reason against the others, for reports.
     """
 
@@ -34,5 +37,5 @@ class Permit(NamedTuple):
         return Permit(self.tactics & other.tactics, f"{self.why}; {other.why}")
 
 
-ANYTHING = Permit(frozenset(TACTICS), "")
+ANYTHING = Permit(frozenset(TENSOR_TACTICS), "")
 """The permit of a tensor without restrictions."""

@@ -23,7 +23,7 @@ from functools import cached_property
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Node
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import TENSOR_TACTICS
 from tfswap.kernels.target import Target
 from tfswap.plan.schedule import build_schedule, on_disk
 from tfswap.planner.candidates import Candidate, Draft, Judged
@@ -69,7 +69,7 @@ class Planner:
         flow: the step's facts.
         target: the device, and the ops that the graph may have.
         snapshot: the arena before the step: variables, arguments and all else.
-        tactics: those that may be used besides an order, of TACTICS. Encodings are already in the flow.
+        tactics: those that may be used besides an order, of TENSOR_TACTICS. Encodings are already in the flow.
         tiers: the memory for swapped tensors.
         solver: one of SOLVERS.
         costs: the cost model; by default the analytic one of this kind of device.
@@ -86,7 +86,7 @@ class Planner:
         *,
         snapshot: ArenaSnapshot = NOTHING_KNOWN,
         tiers: Tiers = ANYTHING,
-        tactics: Collection[str] = TACTICS,
+        tactics: Collection[str] = TENSOR_TACTICS,
         solver: str = "default",
         costs: Costs | None = None,
         cost_s: list[float] | None = None,

@@ -52,7 +52,7 @@ def test_reads_of_the_first_version_share_a_copy() -> None:
     assert keep_at_home(step, TARGET, ["v"]) == 3
     step.prune()
     ops = ops_of(step)
-    assert ops["first"] == custom_ops.READ_HOME and ops["write"] == custom_ops.WRITE_HOME
+    assert ops["first"] == custom_ops.READ_HOME and ops["write"] == custom_ops.COMMIT_HOME
     assert "second" not in ops
     assert [t.node.name for t in step["total"].inputs] == ["first", "first"]
     assert bytes_at_home(step) == 64 * 64 * 4
@@ -81,7 +81,7 @@ def test_an_update_in_place_becomes_a_read_an_operation_and_a_write(op: str, ari
     keep_at_home(step, TARGET, ["v"])
     step.prune()
     result = update.inputs[1].node
-    assert update.op == custom_ops.WRITE_HOME and result.op == arithmetic
+    assert update.op == custom_ops.COMMIT_HOME and result.op == arithmetic
     assert [t.node.name for t in result.inputs] == ["forward", "gradient"]
     assert step["other"].op == "ReadVariableOp"
 

@@ -204,8 +204,8 @@ def home_seconds(node: Node, rates: Rates) -> float | None:
     """Seconds of the copy of a variable from its home on the host, or to it; None for other nodes."""
     if node.op == custom_ops.READ_HOME:
         return (node.outputs[0].nbytes or 0) / rates.in_bytes_per_s
-    if node.op == custom_ops.WRITE_HOME:
-        return (node.inputs[1].type.nbytes or 0) / rates.out_bytes_per_s
+    if node.op == custom_ops.STORE_HOME:
+        return (node.inputs[0].type.nbytes or 0) / rates.out_bytes_per_s
     return None
 
 
@@ -301,7 +301,7 @@ def kernel_seconds(node: Node, rates: Rates) -> float:
     return rates.launch_s + work_s + at_home_seconds(node, rates)
 
 
-PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL})
+PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL, custom_ops.COMMIT_HOME})
 """Ops that pass on something in host memory, and take no time of the device."""
 
 

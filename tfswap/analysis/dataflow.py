@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
-from tfswap.ir.custom_ops import OUTSIDE, READ_HOME, TO_DEVICE, TO_HOST
+from tfswap.ir.custom_ops import COMMIT_HOME, OUTSIDE, READ_HOME, STORE_HOME, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.kernels import kernel_memory
@@ -337,6 +337,16 @@ class Dataflow:
     def loads(self) -> dict[int, int]:
         """By kernel that starts the copy of a variable from its home on the host, the value that the copy fills."""
         return {i: self.makes[i][0][1] for i, node in enumerate(self.nodes) if node.op == READ_HOME}
+
+    @cached_property
+    def stores(self) -> dict[int, int]:
+        """By kernel that starts the copy of a variable's new value to its home on the host, that value."""
+        return {i: self.reads[i][0] for i, node in enumerate(self.nodes) if node.op == STORE_HOME}
+
+    @cached_property
+    def commits(self) -> dict[int, int]:
+        """By kernel that waits for such a copy, the kernel that starts it."""
+        return {i: self.place[node.inputs[2].node.name] for i, node in enumerate(self.nodes) if node.op == COMMIT_HOME}
 
     @cached_property
     def persistent(self) -> list[int]:

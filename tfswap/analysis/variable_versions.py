@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update, Value, reached, users_of
 from tfswap.analysis.variables import resources_used, sparsely_accessed
-from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, WRITE_HOME
+from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, COMMIT_HOME
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import turns_off_copy_on_read, turns_on_copy_on_read
@@ -82,7 +82,7 @@ class VariableVersions:
             old = self.read(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             self._flow.written.setdefault(resource, old)
             new = self._begin(resource, self._flow.values[old].tensor, self._flow.values[old].nbytes)
-            in_place = node.op in (ASSIGN_IN_PLACE, WRITE_HOME) or turns_on_copy_on_read(node.op)
+            in_place = node.op in (ASSIGN_IN_PLACE, COMMIT_HOME) or turns_on_copy_on_read(node.op)
             copies = resource in self.copied_on_read and not in_place
             result.append(Update(old, new, adopted, copies))
         return tuple(result)

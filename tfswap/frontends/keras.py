@@ -96,9 +96,8 @@ class Training:
         self._latest: OptimizedFunction | None = None
         self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
-        self._builds = STATE in options.get(
-            "tactics", TACTICS
-        )  # whether variables that the first step would make go home
+        # Whether variables that the first step would make are made at home.
+        self._builds = STATE in options.get("tactics", TACTICS)
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""

@@ -152,8 +152,11 @@ ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 # tensor on the device.
 READ_HOME: Final = "Tfswap>ReadHome"
 
-# (resource, value: T) -> (); attr T. Copies a tensor to the buffer of a variable at home on the host.
-WRITE_HOME: Final = "Tfswap>WriteHome"
+# (value: T) -> (stored: variant); attr T. Starts the copy of a variable's new value to a new buffer in host memory.
+STORE_HOME: Final = "Tfswap>StoreHome"
+
+# (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.
+COMMIT_HOME: Final = "Tfswap>CommitHome"
 
 # (resource) -> (); attr host: bool. Moves a variable to its home on the host; does nothing where it is there.
 MOVE_HOME: Final = "Tfswap>MoveHome"

@@ -80,7 +80,8 @@ TRAITS: dict[str, Trait] = {
     "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # later reads must stay after it
     "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
     "Tfswap>ReadHome": _PURE | Trait.NOT_FOLDED | Trait.READS_VARIABLE,  # a copy of a variable in host memory
-    "Tfswap>WriteHome": _WRITES,  # copies into the variable's own buffer
+    "Tfswap>StoreHome": _EFFECT,  # a copy to host memory
+    "Tfswap>CommitHome": _WRITES,  # drops the old buffer, which is in host memory
     "AssignVariableOp": _WRITES | Trait.ADOPTS,  # drops the old buffer
     "AssignAddVariableOp": _WRITES,  # in place
     "AssignSubVariableOp": _WRITES,  # in place

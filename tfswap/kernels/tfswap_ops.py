@@ -49,8 +49,8 @@ def group(facts: Facts) -> KernelMemory:
     return KernelMemory(events=(*map(temp, own), *map(out, read), *released))
 
 
-def encode_sparse(facts: Facts) -> KernelMemory:
-    """ops/csrc/codecs/sparse_ops.cc: the variant and its contents are outside of the arena."""
+def outside_arena(facts: Facts) -> KernelMemory:
+    """The variant and its contents are outside of the arena."""
     return KernelMemory(events=(("out", 0),))
 
 
@@ -64,7 +64,8 @@ RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
     "Tfswap>ReadHome": FRESH,  # ops/csrc/core/home_ops.cc
-    "Tfswap>WriteHome": Entry(update(0)),
+    "Tfswap>StoreHome": Entry(outside_arena),
+    "Tfswap>CommitHome": Entry(update(0)),
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),
@@ -78,7 +79,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>EncodeIntegers": FRESH,
     "Tfswap>EncodeMask": FRESH,
     "Tfswap>EncodeMaxPool": FRESH,
-    "Tfswap>EncodeSparse": Entry(encode_sparse),
+    "Tfswap>EncodeSparse": Entry(outside_arena),
     "Tfswap>LeakyReluGradFromMask": UNARY,
     "Tfswap>MaxPoolGradFromPositions": FRESH,
     "Tfswap>MultiplyByMask": UNARY,

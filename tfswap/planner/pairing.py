@@ -435,9 +435,11 @@ def gains(
         looped: whether they are of a loop's body or a branch.
     """
 
+    copies = flow.loads.keys() | flow.stores.keys() | flow.commits.keys()
+
     @functools.cache
     def gain(first: int, second: int) -> float:
-        if first in flow.loads or second in flow.loads:
+        if not copies.isdisjoint((first, second)):
             return 0.0  # a copy overlaps with kernels as it is
         if looped and first != second and max(cost_s[first], cost_s[second]) <= LOOPED_S:
             shorter_s, longer_s = sorted(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))

@@ -28,7 +28,7 @@ from tfswap.kernels.target import Target
 from tfswap.plan.schedule import build_schedule, on_disk
 from tfswap.planner.candidates import Candidate, Draft, Judged
 from tfswap.planner.convolution_room import has_convolutions
-from tfswap.planner.early_loads import with_early_loads
+from tfswap.planner.home_copies import with_home_copies
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
 from tfswap.planner.pairing import gains, side_by_side
@@ -257,8 +257,8 @@ class Planner:
         """
         key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.paired), tuple(choice.splits), least_s)
         if key not in self._judged:
-            early = with_early_loads(self.flow, choice, self.cost_s, self.rates, self.snapshot)
-            self._judged[key] = Judged(self, early._replace(exact_chunks=self._exact_chunks), least_s)
+            placed = with_home_copies(self.flow, choice, self.cost_s, self.rates, self.snapshot)
+            self._judged[key] = Judged(self, placed._replace(exact_chunks=self._exact_chunks), least_s)
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:

@@ -187,6 +187,8 @@ def _blocks(record: PlannedRecord, pace: float) -> Iterator[Block]:
         start_s, end_s = span.start_s * pace, span.end_s * pace
         if kind in KERNELS and subject in flow.loads:
             yield Block(COPIES_IN, "copy", flow.values[flow.loads[subject]].tensor.name, start_s, end_s)
+        elif kind in KERNELS and subject in flow.stores:
+            yield Block(COPIES_OUT, "copy", flow.values[flow.stores[subject]].tensor.name, start_s, end_s)
         elif kind in KERNELS:
             name = flow.nodes[subject].name
             yield Block(COMPUTE, "again" if kind == RERUN else "run", name, start_s, end_s)

@@ -185,12 +185,12 @@ class Judge:
 def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
     """The peaks of host memory and of bytes on disk, and the bytes copied out and in.
 
-    Tensors swapped inside of loops' bodies that stay after the loops count throughout the step.
+    Tensors swapped inside of loops' bodies that stay after the loops count throughout the step. Variables at home on
+    the host do not count, but their new values on the way there do.
     """
-    moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: its last copy in
     copies: dict[int, int] = {}
-    for n, kind, v in moves:
+    for n, (kind, v) in enumerate(steps):
         if kind == OUT:
             copies[v] = copies.get(v, 0) + 1
         elif kind == AWAIT:
@@ -198,17 +198,29 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
     held, peaks = [0, 0], [0, 0]  # in host memory, on disk
     out_bytes = in_bytes = 0
     copies = {}
-    for n, kind, v in moves:
-        nbytes, tier = flow.values[v].nbytes, int(v in disk)
-        if kind == OUT:
-            copies[v] = copies.get(v, 0) + 1
-            held[tier] += round_up(nbytes)
-            out_bytes += nbytes
-            peaks[tier] = max(peaks[tier], held[tier])
-        elif kind == IN:
-            in_bytes += nbytes
-        elif kind == AWAIT and last[v, copies[v]] == n:
-            held[tier] -= round_up(nbytes)
+    loads, stores, commits = flow.loads, flow.stores, flow.commits
+    for n, (kind, subject) in enumerate(steps):
+        tier = 0
+        if kind in KERNELS:
+            if subject in loads:
+                in_bytes += flow.values[loads[subject]].nbytes
+            elif subject in stores:
+                nbytes = flow.values[stores[subject]].nbytes
+                held[tier] += round_up(nbytes)
+                out_bytes += nbytes
+            elif subject in commits:
+                held[tier] -= round_up(flow.values[stores[commits[subject]]].nbytes)
+        elif kind in COPIES:
+            nbytes, tier = flow.values[subject].nbytes, int(subject in disk)
+            if kind == OUT:
+                copies[subject] = copies.get(subject, 0) + 1
+                held[tier] += round_up(nbytes)
+                out_bytes += nbytes
+            elif kind == IN:
+                in_bytes += nbytes
+            elif kind == AWAIT and last[subject, copies[subject]] == n:
+                held[tier] -= round_up(nbytes)
+        peaks[tier] = max(peaks[tier], held[tier])
     inner_out, inner_in = flow.inner_out_bytes, flow.inner_in_bytes
     return peaks[0] + flow.inner_host_bytes, peaks[1], out_bytes + inner_out, in_bytes + inner_in
 

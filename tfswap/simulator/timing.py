@@ -1,9 +1,9 @@
 """Predicts how long a schedule takes, on three lanes.
 
-The compute lane is serial, by the schedule's total order. There is one copy lane in each direction. A variable's copy
-from its home on the host takes its lane, and a kernel that reads it starts no earlier than it ends. What goes to, or
-comes from, another device takes the copy lane of its direction, and the compute lane meanwhile. A kernel that waits for
-another device starts no earlier than that device allows (device_timing.py).
+The compute lane is serial, by the schedule's total order. There is one copy lane in each direction. A variable's copies
+from its home on the host and back take these lanes, and a kernel that waits for one starts no earlier than it ends.
+What goes to, or comes from, another device takes the copy lane of its direction, and the compute lane meanwhile. A
+kernel that waits for another device starts no earlier than that device allows (device_timing.py).
 
 Not handled: which kernel loses time to a concurrent copy. The loss is spread over the step.
 """
@@ -113,7 +113,7 @@ def run_lanes(
             but after a copy to the host has.
     """
     now = host = compute = rerun = 0.0
-    crossing, loads = flow.crossing, flow.loads
+    crossing, loads, stores, commits = flow.crossing, flow.loads, flow.stores, flow.commits
     copies = _Copies(flow, rates, disk)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     for number, (kind, subject) in enumerate(steps):
@@ -123,11 +123,16 @@ def run_lanes(
             start = now = copies.read(flow.reads[subject], now)
         if kind in (RUN, RERUN) and subject in loads:
             copied = copies.load(loads[subject], now)
+        elif kind in (RUN, RERUN) and subject in stores:
+            copied = copies.store(subject, stores[subject], now)
         elif kind == RUN:
             seconds = _kernel_s(flow, cost_s, rates, lead, subject)
             lead = -1
             if subject in waiting:
                 host = max(host, (yield subject))
+                start = now = max(now, host)
+            if subject in commits:
+                host = max(host, copies.store_end[commits[subject]])
                 start = now = max(now, host)
             if subject in crossing:
                 start, now = copies.cross(crossing[subject], now, seconds)
@@ -172,6 +177,7 @@ class _Copies:
 
     Attributes:
         out_end, in_end: by value, when its latest copy in that direction ends.
+        store_end: by kernel that starts the copy of a variable to its home, when that ends.
         lost_s: time that kernels lose to copies.
     """
 
@@ -182,6 +188,7 @@ class _Copies:
         self._out_free, self._in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
         self.out_end: dict[int, float] = {}
         self.in_end: dict[int, float] = {}
+        self.store_end: dict[int, float] = {}
         self.lost_s = 0.0
 
     def load(self, value: int, now: float) -> Span:
@@ -189,6 +196,13 @@ class _Copies:
         start = max(self._in_free[False], now)
         end = start + self._seconds(value, self._rates.in_bytes_per_s)
         self.in_end[value] = self._in_free[False] = end
+        return Span(start, end)
+
+    def store(self, kernel: int, value: int, now: float) -> Span:
+        """The copy of a variable's new value to its home on the host."""
+        start = max(self._out_free[False], self.read((value,), now))
+        end = start + self._seconds(value, self._rates.out_bytes_per_s)
+        self.store_end[kernel] = self._out_free[False] = end
         return Span(start, end)
 
     def read(self, values: Iterable[int], now: float) -> float:

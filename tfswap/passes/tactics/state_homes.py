@@ -1,6 +1,7 @@
 """Keeps variables at home on the host: each read of such a variable is a copy to the device, each write a copy back.
 
-Reads of the same version share one copy, which is a tensor like any other: a plan may drop it, and copy again. An
+Reads of the same version share one copy, which is a tensor like any other: a plan may drop it, and copy again. A write
+is two kernels, one that starts the copy and one that waits for its end, so that other kernels can run between them. An
 in-place addition becomes a read, an addition and a write, with the same bits. Loops that only read a variable get the
 copy in place of its handle (home_values.py).
 
@@ -25,7 +26,7 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import await_copy
+from tfswap.passes.nodes import VARIANT, await_copy
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
 
@@ -114,7 +115,7 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
     changed = 0
-    for node in graph:
+    for node in list(graph):
         if node.inputs and node.inputs[0].node.name in names and node not in in_rows:
             kind = movable[node.inputs[0].node.name]
             if node.op == READ_VARIABLE:
@@ -123,9 +124,23 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
                     {"dtype": Dtype(kind.dtype), "shape": Dims(kind.shape or ())},
                 )
             elif node.op == custom_ops.ASSIGN_IN_PLACE:
-                node.op = custom_ops.WRITE_HOME
-            changed += node.op in (custom_ops.READ_HOME, custom_ops.WRITE_HOME)
+                _store_and_commit(graph, node)
+            changed += node.op in (custom_ops.READ_HOME, custom_ops.COMMIT_HOME)
     return changed
+
+
+def _store_and_commit(graph: Graph, write: Node) -> None:
+    """Turn a write, in place, into the wait for a copy to the variable's home, with a new node that starts the copy."""
+    store = graph.add(
+        custom_ops.STORE_HOME,
+        graph.unique_name(f"tfswap/{write.name}/store"),
+        write.inputs[1:],
+        attrs=write.attrs,
+        outputs=(VARIANT,),
+        device=write.device,
+    )
+    write.op = custom_ops.COMMIT_HOME
+    write.inputs = (*write.inputs, store.out())
 
 
 @graph_pass(
@@ -202,7 +217,8 @@ def start_reads(graph: Graph, chain: Sequence[Node]) -> list[Node]:
     """Have the copies of `ReadHome` nodes overlap with the kernels after them, in place; returns the chain with the
     nodes that start these copies.
 
-    What reads such a tensor waits for the copy. What may write the variable waits for all copies before it.
+    What reads such a tensor waits for the copy. What may write to the variable's buffer waits for all copies before it;
+    `CommitHome` gives the variable another buffer.
     """
     made: list[Node] = []
     reads: dict[Node, list[Node]] = {}  # by handle
@@ -212,7 +228,8 @@ def start_reads(graph: Graph, chain: Sequence[Node]) -> list[Node]:
             made.append(await_copy(graph, node, custom_ops.LOAD_HOME))
             continue
         made.append(node)
-        if writes_variable(node.op) or control_flow(node.op) is not None:
+        writes_buffer = writes_variable(node.op) and node.op != custom_ops.COMMIT_HOME
+        if writes_buffer or control_flow(node.op) is not None:
             copies = [copy for tensor in node.inputs for copy in reads.get(tensor.node, ())]
             node.controls = tuple(dict.fromkeys((*node.controls, *copies)))
     return made

@@ -2,16 +2,19 @@
 //
 //   ReadHome   copies a variable to a new tensor on the device
 //   LoadHome   starts such a copy, for which an Await (swap_ops.cc) waits
-//   WriteHome  copies a tensor to the variable's own buffer (AssignInPlace's kernel, in variable_ops.cc)
+//   StoreHome  starts the copy of a new value to a new buffer in host memory
+//   CommitHome waits for that copy and gives the variable that buffer
 //   MoveHome   moves a variable's value to host memory, or back to the device's arena
 //
-// The copies of ReadHome and WriteHome are in order with the device's kernels. Those of LoadHome overlap with them.
+// The copies of LoadHome and StoreHome overlap with kernels. Others read the old value or the new one, never a part of
+// each: they may hold the old buffer for as long as they like.
 
 #include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "copy_wait.h"
 #include "device_copier.h"
 #include "device_copy.h"
 #include "op_support.h"
@@ -29,6 +32,7 @@
 namespace tfswap {
 namespace {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -71,6 +75,30 @@ Allocates a tensor, starts the copy of a variable's value into it and returns im
 
 `value` has no values yet: read it only through Await. The variable may be assigned once that has ended.
 shape: For shape inference only.
+)doc");
+
+REGISTER_OP("Tfswap>StoreHome")
+    .Input("value: T")
+    .Output("stored: variant")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Starts the copy of a tensor to a new home for it in host memory and returns immediately. Fails with ResourceExhausted
+where host memory is at its limit.
+)doc");
+
+REGISTER_OP("Tfswap>CommitHome")
+    .Input("resource: resource")
+    .Input("value: T")
+    .Input("stored: variant")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Waits for the copy that StoreHome started and assigns it to a variable.
+
+value: The tensor that is copied, which this node keeps until the copy has ended.
 )doc");
 
 REGISTER_OP("Tfswap>MoveHome")
@@ -158,6 +186,85 @@ class LoadHomeOp : public OpKernel {
   }
 };
 
+// A value on its way to its home.
+struct Stored : ProcessLocal {
+  static constexpr char kMaker[] = "StoreHome";
+  Tensor home;
+  std::shared_ptr<Transfer> copied;
+  std::string TypeName() const { return "tfswap::Stored"; }
+};
+
+// The objects that a copy to a home needs until it has ended. Only the copy holds them.
+struct HomeStoring {
+  Tensor value;
+  Tensor home;
+  std::shared_ptr<Transfer> copied;
+};
+
+template <typename CopierFactory>
+class StoreHomeOp : public OpKernel {
+ public:
+  explicit StoreHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckSwapType(ctx->input_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
+    auto copying = std::make_shared<HomeStoring>();
+    copying->value = ctx->input(0);
+    copying->copied = std::make_shared<Transfer>();
+    OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), copying->value, name(), &copying->home));
+    SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied});
+    if (copying->value.TotalBytes() == 0) {
+      copying->copied->End(absl::OkStatus());
+      return;
+    }
+    const Tensor* const from = &copying->value;
+    void* const to = copying->home.data();
+    CopierFactory::Make(ctx)->CopyOut(from, to, [copying = std::move(copying)](const Copied& copied) {
+      Account().Add(Direction::kOut, Tier::kHost, copying->value.TotalBytes(), copied);
+      // Buffers are released before the end is announced, as by LoadHome.
+      const auto transfer = std::move(copying->copied);
+      copying->value = Tensor();
+      copying->home = Tensor();
+      transfer->End(copied.status);
+    });
+  }
+};
+
+class CommitHomeOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const Stored* stored;
+    OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 2, &stored), done);
+    const tensorflow::ResourceHandle* handle = nullptr;
+    OP_REQUIRES_OK_ASYNC(ctx, GetHandleInput(ctx, 0, &handle), done);
+    tensorflow::core::RefCountPtr<Var> found;
+    OP_REQUIRES_OK_ASYNC(ctx, tensorflow::LookupOrCreateResource<Var>(ctx, *handle, &found, [stored](Var** created) {
+                           *created = new Var(stored->home.dtype());
+                           return absl::OkStatus();
+                         }),
+                         done);
+    std::shared_ptr<Var> variable(found.release(), [](Var* held) { held->Unref(); });
+    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, Account(),
+                    [variable = std::move(variable), home = stored->home](const absl::Status& status) {
+                      if (!status.ok()) return status;
+                      tensorflow::mutex_lock lock(*variable->mu());
+                      if (variable->tensor()->dtype() != home.dtype()) {
+                        return absl::InvalidArgumentError(absl::StrCat(
+                            "A tensor of type ", tensorflow::DataTypeString(home.dtype()),
+                            " is assigned to a variable of type ",
+                            tensorflow::DataTypeString(variable->tensor()->dtype()), "."));
+                      }
+                      *variable->tensor() = home;
+                      variable->is_initialized = true;
+                      return absl::OkStatus();
+                    });
+  }
+};
+
 template <typename CopierFactory>
 class MoveHomeOp : public OpKernel {
  public:
@@ -192,6 +299,10 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_GPU).H
 REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_CPU), LoadHomeOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
                         LoadHomeOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>StoreHome").Device(tensorflow::DEVICE_CPU), StoreHomeOp<CpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>StoreHome").Device(tensorflow::DEVICE_GPU), StoreHomeOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>CommitHome").Device(tensorflow::DEVICE_CPU), CommitHomeOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>CommitHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"), CommitHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>MoveHome").Device(tensorflow::DEVICE_CPU), MoveHomeOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>MoveHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
                         MoveHomeOp<GpuCopierFactory>);

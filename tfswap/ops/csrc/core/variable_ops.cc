@@ -60,17 +60,6 @@ copies into a new one. A variable that is not initialized, or has another shape,
 value's buffer.
 )doc");
 
-REGISTER_OP("Tfswap>WriteHome")
-    .Input("resource: resource")
-    .Input("value: T")
-    .Attr("T: type")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Assigns to a variable at home on the host as AssignInPlace does. If something else holds its buffer, the variable gets
-a new one in host memory.
-)doc");
-
 REGISTER_OP("Tfswap>WatchVariables")
     .Input("resources: N * resource")
     .Attr("N: int >= 1")
@@ -274,16 +263,10 @@ class WatchVariablesOp : public OpKernel {
   int64_t step_, begin_;
 };
 
-#define REGISTER_ASSIGNMENT(op)                                                    \
-  REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU),                 \
-                          AssignInPlaceOp<CpuCopierFactory>);                      \
-  REGISTER_KERNEL_BUILDER(                                                         \
-      Name(op).Device(tensorflow::DEVICE_GPU).HostMemory("resource"),              \
-      AssignInPlaceOp<GpuCopierFactory>)
-
-REGISTER_ASSIGNMENT("Tfswap>AssignInPlace");
-REGISTER_ASSIGNMENT("Tfswap>WriteHome");
-#undef REGISTER_ASSIGNMENT
+REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_CPU),
+                        AssignInPlaceOp<CpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+                        AssignInPlaceOp<GpuCopierFactory>);
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>WatchVariables").Device(tensorflow::DEVICE_CPU), WatchVariablesOp);
 REGISTER_KERNEL_BUILDER(

@@ -1,4 +1,4 @@
-"""Copies of variables from their homes: started early enough to overlap with kernels, within the plan's own peak."""
+"""Copies of variables from their homes and back: they overlap with kernels, within the plan's own peak."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from tfswap.passes.tactics.state_homes import keep_at_home, movable_variables, s
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
-from tfswap.planner import early_loads
-from tfswap.planner.early_loads import with_early_loads
+from tfswap.planner import home_copies
+from tfswap.planner.home_copies import with_home_copies
+from tfswap.planner.ordering import early_update_order, traced_order
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import require_fit
@@ -48,13 +49,13 @@ def dense(layers: int) -> Dataflow:
 def rates_of(flow: Dataflow, copy_s: float) -> Rates:
     """Rates with which the largest variable's copy takes `copy_s` seconds."""
     largest = max((flow.values[v].nbytes for v in flow.loads.values()), default=1)
-    return dataclasses.replace(RATES, in_bytes_per_s=largest / copy_s)
+    return dataclasses.replace(RATES, in_bytes_per_s=largest / copy_s, out_bytes_per_s=largest / copy_s)
 
 
 def choices(planner: Planner) -> list[Choice]:
     """Some choices of each solver, without early copies."""
     found = [Choice(problem.order, []) for problem in planner.problems]
-    with mock.patch("tfswap.planner.planner.with_early_loads", lambda flow, choice, *rest: choice):
+    with mock.patch("tfswap.planner.planner.with_home_copies", lambda flow, choice, *rest: choice):
         for ladder in planner.ladders:
             made = [ladder.judged(rung) for rung in range(0, len(ladder.targets), 3)]
             found += [judged.draft.choice._replace(paired=()) for judged in made if judged is not None]
@@ -63,11 +64,11 @@ def choices(planner: Planner) -> list[Choice]:
 
 def test_kernels_do_not_wait_for_copies_that_can_start_early() -> None:
     flow = dense(8)
-    rates = rates_of(flow, copy_s=0.5)
+    rates = dataclasses.replace(rates_of(flow, copy_s=0.5), out_bytes_per_s=FAST)
     costs = Costs(rates)
     cost_s = costs.of_step(flow)
     late = Choice(Planner(flow, Target(CPU), costs=costs).problems[0].order, [])
-    early = with_early_loads(flow, late, cost_s, rates, NOTHING_KNOWN)
+    early = with_home_copies(flow, late, cost_s, rates, NOTHING_KNOWN)
     before, after = (simulate_time(flow, build_schedule(*c), cost_s, rates) for c in (late, early))
     assert before.stall_s == pytest.approx(0.5 * len(flow.loads))
     assert after.stall_s == pytest.approx(0.5), "only the first copy has no kernel before it"
@@ -75,12 +76,24 @@ def test_kernels_do_not_wait_for_copies_that_can_start_early() -> None:
     assert live_peak(flow, early.order) <= live_peak(flow, late.order)
 
 
+def test_kernels_do_not_wait_for_copies_to_homes_but_for_the_last_one() -> None:
+    flow = dense(8)
+    rates = dataclasses.replace(rates_of(flow, copy_s=0.5), in_bytes_per_s=FAST)
+    cost_s = Costs(rates).of_step(flow)
+    soon = Choice([i for i in early_update_order(flow, traced_order(flow)) if flow.is_kernel[i]], [])
+    late = with_home_copies(flow, soon, cost_s, rates, NOTHING_KNOWN)
+    before, after = (simulate_time(flow, build_schedule(*c), cost_s, rates) for c in (soon, late))
+    assert before.stall_s == pytest.approx(0.5 * len(flow.stores))
+    assert after.stall_s == pytest.approx(0.5), "only the last copy has no kernel after it"
+    assert live_peak(flow, late.order) <= live_peak(flow, soon.order)
+
+
 def test_a_copy_takes_its_lane_and_no_time_of_kernels() -> None:
     flow = dense(2)
     cost_s = Costs(RATES).of_step(flow)
     order = Planner(flow, Target(CPU), costs=Costs(RATES)).problems[0].order
     timing = simulate_time(flow, build_schedule(order, ()), cost_s, RATES)
-    assert timing.total_s == pytest.approx(len(order) - len(flow.loads))
+    assert timing.total_s == pytest.approx(len(order) - len(flow.loads) - len(flow.stores) - len(flow.commits))
     assert timing.stall_s == pytest.approx(0.0)
 
 
@@ -92,7 +105,7 @@ def test_plans_stay_plans_and_hold_no_more(graph) -> None:
     planner = Planner(flow, Target(CPU), costs=Costs(rates))
     (problem, *_) = planner.problems
     for choice in choices(planner):
-        early = with_early_loads(flow, choice, planner.cost_s, rates, NOTHING_KNOWN)
+        early = with_home_copies(flow, choice, planner.cost_s, rates, NOTHING_KNOWN)
         assert sorted(early.order) == sorted(choice.order)
         assert live_peak(flow, early.order, early.intervals) <= live_peak(flow, choice.order, choice.intervals)
         order, evictions = early.named(flow)
@@ -106,10 +119,11 @@ def test_writes_wait_for_the_copies_before_them() -> None:
     started = start_reads(graph, chain)
     loads = [node for node in started if node.op == custom_ops.LOAD_HOME]
     assert loads and not any(node.op == custom_ops.READ_HOME for node in graph)
-    for write in (node for node in graph if node.op == custom_ops.WRITE_HOME):
-        same = [load for load in loads if load.inputs[0].node is write.inputs[0].node]
-        waits = [node for node in graph if node.op == custom_ops.AWAIT and node.inputs[0].node in same]
-        assert waits and set(waits) <= set(write.controls)
+    waits = {node for node in graph if node.op == custom_ops.AWAIT and node.inputs[0].node in loads}
+    commits = [node for node in graph if node.op == custom_ops.COMMIT_HOME]
+    assert commits and waits.isdisjoint(control for commit in commits for control in commit.controls)
+    writes = [node for node in graph if node.op == "ResourceApplyGradientDescent"]
+    assert all(waits.intersection(write.controls) for write in writes)
 
 
 def test_a_copy_that_is_read_before_its_end_is_noticed() -> None:
@@ -128,6 +142,6 @@ def test_a_copy_that_is_read_before_its_end_is_noticed() -> None:
 def test_a_kernel_that_is_moved_ahead_takes_the_copies_at_its_place_along() -> None:
     """Positions 0 to 4; the kernel at 3 moves before 1. Copies before a kernel stay before it."""
     choice = Choice([10, 11, 12, 13, 14], [Interval(0, 0, 1, 3, 4), Interval(1, 3, 4, 4, 5)])
-    moved = early_loads._moved(choice, {3: 1})
+    moved = home_copies._moved(choice, {3: 1})
     assert moved.order == [10, 13, 11, 12, 14]
     assert moved.intervals == [Interval(0, 1, 2, 4, 4), Interval(1, 3, 4, 4, 5)]

@@ -1,7 +1,8 @@
-"""Starts copies of variables from their homes on the host early, so that kernels need not wait for them.
+"""Places the copies of variables from their homes on the host, and back, so that kernels need not wait for them.
 
-A solver places such a copy like a kernel: right before the first one that reads it. Here it is moved ahead, as far as
-the copies need and as the memory below the choice's own peak allows. So the peak of live bytes stays.
+A solver places a copy from a home like a kernel: right before the first one that reads it. Here it is moved ahead. The
+wait for a copy to a home comes right after its start. Here it is moved back. Both move as far as the copies need and as
+the memory below the choice's own peak allows. So the peak of live bytes stays.
 """
 
 from __future__ import annotations
@@ -21,21 +22,34 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory
 
 
-def with_early_loads(
+def with_home_copies(
     flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
 ) -> Choice:
-    """`choice` with copies from homes started earlier.
+    """`choice` with copies from homes started earlier, and those to homes awaited later.
 
     Args:
         choice: a solver's, without pairs and splits.
         cost_s: seconds per node.
         snapshot: the arena before the step.
     """
+    computing_s = [0.0 if i in flow.loads or i in flow.stores else seconds for i, seconds in enumerate(cost_s)]
+    early = _with_early_loads(flow, choice, computing_s, rates, snapshot)
+    return _with_late_commits(flow, early, computing_s, rates, snapshot)
+
+
+def _with_early_loads(
+    flow: Dataflow, choice: Choice, computing_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+) -> Choice:
+    """`choice` with copies from homes started earlier.
+
+    Args:
+        computing_s: seconds per node, without copies.
+    """
     order = choice.order
     loads = [position for position, kernel in enumerate(order) if kernel in flow.loads]
     if not loads:
         return choice
-    starts = starts_of(order, [0.0 if i in flow.loads else seconds for i, seconds in enumerate(cost_s)], {})
+    starts = starts_of(order, computing_s, {})
     room = _Room(flow, choice, snapshot)
     reads = _Reads(flow, order)
     ahead: dict[int, int] = {}  # by position of a load, the position before which it starts
@@ -46,11 +60,46 @@ def with_early_loads(
         finish = min(lane, starts[reads.first_after(position)])
         begin = finish - PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
         wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
-        found = room.take(wanted, position, nbytes)
+        found = room.take_before(wanted, position, nbytes)
         if found < position:
             ahead[position] = found
         lane = min(begin, starts[found])
     return _moved(choice, ahead)
+
+
+def _with_late_commits(
+    flow: Dataflow, choice: Choice, computing_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+) -> Choice:
+    """`choice` with copies to homes awaited later."""
+    order = choice.order
+    commits = [position for position, kernel in enumerate(order) if kernel in flow.commits]
+    if not commits:
+        return choice
+    starts = starts_of(order, computing_s, {})
+    room = _Room(flow, choice, snapshot)
+    latest = _latest(flow, order)
+    began = {kernel: starts[position] for position, kernel in enumerate(order) if kernel in flow.stores}
+    behind: dict[int, int] = {}  # by position of a commit, the position before which it comes
+    lane = 0.0
+    for position in commits:
+        store = flow.commits[order[position]]
+        nbytes = round_up(flow.values[flow.stores[store]].nbytes)
+        lane = max(lane, began[store]) + PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.out_bytes_per_s)
+        wanted = min(latest[order[position]], int(starts.searchsorted(lane)))
+        found = room.take_after(position, wanted, nbytes)
+        if found > position + 1:
+            behind[position] = found
+    return _moved(choice, behind)
+
+
+def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
+    """By commit, the position of the first kernel that waits for it: at the latest it comes before that."""
+    found = dict.fromkeys(flow.commits, len(order))
+    for position in reversed(range(len(order))):
+        for before in flow.kernels_before(order[position]):
+            if before in found:
+                found[before] = position
+    return found
 
 
 class _Room:
@@ -66,7 +115,20 @@ class _Room:
         self._begins = [0, *(n + 1 for n in kernels)]
         self._at = kernels
 
-    def take(self, wanted: int, position: int, nbytes: int) -> int:
+    def take_after(self, position: int, wanted: int, nbytes: int) -> int:
+        """Keeps the tensor of the commit at `position` until before position `wanted`, or as long as there is room;
+        returns before which position.
+        """
+        first = self._at[position] + 1
+        last = first if wanted <= position else self._begins[wanted]
+        over = np.flatnonzero(self._live[first:last] > self._peak - nbytes)
+        if len(over):
+            last = first + int(over[0])
+        found = next((p for p in range(wanted, position, -1) if self._begins[p] <= last), position)
+        self._live[first : self._begins[found]] += nbytes if found > position else 0
+        return found
+
+    def take_before(self, wanted: int, position: int, nbytes: int) -> int:
         """Moves the allocation of a load ahead, to position `wanted` if there is room; returns where to."""
         first, last = self._begins[wanted], self._at[position]
         over = np.flatnonzero(self._live[first:last] > self._peak - nbytes)
@@ -110,13 +172,15 @@ class _Reads:
         return max(before, default=-1) + 1
 
 
-def _moved(choice: Choice, ahead: Mapping[int, int]) -> Choice:
-    """The choice with kernels moved ahead.
+def _moved(choice: Choice, to: Mapping[int, int]) -> Choice:
+    """The choice with kernels moved.
 
     Args:
-        ahead: by position of such a kernel, the lower position of the one that it comes before.
+        to: by position of such a kernel, the position of the one that it comes before, or that of the end.
     """
-    ranks = sorted((ahead.get(p, p), p not in ahead, p) for p in range(len(choice.order)))
+    if not to:
+        return choice
+    ranks = sorted((to.get(p, p), p not in to, p) for p in range(len(choice.order)))
     # Copies before a kernel come after the kernels that are moved to its place, and before all later ones.
     before = [bisect_left(ranks, (p, True)) for p in range(len(ranks) + 1)]
 

@@ -13,7 +13,6 @@ from step_peaks import measuring
 
 import tfswap
 
-WITH_STATE = ("swap", "recompute", "encode", "state")
 WIDTH, LAYERS, ROWS = 384, 6, 32
 
 
@@ -76,7 +75,7 @@ def trained(optimizer="adam", share=None, how="untouched", folder="", steps=5):
     step, limit = tf.function(net.train), None
     if share is not None:
         limit = int(share * net.state_bytes)
-        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(step, memory_limit=limit)
     losses, peaks, planned, held = [], [], [], []
     for call in range(steps):
         if call:
@@ -116,7 +115,7 @@ def test_a_limit_below_the_bytes_of_the_state_is_kept(optimizer: str, share: flo
 def test_without_the_tactic_such_a_limit_is_refused() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=("swap", "recompute", "encode"))
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:
@@ -129,13 +128,13 @@ def test_without_the_tactic_such_a_limit_is_refused() -> None:
 def test_a_limit_below_the_floor_is_refused_with_the_bytes_that_stay() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB", tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB")
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:
             floor, text = error.floor_bytes, str(error)
         before = net.digest()
-        again = tfswap.optimize(tf.function(net.train), memory_limit=floor, tactics=WITH_STATE)
+        again = tfswap.optimize(tf.function(net.train), memory_limit=floor)
         again(net.x)
         return {"floor": floor, "state": net.state_bytes, "text": text, "trained": before != net.digest()}
 
@@ -160,7 +159,7 @@ def test_state_that_is_accessed_between_steps_is_at_home_in_the_next(how: str, t
 def test_a_higher_limit_brings_variables_back() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
         losses = [float(step(net.x)) for _ in range(2)]
         few = len(step.plan().at_home)
         step.memory_limit = 4 * net.state_bytes
@@ -182,9 +181,9 @@ def test_two_functions_share_variables() -> None:
     def program():
         net = Net()
         limit = net.state_bytes // 2
-        step = tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=limit)
         predict = tfswap.optimize(
-            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes, tactics=WITH_STATE
+            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes
         )
         peaks, found = [], []
         for _ in range(3):
@@ -235,7 +234,7 @@ def on_a_gpu(gpus):
     gc.collect()
     net = Updates()
     state_bytes = sum(v.numpy().nbytes for v in net.state)
-    step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes), tactics=WITH_STATE)
+    step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes))
     first, _ = run(step, [inputs], [], steps=1)
     rest, peak = run(step, [inputs], net.state, steps=3)
     plan = step.plan()
@@ -366,7 +365,7 @@ def results(net, x, share=None, steps=4, device="CPU:0"):
     step, read = tf.function(net.train), tf.function(lambda: tf.reduce_sum(tf.gather(net.weights[0], [1, 2])))
     limit = None if share is None else int(share * state_bytes)
     if limit is not None:
-        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(step, memory_limit=limit)
     losses, peaks = [], []
     for call in range(steps):
         with measuring(peaks, device):

@@ -16,7 +16,6 @@ _FEED = Trait.FEED | Trait.INLINE
 _FETCH = Trait.FETCH
 _READS = Trait.READS_VARIABLE
 _WRITES = Trait.WRITES_VARIABLE
-_SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
 _SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
 _DRAWS = Trait.RANDOM | Trait.ONE_NODE
@@ -75,8 +74,8 @@ TRAITS: dict[str, Trait] = {
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
     "_ReadVariablesOp": _READS | Trait.INLINE,  # several variables in one op
-    "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
-    "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
+    "ResourceGather": _READS | Trait.COPY_ON_READ,  # rows of a variable, without reading the rest
+    "ResourceGatherNd": _READS | Trait.COPY_ON_READ,  # as ResourceGather
     "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # later reads must stay after it
     "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
     "Tfswap>ReadHome": _PURE | Trait.NOT_FOLDED | Trait.READS_VARIABLE,  # a copy of a variable in host memory

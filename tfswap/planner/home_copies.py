@@ -3,12 +3,15 @@
 A solver places a copy from a home like a kernel: right before the first one that reads it. Here it is moved ahead. The
 wait for a copy to a home comes right after its start. Here it is moved back. Both move as far as the copies need and as
 the memory below the choice's own peak allows. So the peak of live bytes stays.
+
+A solver may drop such a copy before anything has read it, and start it again. Then the first start is left out.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from tfswap.simulator.memory import simulate_memory
 def with_home_copies(
     flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
 ) -> Choice:
-    """`choice` with copies from homes started earlier, and those to homes awaited later.
+    """`choice` with copies from homes started earlier, those to homes awaited later, and unread ones left out.
 
     Args:
         choice: a solver's, without pairs and splits.
@@ -33,8 +36,16 @@ def with_home_copies(
         snapshot: the arena before the step.
     """
     computing_s = [0.0 if i in flow.loads or i in flow.stores else seconds for i, seconds in enumerate(cost_s)]
-    early = _with_early_loads(flow, choice, computing_s, rates, snapshot)
+    read = _moved(choice, {}, _unread_loads(flow, choice.order))
+    early = _with_early_loads(flow, read, computing_s, rates, snapshot)
     return _with_late_commits(flow, early, computing_s, rates, snapshot)
+
+
+def _unread_loads(flow: Dataflow, order: Sequence[int]) -> frozenset[int]:
+    """The positions of loads that run again before anything has read what they have filled."""
+    reads = _Reads(flow, order)
+    runs = (pair for places in reads.loaded.values() for pair in itertools.pairwise(places))
+    return frozenset(position for position, again in runs if not position < reads.first_after(position) < again)
 
 
 def _with_early_loads(
@@ -140,7 +151,11 @@ class _Room:
 
 
 class _Reads:
-    """When values are read and variables are written, in an order of kernels."""
+    """When values are read and variables are written, in an order of kernels.
+
+    Attributes:
+        loaded: by kernel that loads a value, the positions at which it runs.
+    """
 
     def __init__(self, flow: Dataflow, order: Sequence[int]):
         self._flow = flow
@@ -151,10 +166,10 @@ class _Reads:
             for value in watched.intersection(flow.reads[kernel]):
                 self._positions.setdefault(value, []).append(position)
         self._ran = {kernel: position for position, kernel in reversed(list(enumerate(order)))}  # the first time
-        self._loaded: dict[int, list[int]] = {}
+        self.loaded: dict[int, list[int]] = {}
         for position, kernel in enumerate(order):
             if kernel in flow.loads:
-                self._loaded.setdefault(kernel, []).append(position)
+                self.loaded.setdefault(kernel, []).append(position)
 
     def first_after(self, position: int) -> int:
         """The first kernel that reads what the load at `position` fills."""
@@ -168,21 +183,22 @@ class _Reads:
         kernel = self._order[position]
         before = [self._ran[k] for k in self._flow.kernels_before(kernel) if k in self._ran]
         before += [p for p in self._positions.get(self._flow.loads[kernel], ()) if p < position]
-        before += [p for p in self._loaded[kernel] if p < position]
+        before += [p for p in self.loaded[kernel] if p < position]
         return max(before, default=-1) + 1
 
 
-def _moved(choice: Choice, to: Mapping[int, int]) -> Choice:
+def _moved(choice: Choice, to: Mapping[int, int], left_out: Collection[int] = frozenset()) -> Choice:
     """The choice with kernels moved.
 
     Args:
         to: by position of such a kernel, the position of the one that it comes before, or that of the end.
+        left_out: positions of kernels that do not run.
     """
-    if not to:
+    if not to and not left_out:
         return choice
-    ranks = sorted((to.get(p, p), p not in to, p) for p in range(len(choice.order)))
+    ranks = sorted((to.get(p, p), p not in to, p) for p in range(len(choice.order)) if p not in left_out)
     # Copies before a kernel come after the kernels that are moved to its place, and before all later ones.
-    before = [bisect_left(ranks, (p, True)) for p in range(len(ranks) + 1)]
+    before = [bisect_left(ranks, (p, True)) for p in range(len(choice.order) + 1)]
 
     def moved(a: Interval) -> Interval:
         out = None if a.out is None else before[a.out + 1] - 1

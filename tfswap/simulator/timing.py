@@ -121,19 +121,16 @@ def run_lanes(
         copied = None
         if loads and kind in KERNELS:
             start = now = copies.read(flow.reads[subject], now)
-        if kind in (RUN, RERUN) and subject in loads:
-            copied = copies.load(loads[subject], now)
-        elif kind in (RUN, RERUN) and subject in stores:
-            copied = copies.store(subject, stores[subject], now)
+        if kind in (RUN, RERUN) and (subject in loads or subject in stores):
+            copied = copies.load(subject, now) if subject in loads else copies.store(subject, now)
         elif kind == RUN:
             seconds = _kernel_s(flow, cost_s, rates, lead, subject)
             lead = -1
             if subject in waiting:
                 host = max(host, (yield subject))
-                start = now = max(now, host)
             if subject in commits:
                 host = max(host, copies.store_end[commits[subject]])
-                start = now = max(now, host)
+            start = now = max(now, host)
             if subject in crossing:
                 start, now = copies.cross(crossing[subject], now, seconds)
                 host = now if crossing[subject] == TO_HOST else host
@@ -182,7 +179,7 @@ class _Copies:
     """
 
     def __init__(self, flow: Dataflow, rates: Rates, disk: Collection[int]):
-        self._values = flow.values
+        self._flow = flow
         self._rates = rates
         self._disk = disk
         self._out_free, self._in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
@@ -191,15 +188,17 @@ class _Copies:
         self.store_end: dict[int, float] = {}
         self.lost_s = 0.0
 
-    def load(self, value: int, now: float) -> Span:
+    def load(self, kernel: int, now: float) -> Span:
         """The copy of a variable from its home on the host."""
+        value = self._flow.loads[kernel]
         start = max(self._in_free[False], now)
         end = start + self._seconds(value, self._rates.in_bytes_per_s)
         self.in_end[value] = self._in_free[False] = end
         return Span(start, end)
 
-    def store(self, kernel: int, value: int, now: float) -> Span:
+    def store(self, kernel: int, now: float) -> Span:
         """The copy of a variable's new value to its home on the host."""
+        value = self._flow.stores[kernel]
         start = max(self._out_free[False], self.read((value,), now))
         end = start + self._seconds(value, self._rates.out_bytes_per_s)
         self.store_end[kernel] = self._out_free[False] = end
@@ -229,6 +228,6 @@ class _Copies:
         return Span(start, lane[0])
 
     def _seconds(self, value: int, bytes_per_s: float) -> float:
-        nbytes, rates = self._values[value].nbytes, self._rates
+        nbytes, rates = self._flow.values[value].nbytes, self._rates
         self.lost_s += nbytes / bytes_per_s * rates.copy_share
         return rates.copy_latency_s + nbytes / (rates.disk_bytes_per_s if value in self._disk else bytes_per_s)

@@ -35,8 +35,7 @@ def trained(scoped):
         return loss
 
     if scoped:
-        tactics = ("swap", "recompute", "encode", "state")
-        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=tactics)
+        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19))
     x, peaks = tf.random.stateless_normal([16, WIDTH], (1, 2)), []
     losses = []
     for _ in range(3):

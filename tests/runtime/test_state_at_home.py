@@ -115,7 +115,9 @@ def test_a_limit_below_the_bytes_of_the_state_is_kept(optimizer: str, share: flo
 def test_without_the_tactic_such_a_limit_is_refused() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=("swap", "recompute", "encode"))
+        step = tfswap.optimize(
+            tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=("swap", "recompute", "encode")
+        )
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:
@@ -182,9 +184,7 @@ def test_two_functions_share_variables() -> None:
         net = Net()
         limit = net.state_bytes // 2
         step = tfswap.optimize(tf.function(net.train), memory_limit=limit)
-        predict = tfswap.optimize(
-            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes
-        )
+        predict = tfswap.optimize(tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes)
         peaks, found = [], []
         for _ in range(3):
             step(net.x)

@@ -103,7 +103,7 @@ def staged(
     from tfswap.device import arena, machine
     from tfswap.exporters.function import export_function
     from tfswap.importers.function import import_function
-    from tfswap.planner.planner import TACTICS
+    from tfswap.ir.permits import TACTICS
 
     seconds: dict[str, float] = {}
     device, model = machine.current_device()

@@ -111,7 +111,7 @@ def _simulated(machines: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
     from tfswap.compiler.offline import offline_optimizer
     from tfswap.compiler.options import Options
     from tfswap.frontends.resizable_step import find_step
-    from tfswap.planner.planner import TACTICS
+    from tfswap.ir.permits import TACTICS
 
     step, specs = scale.supernet(DEPTH, BATCH)
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import threading
 
 import pytest
 import tensorflow as tf
@@ -110,6 +111,41 @@ def test_a_limit_below_the_bytes_of_the_state_is_kept(optimizer: str, share: flo
     found = on_arena(program)
     check(found, on_arena(plain))
     assert found["floor"] < found["limit"]
+
+
+def test_another_thread_reads_old_values_or_new_ones() -> None:
+    """A reader would see a part of a value, or an older one, in a buffer that is being filled."""
+
+    def program():
+        counters = [tf.Variable(tf.zeros([2048, 1024])) for _ in range(6)]
+
+        def count():
+            for counter in counters:
+                counter.assign(counter + 1.0)
+
+        step = tfswap.optimize(tf.function(count), memory_limit="28MiB")
+        step()
+        read, wrong, done = 0, 0, threading.Event()
+
+        def reading():
+            nonlocal read, wrong
+            last = [0.0] * 6
+            while not done.is_set():
+                values = counters[read % 6].numpy().copy()
+                wrong += int(values.min() != values.max() or values[0, 0] < last[read % 6])
+                last[read % 6] = values[0, 0]
+                read += 1
+
+        reader = threading.Thread(target=reading)
+        reader.start()
+        for _ in range(200):
+            step()
+        done.set()
+        reader.join()
+        return {"home": step.report().at_home_bytes, "read": read, "wrong": wrong}
+
+    found = on_arena(program)
+    assert found["home"] >= 20 << 20 and found["read"] > 20 and not found["wrong"]
 
 
 def test_without_the_tactic_such_a_limit_is_refused() -> None:

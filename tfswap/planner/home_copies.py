@@ -35,6 +35,8 @@ def with_home_copies(
         cost_s: seconds per node.
         snapshot: the arena before the step.
     """
+    if not flow.loads and not flow.commits:
+        return choice
     computing_s = [0.0 if i in flow.loads or i in flow.stores else seconds for i, seconds in enumerate(cost_s)]
     read = _moved(choice, {}, _unread_loads(flow, choice.order))
     early = _with_early_loads(flow, read, computing_s, rates, snapshot)
@@ -58,8 +60,6 @@ def _with_early_loads(
     """
     order = choice.order
     loads = [position for position, kernel in enumerate(order) if kernel in flow.loads]
-    if not loads:
-        return choice
     starts = starts_of(order, computing_s, {})
     room = _Room(flow, choice, snapshot)
     reads = _Reads(flow, order)
@@ -84,8 +84,6 @@ def _with_late_commits(
     """`choice` with copies to homes awaited later."""
     order = choice.order
     commits = [position for position, kernel in enumerate(order) if kernel in flow.commits]
-    if not commits:
-        return choice
     starts = starts_of(order, computing_s, {})
     room = _Room(flow, choice, snapshot)
     latest = _latest(flow, order)

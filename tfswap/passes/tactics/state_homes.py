@@ -115,10 +115,11 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
     changed = 0
+    read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
     for node in list(graph):
         if node.inputs and node.inputs[0].node.name in names and node not in in_rows:
             kind = movable[node.inputs[0].node.name]
-            if node.op == READ_VARIABLE:
+            if node.op == READ_VARIABLE and node in read:
                 node.op, node.attrs = (
                     custom_ops.READ_HOME,
                     {"dtype": Dtype(kind.dtype), "shape": Dims(kind.shape or ())},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation

@@ -142,7 +142,8 @@ def _permit(policy: Policy, facts: TensorFacts) -> Permit:
     if not is_several or any(tactic not in TACTICS for tactic in tactics):
         raise TfswapError(
             f"policy returned {given!r}, of type {type(given).__name__}, for {facts.name!r}: it may return None, which "
-            f"allows everything, or a collection of tactics, of {', '.join(map(repr, TACTICS))}; () is for what must stay"
+            f"allows everything, or a collection of tactics, of {', '.join(map(repr, TACTICS))}; () is for what must "
+            "stay"
         )
     if facts.op == VARIABLE and STATE in tactics:
         return ANYTHING

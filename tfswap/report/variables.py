@@ -131,7 +131,7 @@ class VariableTable:
         tactic, moved_bytes, reason = "keep", 0, self.homes.stays(handle, variable) or self.unused
         if handle in self.graph and is_at_home(self.graph[handle]):
             ops = [self.graph[kernel].op for kernel, _ in self._accesses.get(handle, ())]
-            reads, writes = ops.count(custom_ops.READ_HOME), ops.count(custom_ops.WRITE_HOME)
+            reads, writes = ops.count(custom_ops.READ_HOME), ops.count(custom_ops.COMMIT_HOME)
             tactic, moved_bytes, reason = STATE, nbytes * (reads + writes), _described(reads, writes)
         name = self.homes.name_of(handle)
         return TensorRow(name, VARIABLE, nbytes, None, tactic, reason, moved_bytes, 0.0, None)

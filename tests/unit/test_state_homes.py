@@ -49,7 +49,7 @@ def test_reads_of_the_first_version_share_a_copy() -> None:
     first, second = step.read("first", v), step.read("second", v)
     total = step.compute("total", first, second)
     step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, total, first, second)
-    assert keep_at_home(step, TARGET, ["v"]) == 3
+    assert keep_at_home(step, TARGET, ["v"]) == 2
     step.prune()
     ops = ops_of(step)
     assert ops["first"] == custom_ops.READ_HOME and ops["write"] == custom_ops.COMMIT_HOME

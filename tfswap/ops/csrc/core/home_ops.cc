@@ -7,7 +7,7 @@
 //   MoveHome   moves a variable's value to host memory, or back to the device's arena
 //
 // The copies of LoadHome and StoreHome overlap with kernels. Others read the old value or the new one, never a part of
-// each: they may hold the old buffer for as long as they like.
+// each, since a new value has a buffer of its own.
 
 #include <memory>
 #include <utility>

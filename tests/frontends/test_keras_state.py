@@ -13,6 +13,7 @@ import tfswap
 
 WIDTH, LAYERS, ARENA_MIB = 512, 10, 8
 """Variables and slots of the net take 31 MiB."""
+TACTICS = ("swap", "recompute", "encode", "state")
 
 
 def fitted(kind, capped, folder):
@@ -25,7 +26,7 @@ def fitted(kind, capped, folder):
         layers[1].trainable = layers[2].trainable = False
     model.compile(tf.keras.optimizers.Adam(**options), "mse", jit_compile=False, steps_per_execution=2)
     if capped:
-        tfswap.keras.optimize(model, memory_limit=(ARENA_MIB << 20) - (1 << 19))
+        tfswap.keras.optimize(model, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=TACTICS)
     x, y = tf.random.stateless_normal([64, WIDTH], (1, 2)), tf.random.stateless_normal([64, 4], (3, 4))
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
     found, peaks = [], []

@@ -35,7 +35,8 @@ def trained(scoped):
         return loss
 
     if scoped:
-        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19))
+        tactics = ("swap", "recompute", "encode", "state")
+        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=tactics)
     x, peaks = tf.random.stateless_normal([16, WIDTH], (1, 2)), []
     losses = []
     for _ in range(3):

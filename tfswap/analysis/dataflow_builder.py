@@ -20,7 +20,7 @@ from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
 from tfswap.analysis.records import Findings, Record
 from tfswap.analysis.variable_versions import VariableVersions
-from tfswap.ir.custom_ops import READ_HOME
+from tfswap.ir.custom_ops import READ_HOME, RECEIVE
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import reads_variable, runs_python, uses_tensor_list
 from tfswap.ir.python_calls import held_until
@@ -161,7 +161,7 @@ class Builder:
         """Whether a node without a record, which is not folded, is no kernel."""
         is_feed = node in self._feeds
         works = memory.events or memory.updates or memory.retains or memory.held_bytes or memory.writes
-        if works and not is_feed:
+        if (works or node.op == RECEIVE) and not is_feed:  # the latter waits for another device
             return False
         if node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             return False  # a view with control inputs holds its buffer until it has run

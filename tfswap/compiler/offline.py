@@ -118,7 +118,7 @@ class OfflineStep:
 
     def choose(self, request: Request) -> dict[str, Plan]:
         """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device."""
-        if request.limits_host and self.optimizer.target.device.is_gpu:
+        if request.limits_host and self.optimizer.target.device.host_is_separate:
             raise TfswapError(
                 f"memory_limit has {FIRST}, and a file's step is planned for its GPUs alone: leave it out, or decorate "
                 "the function (tfswap.optimize)"

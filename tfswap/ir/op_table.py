@@ -826,7 +826,7 @@ TRAITS: dict[str, Trait] = {
     "_MklNativePadWithFusedConv2D": _PURE,
     "_MklSwish": _PURE,
     "_UnaryOpsComposition": _PURE,
-    "Tfswap>Group": Trait(0),  # added after planning
+    **dict.fromkeys(("Tfswap>Group", "Tfswap>Receive", "Tfswap>Signal"), Trait(0)),  # added when a step is made
     "Tfswap>Outside": _EFFECT,  # the caller's work between its two calls
     # Codecs (docs/encodings.md). Those that encode and decode are registered as stateful: TensorFlow folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,

@@ -89,7 +89,7 @@ class Trace:
         Args:
             with_host: whether what a GPU's step runs on the CPU is planned too.
         """
-        if with_host and self.device.model.is_gpu:
+        if with_host and self.device.model.host_is_separate:
             self.devices = (*self.devices, host_device())
         return (self,) if len(self.devices) == 1 else [PartTrace(self, device) for device in self.devices]
 

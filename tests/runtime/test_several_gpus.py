@@ -19,6 +19,7 @@ from slow import slow
 import tfswap
 import tfswap.ops
 from tfswap.exporters.function import memory_optimizer_off
+from tfswap.ir.permits import TACTICS
 
 MIB = 1 << 20
 
@@ -183,7 +184,9 @@ def test_the_limit_of_the_host_is_refused_changed_and_left_out(on_gpus):
             traces.append(x)
             return python_function(x)
 
-        optimized = tfswap.optimize(tf.function(step), memory_limit={"GPU:0": "60%", "CPU:0": "100KiB"})
+        optimized = tfswap.optimize(
+            tf.function(step), memory_limit={"GPU:0": "60%", "CPU:0": "100KiB"}, tactics=TACTICS
+        )
         with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
             optimized(*inputs)
         floor, count = refused.value.floor_bytes, len(traces)

@@ -310,6 +310,19 @@ def test_what_is_lowered_first_is_planned_as_it_was_traced():
     assert sorted(marked_to_keep(made)) == sorted(marked_to_keep(graph)) != []
 
 
+def test_values_behind_a_conditional_are_those_without_tensorflow_s_optimizers():
+    def run(make):
+        step, x, variables = powers(512)
+        called = make(tf.function(lambda x: step(tf.cond(tf.reduce_sum(x) > 0.0, lambda: 2.0 * x, lambda: tf.sin(x)))))
+        return called, [*bits([called(x) for _ in range(2)]), *bits(variables)]
+
+    _, optimized = run(lambda step: functools.partial(unoptimised, step))
+    _, expected = run(lambda step: functools.partial(as_traced, step))
+    step, found = run(lambda step: tfswap.optimize(step, memory_limit="80%"))
+    assert found == expected != optimized
+    assert not step.plan().changes_nothing
+
+
 def test_a_graph_that_is_very_large_is_planned_as_it_was_traced(monkeypatch):
     @tf.function
     def step(x):

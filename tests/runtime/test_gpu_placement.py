@@ -53,7 +53,27 @@ def from_text(h):
     return h + tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)
 
 
-ON_THE_CPU = {"a device": on_device, "an op": printed, "a kernel that TensorFlow places by itself": from_text}
+def printed_in_a_loop(h):
+    def body(i, h):
+        return i + 1, printed(tf.tanh(h))
+
+    return tf.while_loop(lambda i, _: i < 20, body, [0, h], maximum_iterations=20)[1]
+
+
+def scattered_in_a_branch(h):
+    def rows():
+        return tf.where(tf.scatter_nd([[1], [7]], [True, True], [512])[:, tf.newaxis], h, 2.0 * h)
+
+    return tf.cond(h[0, 0] > 0.0, rows, lambda: tf.sin(h))
+
+
+ON_THE_CPU = {
+    "a device": on_device,
+    "an op": printed,
+    "an op of a loop": printed_in_a_loop,
+    "an op of a branch": scattered_in_a_branch,
+    "a kernel that TensorFlow places by itself": from_text,
+}
 
 
 @pytest.mark.parametrize("part", [*ON_THE_CPU, "a variable"])
@@ -119,15 +139,7 @@ def test_arguments_of_a_step_that_counts_on_the_cpu(on_gpus, read):
     assert planned == measured <= found["limits"]["GPU:0"]
 
 
-def printed_in_a_loop(h):
-    def body(i, h):
-        return i + 1, printed(tf.tanh(h))
-
-    return tf.while_loop(lambda i, _: i < 20, body, [0, h], maximum_iterations=20)[1]
-
-
 REFUSED = {
-    "a part of a loop on the CPU": (printed_in_a_loop, "TensorFlow has no kernel for GPUs of"),
     "a GPU that is not there": (on_missing_gpu, "has the device GPU:7, and there are GPU:0 only"),
 }
 

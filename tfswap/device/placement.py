@@ -18,7 +18,7 @@ from typing import Any
 
 from tfswap.device import machine
 from tfswap.device.machine import type_of
-from tfswap.device.placer import Placer, has_gpu_kernel, is_on_cpu
+from tfswap.device.placer import Placer, has_gpu_kernel, inner_kernels, is_on_cpu
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
@@ -126,7 +126,8 @@ def _hosted(graph: Graph, given: Sequence[Any]) -> set[Node]:
 
 def _has_parts_on_cpu(graph: Graph, hosted: Collection[Node]) -> bool:
     feeds = set(graph.feeds)
-    return any(is_on_cpu(node, hosted) for node in graph if node not in feeds)
+    kernels = (node for node in graph if node not in feeds)
+    return any(is_on_cpu(each, hosted) for node in kernels for each in (node, *inner_kernels(graph, node)))
 
 
 def _used(graph: Graph) -> dict[str, str]:

@@ -12,14 +12,14 @@ is read there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tfswap.device.machine import type_of
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, is_const
-from tfswap.passes.device_bodies import is_counter, passed_through
+from tfswap.passes.device_bodies import is_counter, is_virtual, passed_through
 from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.prepare.text_on_host import is_text
 
@@ -144,6 +144,7 @@ class Placer:
         if self._cut:
             pairs = zip(node.inputs[kind.first_argument :], given, strict=True)
             inside |= {where for tensor, where in pairs if tensor.type.dtype in HANDLES and where}
+            inside |= self._of_kernels(node)
         if not inside - {self._unit[node]}:
             return
         if self._cut and len(inside) == 1:
@@ -160,6 +161,13 @@ class Placer:
             self._find_in_loop(node, given)
         else:
             self._find_in_branches(node, given)
+
+    def _of_kernels(self, node: Node) -> set[str]:
+        """Where the kernels of a loop or a conditional are if some of them have to be on the CPU; else nothing."""
+        unnamed = [each for each in inner_kernels(self._graph, node) if not each.device]
+        hosted = [each for each in unnamed if is_on_cpu(each, ())]
+        rest = {self._unit[node] or self._first} if len(hosted) < len(unnamed) else set[str]()
+        return {FIRST} | rest if hosted else set()
 
     def _body(self, body: Graph, given: Sequence[str | None], where: str) -> Placer:
         return Placer(self._name, body, given, where, (), cut=True, is_body=True)
@@ -192,6 +200,16 @@ class Placer:
         homes = [None if i in counters else each or given[i] or where for i, each in enumerate(homes)]
         self._inner[node] = [self._body(each, homes, where) for each in (condition, body)]
         self._results |= {node.out(i): each or where for i, each in enumerate(homes)}
+
+
+def inner_kernels(graph: Graph, node: Node) -> Iterator[Node]:
+    """The nodes of a node's bodies that compute: no arguments and no constants."""
+    for body in graph.bodies.get(node, ()):
+        feeds = set(body.feeds)
+        for each in body:
+            if each not in feeds and not is_const(each.op) and not is_virtual(each):
+                yield each
+            yield from inner_kernels(body, each)
 
 
 def is_on_cpu(node: Node, hosted: Collection[Node]) -> bool:

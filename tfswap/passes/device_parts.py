@@ -214,6 +214,7 @@ class _Cut:
                 device=f"/device:{where}",
             )
             part.bodies[copy] = tuple(made)
+            part.targets.append(copy)  # the other parts wait for what it sends
             self._made[where, node] = copy
             self._near[copy] = self._insertion[node]
             self._place[where][copy] = self._rank[node.name], 0

@@ -21,7 +21,6 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-TACTICS = ("swap", "recompute", "encode", "state")
 BATCH = 64
 STEPS = 4
 ROOM_MIB = 1
@@ -35,6 +34,7 @@ def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
+    from tfswap.ir.permits import TACTICS
 
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)

@@ -10,10 +10,10 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+from tfswap.ir.permits import TACTICS
 
 WIDTH, LAYERS, ARENA_MIB = 512, 10, 8
 """Variables and slots of the net take 31 MiB."""
-TACTICS = ("swap", "recompute", "encode", "state")
 
 
 def fitted(kind, capped, folder):

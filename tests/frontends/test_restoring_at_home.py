@@ -10,6 +10,7 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+from tfswap.ir.permits import TACTICS
 
 WIDTH, LAYERS, ARENA_MIB = 512, 10, 8
 FEW_BYTES = 5 * 4 * WIDTH * WIDTH
@@ -106,7 +107,7 @@ def restored(way, folder, device="CPU:0", train=True):
     if not train:
         return found
     limit = (ARENA_MIB << 20) - (1 << 19)
-    tfswap.keras.optimize(net.model, memory_limit=limit, tactics=("swap", "recompute", "encode", "state"))
+    tfswap.keras.optimize(net.model, memory_limit=limit, tactics=TACTICS)
     x = tf.random.stateless_normal([16, WIDTH], (1, 2))
     return {**found, "trained": net.model.train_on_batch(x, x) is not None}
 
@@ -157,8 +158,7 @@ def test_callbacks_of_fit_in_a_scope_restore_a_model_larger_than_the_arena(tmp_p
         with tfswap.scope():
             net = Net(1)
         if capped:
-            tactics = ("swap", "recompute", "encode", "state")
-            tfswap.keras.optimize(net.model, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=tactics)
+            tfswap.keras.optimize(net.model, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=TACTICS)
         x = tf.random.stateless_normal([64, WIDTH], (1, 2))
         callbacks = [
             tf.keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9, restore_best_weights=True),

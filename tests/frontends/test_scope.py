@@ -10,6 +10,7 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+from tfswap.ir.permits import TACTICS
 
 WIDTH, LAYERS = 512, 12
 ARENA_MIB = 8
@@ -35,8 +36,7 @@ def trained(scoped):
         return loss
 
     if scoped:
-        tactics = ("swap", "recompute", "encode", "state")
-        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=tactics)
+        step = tfswap.optimize(step, memory_limit=(ARENA_MIB << 20) - (1 << 19), tactics=TACTICS)
     x, peaks = tf.random.stateless_normal([16, WIDTH], (1, 2)), []
     losses = []
     for _ in range(3):

@@ -12,8 +12,8 @@ from step_peaks import measuring
 
 import tfswap
 import tfswap.ops
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
-WITH_STATE = ("swap", "recompute", "encode", "state")
 WIDTH, LAYERS, LIMIT_MIB = 384, 6, 3
 """Weights and slots take 6.8 MiB."""
 
@@ -56,7 +56,7 @@ def files(tmp_path_factory):
     """The folders of a rewritten model and of a decorated step, and what a plain net computes."""
     folder = str(tmp_path_factory.mktemp("files"))
 
-    options = {"memory_limit": f"{LIMIT_MIB}MiB", "tactics": WITH_STATE}
+    options = {"memory_limit": f"{LIMIT_MIB}MiB", "tactics": TACTICS}
 
     def rewrite():
         net = Net()
@@ -108,7 +108,7 @@ def test_a_step_that_another_function_calls_moves_its_variables_home(files) -> N
 
     def program():
         net = Net()
-        step = tfswap.optimize(net.train_step, memory_limit=f"{LIMIT_MIB}MiB", tactics=WITH_STATE)
+        step = tfswap.optimize(net.train_step, memory_limit=f"{LIMIT_MIB}MiB", tactics=TACTICS)
         losses, peak = trained(tf.function(lambda x: step(x)))
         return {"result": [losses, digest(net)], "peak": peak}
 
@@ -124,7 +124,7 @@ def test_a_simulated_machine_may_be_smaller_than_the_state(files) -> None:
         options = {"batch_size": 32, "device": "rtx-4090"}
         return [
             tfswap.simulate(f"{folder}/plain", tactics=tactics, **options).points[0].limit_bytes
-            for tactics in (WITH_STATE, WITH_STATE[:-1])
+            for tactics in (TACTICS, TENSOR_TACTICS)
         ]
 
     with_state, without = on_arena(program)

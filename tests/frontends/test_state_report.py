@@ -9,8 +9,8 @@ from processes import on_arena
 
 import tfswap
 from tfswap.ir.op_traits import VARIABLE
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
-WITH_STATE = ("swap", "recompute", "encode", "state")
 WIDTH, LAYERS = 256, 5
 NBYTES = 4 * WIDTH * WIDTH
 
@@ -44,7 +44,7 @@ def reported(kept=(), policy=None, limit="2560KiB"):
     """The rows of variables, by the end of their names, after a step; and the report."""
     model, optimizer = net()
     kept = [model.variables[number] for number in kept]
-    step = tfswap.optimize(step_of(model, optimizer, kept), memory_limit=limit, tactics=WITH_STATE, policy=policy)
+    step = tfswap.optimize(step_of(model, optimizer, kept), memory_limit=limit, tactics=TACTICS, policy=policy)
     step(tf.ones([32, WIDTH]))
     report = step.report()
     return {row.name.partition("/")[2]: row for row in report.variables}, report
@@ -116,7 +116,7 @@ def test_a_refusal_names_the_variable_that_stays_and_what_lowers_the_floor() -> 
         model, optimizer = net()
         kept, x = step_of(model, optimizer, [model.variables[0]]), tf.ones([32, WIDTH])
         refused = []
-        for step, tactics in ((kept, WITH_STATE), (kept, ("swap", "recompute", "encode"))):
+        for step, tactics in ((kept, TACTICS), (kept, TENSOR_TACTICS)):
             try:
                 tfswap.optimize(step, memory_limit="256KiB", tactics=tactics)(x)
             except tfswap.InfeasibleMemoryLimit as error:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gpu_compare import DEVICE, draws, reporting, trained, weights
+from step_peaks import measuring
 
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
@@ -64,9 +65,8 @@ def test_no_mask_makes_a_step_peak_above_its_plan(on_gpus, loss_of):
             step = optimized(trained(loss_of, weights(*[[64, 64]] * 8)))
             losses, peaks = [], []
             for mask in map(tf.constant, masks):
-                tf.config.experimental.reset_memory_stats(DEVICE)
-                losses.append(step(x, mask).numpy().tobytes().hex())
-                peaks.append(tf.config.experimental.get_memory_info(DEVICE)["peak"])
+                with measuring(peaks, DEVICE):
+                    losses.append(step(x, mask).numpy().tobytes().hex())
             return losses, peaks, step
 
         with memory_optimizer_off():

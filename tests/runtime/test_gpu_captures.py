@@ -6,6 +6,7 @@ import pytest
 import several_gpus
 import tensorflow as tf
 from gpu_compare import DEVICE, SHAPES, draws, relu_loss, reporting, trained, weights
+from step_peaks import measuring
 
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
@@ -60,9 +61,8 @@ def test_each_step_peaks_as_planned(on_gpus, case):
             step = optimized(trained(loss_of, weights(*SHAPES)))
             losses, peaks = [], []
             for _ in range(3):
-                tf.config.experimental.reset_memory_stats(DEVICE)
-                losses.append(step(x).numpy().tobytes().hex())
-                peaks.append(tf.config.experimental.get_memory_info(DEVICE)["peak"])
+                with measuring(peaks, DEVICE):
+                    losses.append(step(x).numpy().tobytes().hex())
             return losses, peaks, step
 
         with memory_optimizer_off():

@@ -19,7 +19,6 @@ from slow import slow
 import tfswap
 import tfswap.ops
 from tfswap.exporters.function import memory_optimizer_off
-from tfswap.ir.permits import TACTICS
 
 MIB = 1 << 20
 
@@ -184,14 +183,14 @@ def test_the_limit_of_the_host_is_refused_changed_and_left_out(on_gpus):
             traces.append(x)
             return python_function(x)
 
-        optimized = tfswap.optimize(
-            tf.function(step), memory_limit={"GPU:0": "60%", "CPU:0": "100KiB"}, tactics=TACTICS
-        )
+        optimized = tfswap.optimize(tf.function(step), memory_limit={"GPU:0": "60%", "CPU:0": "100KiB"})
         with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
             optimized(*inputs)
         floor, count = refused.value.floor_bytes, len(traces)
         kept, names = [], []
-        for limits in ({"GPU:0": "60%", "CPU:0": floor}, {"GPU:0": "60%"}, {"GPU:0": "70%", "CPU:0": floor}, "60%"):
+        # The step without a limit of the CPU leaves variables there in other chunks, at random: the floor is another.
+        again = {"GPU:0": "70%", "CPU:0": 2 * floor}
+        for limits in ({"GPU:0": "60%", "CPU:0": floor}, {"GPU:0": "60%"}, again, "60%"):
             optimized.memory_limit = limits
             _, peaks = several_gpus.peaks_of(lambda: optimized(*inputs).numpy(), WITH_HOST)
             names.append(list(optimized.report().devices))

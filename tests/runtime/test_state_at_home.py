@@ -13,8 +13,8 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+from tfswap.ir.permits import TACTICS
 
-WITH_STATE = ("swap", "recompute", "encode", "state")
 WIDTH, LAYERS, ROWS = 384, 6, 32
 
 
@@ -77,7 +77,7 @@ def trained(optimizer="adam", share=None, how="untouched", folder="", steps=5):
     step, limit = tf.function(net.train), None
     if share is not None:
         limit = int(share * net.state_bytes)
-        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS)
     losses, peaks, planned, held = [], [], [], []
     for call in range(steps):
         if call:
@@ -124,7 +124,7 @@ def test_another_thread_reads_old_values_or_new_ones() -> None:
             for counter in counters:
                 counter.assign(counter + 1.0)
 
-        step = tfswap.optimize(tf.function(count), memory_limit="28MiB", tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(count), memory_limit="28MiB", tactics=TACTICS)
         step()
         read, wrong, done = 0, 0, threading.Event()
 
@@ -165,13 +165,13 @@ def test_without_the_tactic_such_a_limit_is_refused() -> None:
 def test_a_limit_below_the_floor_is_refused_with_the_bytes_that_stay() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB", tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB", tactics=TACTICS)
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:
             floor, text = error.floor_bytes, str(error)
         before = net.digest()
-        again = tfswap.optimize(tf.function(net.train), memory_limit=floor, tactics=WITH_STATE)
+        again = tfswap.optimize(tf.function(net.train), memory_limit=floor, tactics=TACTICS)
         again(net.x)
         return {"floor": floor, "state": net.state_bytes, "text": text, "trained": before != net.digest()}
 
@@ -196,7 +196,7 @@ def test_state_that_is_accessed_between_steps_is_at_home_in_the_next(how: str, t
 def test_a_higher_limit_brings_variables_back() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=TACTICS)
         losses = [float(step(net.x)) for _ in range(2)]
         few = len(step.plan().at_home)
         step.memory_limit = 4 * net.state_bytes
@@ -218,9 +218,9 @@ def test_two_functions_share_variables() -> None:
     def program():
         net = Net()
         limit = net.state_bytes // 2
-        step = tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=TACTICS)
         predict = tfswap.optimize(
-            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes, tactics=WITH_STATE
+            tf.function(lambda x: tf.reduce_sum(net.model(x))), memory_limit=2 * net.state_bytes, tactics=TACTICS
         )
         peaks, found = [], []
         for _ in range(3):
@@ -271,7 +271,7 @@ def on_a_gpu(gpus):
     gc.collect()
     net = Updates()
     state_bytes = sum(v.numpy().nbytes for v in net.state)
-    step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes), tactics=WITH_STATE)
+    step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes), tactics=TACTICS)
     first, _ = run(step, [inputs], [], steps=1)
     rest, peak = run(step, [inputs], net.state, steps=3)
     plan = step.plan()
@@ -402,7 +402,7 @@ def results(net, x, share=None, steps=4, device="CPU:0"):
     step, read = tf.function(net.train), tf.function(lambda: tf.reduce_sum(tf.gather(net.weights[0], [1, 2])))
     limit = None if share is None else int(share * state_bytes)
     if limit is not None:
-        step = tfswap.optimize(step, memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS)
     losses, peaks = [], []
     for call in range(steps):
         with measuring(peaks, device):

@@ -17,10 +17,10 @@ from processes import Forked, on_arena
 from slow import slow
 from step_peaks import measuring
 from swap_copies import MIB, eventually
-from test_state_at_home import WITH_STATE
 
 import tfswap
 import tfswap.ops as ops
+from tfswap.ir.permits import TACTICS
 
 WIDTH, LAYERS = 256, 8
 STATE_BYTES = 2 * LAYERS * 4 * WIDTH * WIDTH
@@ -55,7 +55,7 @@ def batch(width=WIDTH):
 
 
 def optimized(net, limit=LIMIT, **options):
-    return tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=WITH_STATE, **options)
+    return tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=TACTICS, **options)
 
 
 def test_a_step_that_fails_leaves_each_variable_with_old_or_new_bytes() -> None:

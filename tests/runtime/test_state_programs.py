@@ -9,9 +9,10 @@ import tensorflow as tf
 from gpu_compare import relu_loss, weights
 from processes import on_arena
 from step_peaks import measuring
-from test_state_at_home import WITH_STATE, results
+from test_state_at_home import results
 
 import tfswap
+from tfswap.ir.permits import TACTICS
 
 WIDTH = 256
 
@@ -173,7 +174,7 @@ def test_each_replica_has_its_variables_at_home(on_gpus) -> None:
         for v, value in zip(state, start, strict=True):
             v.assign(value)
         limit = int(0.6 * sum(value.nbytes for value in start))
-        step = tfswap.optimize(tf.function(train), memory_limit=limit, tactics=WITH_STATE)
+        step = tfswap.optimize(tf.function(train), memory_limit=limit, tactics=TACTICS)
         found, peaks = run(step)
         home = [sum(row.tactic == "state" for row in each.variables) for each in step.report().devices.values()]
         races = gpus.report().splitlines()
@@ -201,7 +202,7 @@ def test_variables_that_are_arguments_are_at_home() -> None:
             sets = [(weights(*[[WIDTH, WIDTH]] * 6), weights(*[[WIDTH, WIDTH]] * 6)) for _ in range(2)]
         called, losses, peaks = tf.function(step), [], []
         if limit is not None:
-            called = tfswap.optimize(called, memory_limit=limit, tactics=WITH_STATE)
+            called = tfswap.optimize(called, memory_limit=limit, tactics=TACTICS)
         x = tf.random.stateless_normal([32, WIDTH], (1, 2))
         for number in (0, 0, 1, 0, 1, 1):
             with measuring(peaks):

@@ -349,6 +349,11 @@ class Dataflow:
         return {i: self.place[node.inputs[2].node.name] for i, node in enumerate(self.nodes) if node.op == COMMIT_HOME}
 
     @cached_property
+    def copying(self) -> frozenset[int]:
+        """The kernels that start copies of variables from their homes, or to these: they take a copy lane's time."""
+        return frozenset((*self.loads, *self.stores))
+
+    @cached_property
     def persistent(self) -> list[int]:
         """Values from before the step: arguments, constants, and first versions of variables."""
         updated = {u.new for us in self.updates for u in us}

@@ -70,7 +70,7 @@ def _stays(tensor: Any) -> bool:
     """Whether an argument is no value on the CPU that functions on a GPU take on the device."""
     import tensorflow as tf
 
-    return tf.is_symbolic_tensor(tensor) or not machine.is_on_cpu(tensor)
+    return tf.is_symbolic_tensor(tensor) or not machine.is_value_on_cpu(tensor)
 
 
 @functools.cache

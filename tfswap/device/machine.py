@@ -36,7 +36,7 @@ _IN_HOST_MEMORY = ("int32", *REFERENCES)
 """Types of arguments that functions on a GPU take in host memory, and handles."""
 
 
-def is_on_cpu(tensor: Any) -> bool:
+def is_value_on_cpu(tensor: Any) -> bool:
     """Whether a tensor is on a CPU, and functions on a GPU take values of its type in device memory."""
     return tensor.dtype.name not in _IN_HOST_MEMORY and type_of(getattr(tensor, "device", "") or "") == "CPU"
 

@@ -74,7 +74,7 @@ def keep_on_host(graph: Graph, given: Sequence[Any], device: DeviceModel) -> Non
     """
     if device.is_gpu:
         for feed, tensor in zip(graph.feeds, given, strict=False):
-            if machine.is_on_cpu(tensor):
+            if machine.is_value_on_cpu(tensor):
                 feed.device = f"/device:{FIRST}"
 
 

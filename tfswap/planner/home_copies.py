@@ -35,9 +35,9 @@ def with_home_copies(
         cost_s: seconds per node.
         snapshot: the arena before the step.
     """
-    if not flow.loads and not flow.commits:
+    if not flow.copying:
         return choice
-    computing_s = [0.0 if i in flow.loads or i in flow.stores else seconds for i, seconds in enumerate(cost_s)]
+    computing_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]
     read = _moved(choice, {}, _unread_loads(flow, choice.order))
     early = _with_early_loads(flow, read, computing_s, rates, snapshot)
     return _with_late_commits(flow, early, computing_s, rates, snapshot)

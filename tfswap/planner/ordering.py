@@ -110,12 +110,11 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     rank = _ranks(base)
     # The optimizer's arithmetic, element by element or of numbers, and copies of its slots from their homes and back:
     # only for writes. The kernel before it, which computes the gradient, keeps its place.
-    copies = flow.loads.keys() | flow.stores.keys()
     optimiser = [False] * len(flow.nodes)
     for i in reversed(base):
         if flow.updates[i]:
             optimiser[i] = True
-        elif i not in fetched and users[i] and (flow.forwards[i] or i in copies or _is_small(flow, i)):
+        elif i not in fetched and users[i] and (flow.forwards[i] or i in flow.copying or _is_small(flow, i)):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
     last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimizer
     due: dict[int, list[int]] = {}

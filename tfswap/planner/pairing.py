@@ -435,7 +435,7 @@ def gains(
         looped: whether they are of a loop's body or a branch.
     """
 
-    copies = flow.loads.keys() | flow.stores.keys() | flow.commits.keys()
+    copies = flow.copying | flow.commits.keys()
 
     @functools.cache
     def gain(first: int, second: int) -> float:

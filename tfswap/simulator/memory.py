@@ -188,9 +188,11 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
     Tensors swapped inside of loops' bodies that stay after the loops count throughout the step. Variables at home on
     the host do not count, but their new values on the way there do.
     """
+    at_home = flow.copying | flow.commits.keys()
+    moves = [(n, kind, i) for n, (kind, i) in enumerate(steps) if kind in COPIES or i in at_home]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: its last copy in
     copies: dict[int, int] = {}
-    for n, (kind, v) in enumerate(steps):
+    for n, kind, v in moves:
         if kind == OUT:
             copies[v] = copies.get(v, 0) + 1
         elif kind == AWAIT:
@@ -198,18 +200,17 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
     held, peaks = [0, 0], [0, 0]  # in host memory, on disk
     out_bytes = in_bytes = 0
     copies = {}
-    loads, stores, commits = flow.loads, flow.stores, flow.commits
-    for n, (kind, subject) in enumerate(steps):
+    for n, kind, subject in moves:
         tier = 0
         if kind in KERNELS:
-            if subject in loads:
-                in_bytes += flow.values[loads[subject]].nbytes
-            elif subject in stores:
-                nbytes = flow.values[stores[subject]].nbytes
+            if subject in flow.loads:
+                in_bytes += flow.values[flow.loads[subject]].nbytes
+            elif subject in flow.stores:
+                nbytes = flow.values[flow.stores[subject]].nbytes
                 held[tier] += round_up(nbytes)
                 out_bytes += nbytes
-            elif subject in commits:
-                held[tier] -= round_up(flow.values[stores[commits[subject]]].nbytes)
+            else:
+                held[tier] -= round_up(flow.values[flow.stores[flow.commits[subject]]].nbytes)
         elif kind in COPIES:
             nbytes, tier = flow.values[subject].nbytes, int(subject in disk)
             if kind == OUT:

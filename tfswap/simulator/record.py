@@ -268,7 +268,7 @@ def _on_compute_lane(flow: Dataflow, steps: Sequence[Step], spans: Sequence[Span
     now = 0.0
     found: list[Span] = []
     for (kind, subject), span in zip(steps, spans, strict=True):
-        if kind in KERNELS and subject not in flow.loads and subject not in flow.stores:
+        if kind in KERNELS and subject not in flow.copying:
             found.append(span)
         else:
             if kind in (RELEASE, AWAIT):

@@ -113,7 +113,7 @@ def run_lanes(
             but after a copy to the host has.
     """
     now = host = compute = rerun = 0.0
-    crossing, loads, stores, commits = flow.crossing, flow.loads, flow.stores, flow.commits
+    crossing, copying, loads, commits = flow.crossing, flow.copying, flow.loads, flow.commits
     copies = _Copies(flow, rates, disk)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     for number, (kind, subject) in enumerate(steps):
@@ -121,7 +121,7 @@ def run_lanes(
         copied = None
         if loads and kind in KERNELS:
             start = now = copies.read(flow.reads[subject], now)
-        if kind in (RUN, RERUN) and (subject in loads or subject in stores):
+        if kind in (RUN, RERUN) and subject in copying:
             copied = copies.load(subject, now) if subject in loads else copies.store(subject, now)
         elif kind == RUN:
             seconds = _kernel_s(flow, cost_s, rates, lead, subject)

@@ -139,10 +139,21 @@ class ReadHomeOp : public OpKernel {
   }
 };
 
-// The objects that a copy from a home needs until it has ended. Only the copy holds them.
-struct HomeLoading {
+// The objects that a copy from a home, or to one, needs until it has ended. Only the copy holds them.
+struct HomeCopy {
   Tensor home;
-  Loading loading;
+  Tensor tensor;  // on the device
+  std::shared_ptr<Transfer> copied;
+
+  // Buffers are released before the end is announced: an op after Await may then be the tensor's only owner, and the
+  // variable that of its home. They are dropped explicitly because TensorFlow may hold another copy of the callback.
+  void End(Direction direction, const Copied& ended) {
+    Account().Add(direction, Tier::kHost, home.TotalBytes(), ended);
+    const auto transfer = std::move(copied);
+    home = Tensor();
+    tensor = Tensor();
+    transfer->End(ended.status);
+  }
 };
 
 template <typename CopierFactory>
@@ -162,7 +173,7 @@ class LoadHomeOp : public OpKernel {
     auto copied = std::make_shared<Transfer>();
     SetVariantOutput(ctx, 1, Ticket{{}, copied, value->data(), Account()});
     if (IsAtHome(*held)) {
-      Start(ctx, HomeLoading{*held, Loading{*value, std::move(copied)}});
+      Start(ctx, HomeCopy{*held, *value, std::move(copied)});
       return;
     }
     if (value->TotalBytes() > 0) CopyOnDevice(ctx, *held, value);
@@ -170,18 +181,12 @@ class LoadHomeOp : public OpKernel {
   }
 
  private:
-  static void Start(OpKernelContext* ctx, HomeLoading started) {
-    auto copying = std::make_shared<HomeLoading>(std::move(started));
+  static void Start(OpKernelContext* ctx, HomeCopy started) {
+    auto copying = std::make_shared<HomeCopy>(std::move(started));
     const void* const from = copying->home.data();
-    Tensor* const to = &copying->loading.tensor;
-    CopierFactory::Make(ctx)->CopyIn(from, to, [copying = std::move(copying)](const Copied& copied) {
-      Account().Add(Direction::kIn, Tier::kHost, copying->home.TotalBytes(), copied);
-      // Buffers are released before the end is announced: an op after Await may then be the tensor's only owner, and
-      // the variable that of its home. TensorFlow may hold another copy of the callback.
-      const auto transfer = std::move(copying->loading.copied);
-      copying->loading.tensor = Tensor();
-      copying->home = Tensor();
-      transfer->End(copied.status);
+    Tensor* const to = &copying->tensor;
+    CopierFactory::Make(ctx)->CopyIn(from, to, [copying = std::move(copying)](const Copied& ended) {
+      copying->End(Direction::kIn, ended);
     });
   }
 };
@@ -194,13 +199,6 @@ struct Stored : ProcessLocal {
   std::string TypeName() const { return "tfswap::Stored"; }
 };
 
-// The objects that a copy to a home needs until it has ended. Only the copy holds them.
-struct HomeStoring {
-  Tensor value;
-  Tensor home;
-  std::shared_ptr<Transfer> copied;
-};
-
 template <typename CopierFactory>
 class StoreHomeOp : public OpKernel {
  public:
@@ -210,24 +208,17 @@ class StoreHomeOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
-    auto copying = std::make_shared<HomeStoring>();
-    copying->value = ctx->input(0);
-    copying->copied = std::make_shared<Transfer>();
-    OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), copying->value, name(), &copying->home));
+    auto copying = std::make_shared<HomeCopy>(HomeCopy{{}, ctx->input(0), std::make_shared<Transfer>()});
+    OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), copying->tensor, name(), &copying->home));
     SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied});
-    if (copying->value.TotalBytes() == 0) {
+    if (copying->tensor.TotalBytes() == 0) {
       copying->copied->End(absl::OkStatus());
       return;
     }
-    const Tensor* const from = &copying->value;
+    const Tensor* const from = &copying->tensor;
     void* const to = copying->home.data();
-    CopierFactory::Make(ctx)->CopyOut(from, to, [copying = std::move(copying)](const Copied& copied) {
-      Account().Add(Direction::kOut, Tier::kHost, copying->value.TotalBytes(), copied);
-      // Buffers are released before the end is announced, as by LoadHome.
-      const auto transfer = std::move(copying->copied);
-      copying->value = Tensor();
-      copying->home = Tensor();
-      transfer->End(copied.status);
+    CopierFactory::Make(ctx)->CopyOut(from, to, [copying = std::move(copying)](const Copied& ended) {
+      copying->End(Direction::kOut, ended);
     });
   }
 };
@@ -239,25 +230,14 @@ class CommitHomeOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const Stored* stored;
     OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 2, &stored), done);
-    const tensorflow::ResourceHandle* handle = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, GetHandleInput(ctx, 0, &handle), done);
     tensorflow::core::RefCountPtr<Var> found;
-    OP_REQUIRES_OK_ASYNC(ctx, tensorflow::LookupOrCreateResource<Var>(ctx, *handle, &found, [stored](Var** created) {
-                           *created = new Var(stored->home.dtype());
-                           return absl::OkStatus();
-                         }),
-                         done);
+    OP_REQUIRES_OK_ASYNC(ctx, GetAssignedVariable(ctx, 0, stored->home.dtype(), &found), done);
     std::shared_ptr<Var> variable(found.release(), [](Var* held) { held->Unref(); });
     CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, Account(),
-                    [variable = std::move(variable), home = stored->home](const absl::Status& status) {
+                    [node = name(), variable = std::move(variable), home = stored->home](const absl::Status& status) {
                       if (!status.ok()) return status;
                       tensorflow::mutex_lock lock(*variable->mu());
-                      if (variable->tensor()->dtype() != home.dtype()) {
-                        return absl::InvalidArgumentError(absl::StrCat(
-                            "A tensor of type ", tensorflow::DataTypeString(home.dtype()),
-                            " is assigned to a variable of type ",
-                            tensorflow::DataTypeString(variable->tensor()->dtype()), "."));
-                      }
+                      TF_RETURN_IF_ERROR(CheckAssigned(node, home.dtype(), variable.get()));
                       *variable->tensor() = home;
                       variable->is_initialized = true;
                       return absl::OkStatus();

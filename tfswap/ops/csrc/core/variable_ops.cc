@@ -128,22 +128,10 @@ class AssignInPlaceOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& value = ctx->input(1);
-    const tensorflow::ResourceHandle* handle = nullptr;
-    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, 0, &handle));
     tensorflow::core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Var>(
-                            ctx, *handle, &variable,
-                            [&value](Var** created) {
-                              *created = new Var(value.dtype());
-                              return absl::OkStatus();
-                            }));
+    OP_REQUIRES_OK(ctx, GetAssignedVariable(ctx, 0, value.dtype(), &variable));
     tensorflow::mutex_lock lock(*variable->mu());
-    OP_REQUIRES(
-        ctx, variable->tensor()->dtype() == value.dtype(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "'", name(), "' assigns ", tensorflow::DataTypeString(value.dtype()),
-            " to a variable of type ",
-            tensorflow::DataTypeString(variable->tensor()->dtype()), ".")));
+    OP_REQUIRES_OK(ctx, CheckAssigned(name(), value.dtype(), variable.get()));
     Tensor* const held = variable->tensor();
     const bool keeps_size = variable->is_initialized && held->shape() == value.shape() &&
                             !held->SharesBufferWith(value) &&

@@ -6,6 +6,7 @@
     python benchmarks/emulated_devices.py --steps 0  # without the 1,000 steps
     python benchmarks/emulated_devices.py nets       # the acceptance nets on two and four devices; half an hour
     python benchmarks/emulated_devices.py copies     # times of steps whose copies between devices dominate; a minute
+    python benchmarks/emulated_devices.py lent       # times with swaps to the host, and to another device; four minutes
 
 The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand; nets are
 Keras models in small sizes, with a limit of its own for each device. Values are compared with TensorFlow's without
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import statistics
 import sys
@@ -32,6 +34,8 @@ import emulated
 KERNEL_US, LINK = 1000.0, 25e9
 SLOW_LINK, SLOW_LATENCY_US = 2e6, 500.0
 """Of `copies`: these dominate the time."""
+SWAP_LINK, PEER_LINK = 10e6, 120e6
+"""Of `lent`: their ratio is that of PCIe 4 and NVLink 3."""
 ROUNDS = 15
 FOUR = ("mirrored", "pipeline")
 """Kinds that also run on four devices."""
@@ -149,24 +153,34 @@ def times(kind: str, gpus: Any) -> dict[str, float]:
     return {"ratio": planned_s / plain_s, "planning_s": first_s[1] - first_s[0]}
 
 
+def described(link: float, peer: float = 0.0, latency_s: float = 0.0) -> Any:
+    """A profile of devices whose kernels take KERNEL_US.
+
+    Args:
+        link, peer: bytes per second between host and device, and between two devices.
+    """
+    from tfswap.kernels.hardware import Rates
+    from tfswap.kernels.profile import Profile
+
+    kernel_s, all_fast = KERNEL_US * 1e-6, (1e18,) * 3
+    times = {"launch_s": kernel_s, "copy_latency_s": latency_s, "peer_bytes_per_s": peer}
+    return Profile("gpu", "emulated", "", Rates(*all_fast, link, link, cudnn=True, **times), None, ())
+
+
 def copied(kind: str, gpus: Any) -> dict[str, float]:
     """The seconds of a step with slow links, as predicted and as measured, and the time of its copies."""
     import several_gpus
     import tensorflow as tf
 
     import tfswap
-    from tfswap.kernels.hardware import Rates
-    from tfswap.kernels.profile import Profile
 
     reductions = {"hierarchy": tf.distribute.HierarchicalCopyAllReduce, "one": tf.distribute.ReductionToOneDevice}
     make = several_gpus.pipeline if kind == "pipeline" else lambda: several_gpus.mirrored(reductions[kind]())
     gpus.set_check(False)
     gpus.set_kernel_us(KERNEL_US)
     gpus.set_links(SLOW_LINK, SLOW_LINK, SLOW_LATENCY_US)
-    latency_s, all_fast = SLOW_LATENCY_US * 1e-6, (1e18,) * 3
-    rates = Rates(*all_fast, SLOW_LINK, SLOW_LINK, launch_s=KERNEL_US * 1e-6, copy_latency_s=latency_s, cudnn=True)
+    profile = described(SLOW_LINK, latency_s=SLOW_LATENCY_US * 1e-6)
     _, python_function, inputs = make()
-    profile = Profile("gpu", "emulated", "", rates, None, ())
     step = tfswap.optimize(tf.function(python_function), memory_limit="70%", profile=profile)
     step(*inputs).numpy()
     before, measured = gpus.counts(), []
@@ -191,7 +205,62 @@ def copies() -> bool:
     return good
 
 
-def endure(kind: str, steps: int, gpus: Any) -> dict[str, Any]:
+def lending(kind: str, peer: float, gpus: Any) -> dict[str, Any]:
+    """A step whose first device has little room: seconds, and bytes in another device's memory.
+
+    Args:
+        peer: the rate between devices that plans know of; 0 for none.
+    """
+    import several_gpus
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import memory_optimizer_off
+
+    tf.config.experimental.enable_op_determinism()
+    make, limits = kinds()[kind][0], {"GPU:0": "55%", "GPU:1": "150%"}
+    with memory_optimizer_off():
+        expected = several_gpus.train(make(), lambda function: function)[0]
+    gc.collect()  # the first step's variables
+    made, profile = make(), described(SWAP_LINK, peer)
+    found, peaks, step = several_gpus.train(
+        made, lambda f: tfswap.optimize(f, memory_limit=limits, profile=profile, tactics=("swap", "recompute"))
+    )
+    plans = {device: step.plan(device) for device in several_gpus.gpus()}
+    exact = all(plan.planned_peak_bytes == peaks[device] <= plan.limit_bytes for device, plan in plans.items())
+    races = gpus.report().splitlines()
+    gpus.set_check(False)
+    gpus.set_kernel_us(KERNEL_US)
+    gpus.set_links(SWAP_LINK, SWAP_LINK)
+    measured = []
+    for _ in range(5):
+        began = time.monotonic()
+        step(*made[2]).numpy()
+        measured.append(time.monotonic() - began)
+    predicted = max(plan.seconds for plan in plans.values())
+    good = exact and found == expected and not races
+    return {"good": good, "predicted": predicted, "measured": min(measured), "lent": plans["GPU:0"].lent_bytes}
+
+
+def lent() -> bool:
+    """Prints a row for each kind; returns whether limits, peaks and values are as promised."""
+    print("| step | to the host: predicted, measured, s | to the other device: predicted, measured, s | there, bytes |")
+    print("|---|--:|--:|--:|")
+    good = True
+    for kind in ("mirrored", "mlp", "transformer"):
+        found = [
+            emulated.child(
+                "lending", kind, str(peer), script=__file__, count=2, EMULATED_GPU_BETWEEN_BANDWIDTH=str(PEER_LINK)
+            )
+            for peer in (0.0, PEER_LINK)
+        ]
+        good &= all(each["good"] for each in found)
+        times = " | ".join(f"{each['predicted']:.3f}, {each['measured']:.3f}" for each in found)
+        print(f"| {kind} | {times} | {found[1]['lent']:,} |", flush=True)
+    return good
+
+
+def endure(kind: str, steps: float, gpus: Any) -> dict[str, Any]:
     """Many steps with random delays: by device, how often each difference from the planned peak was measured."""
     import several_gpus
     import tensorflow as tf
@@ -203,7 +272,7 @@ def endure(kind: str, steps: int, gpus: Any) -> dict[str, Any]:
     _, python_function, inputs = make()
     step = tfswap.optimize(tf.function(python_function), memory_limit=limit)
     differences: dict[str, dict[int, int]] = {device: {} for device in several_gpus.gpus()}
-    for _ in range(steps):
+    for _ in range(int(steps)):
         _, peaks = several_gpus.peaks_of(lambda: step(*inputs).numpy())
         for device, peak in peaks.items():
             difference = peak - step.report(device).planned_peak_bytes
@@ -248,11 +317,12 @@ def main() -> int:
 
         gpus = emulated_gpu.attach()
         part, kind, *given = arguments.child
-        run = {"compare": compare, "times": times, "copied": copied}
-        print(json.dumps(run[part](kind, gpus) if part in run else endure(kind, int(given[0]), gpus)))
+        run = {"compare": compare, "times": times, "copied": copied, "lending": lending, "endure": endure}
+        print(json.dumps(run[part](kind, *map(float, given), gpus)))
         return 0
-    if arguments.kinds == ["copies"]:
-        return 0 if copies() else 1
+    alone = {"copies": copies, "lent": lent}
+    if len(arguments.kinds) == 1 and arguments.kinds[0] in alone:
+        return 0 if alone[arguments.kinds[0]]() else 1
     nets = arguments.kinds == ["nets"]
     good = table([*MODELS] if nets else arguments.kinds or [kind for kind in kinds() if kind not in MODELS])
     good &= nets or not arguments.steps or endurance(arguments.steps)

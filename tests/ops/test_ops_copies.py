@@ -231,3 +231,31 @@ def test_one_inter_op_thread_is_enough():
 
     seen = last_json(run_forked(program))
     assert seen == [True, 8]
+
+
+def test_a_tensor_in_lent_memory_comes_back_and_goes_to_the_host_where_that_was_dropped():
+    from tfswap.device.lent_block import LentBlock
+    from tfswap.native.load import load
+
+    x, block = tf.random.normal([1024]), LentBlock("CPU:0", 8192)
+    number = block.number
+
+    def there_and_back(place: int) -> tuple[int, bool]:
+        before = ops.stats()
+        handle = load().ops.tfswap_swap_out(tensor=x, lent_block=number, lent_place=place)
+        ops.release(handle)
+        same = np.array_equal(ops.await_copy(*ops.swap_in(handle, x.dtype)), x)
+        after = ops.stats()
+        assert after.lent_in_bytes - before.lent_in_bytes == after.lent_out_bytes - before.lent_out_bytes
+        assert after.out_bytes + after.lent_out_bytes == before.out_bytes + before.lent_out_bytes + 4096
+        return after.lent_out_bytes - before.lent_out_bytes, same
+
+    assert [there_and_back(place) for place in (0, 4096, 4352)] == [(4096, True), (4096, True), (0, True)]
+    held = load().ops.tfswap_swap_out(tensor=x, lent_block=number, lent_place=2048)
+    ops.release(held)
+    assert [there_and_back(place) for place in (0, 2048, 4096)] == [(0, True)] * 3  # no two in one place
+    assert np.array_equal(ops.await_copy(*ops.swap_in(held, x.dtype)), x)
+    del held
+    assert there_and_back(2048) == (4096, True)
+    del block
+    assert there_and_back(0) == (0, True)

@@ -75,6 +75,10 @@ def compare(
         "predicted": {device: step.report(device).baseline_peak_bytes for device in devices},
         "host_bytes": {device: plan.host_bytes for device, plan in plans.items()},
         "moves": {device: bool(plan.moves) for device, plan in plans.items()},
+        "lent": {device: plan.lent_bytes for device, plan in plans.items()},
+        "notes": {device: " ".join(step.report(device).notes) for device in plans},
+        "copied": [step.stats().lent_out_bytes, step.stats().lent_in_bytes, step.stats().lent_peak_bytes],
+        "seconds": max(plan.seconds for plan in plans.values()),
     }
 
 

@@ -192,7 +192,7 @@ class Optimizer:
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self.fits_unchanged(aim)):
             return self.unchanged(limit_bytes)
-        if not self._known or limit_bytes is None:
+        if not self._known or limit_bytes is None or self.search.planners.lent_bytes:
             return self._planned(limit_bytes, aim)
         return self._known.recall_or(limit_bytes, ordered, lambda: self._planned(limit_bytes, aim))
 
@@ -212,7 +212,7 @@ class Optimizer:
         """An earlier plan for a limit, if there is one that keeps it here; None otherwise, and where the step would
         stay as it is.
         """
-        if not self._known or limit_bytes is None:
+        if not self._known or limit_bytes is None or self.search.planners.lent_bytes:
             return None
         if not ordered and self.fits_unchanged(limit_bytes - self.extra_margin_bytes):
             return None

@@ -27,7 +27,7 @@ def lanes_of(optimizer: Optimizer, plan: Plan | None) -> PartLanes:
         order = variants.orders_of(variants.plain.rewriting).ranked[0]
         return PartLanes(flow, build_schedule(order, ()), cost_s, rates)
     form = optimizer.form_of(plan)
-    return PartLanes(form.variant.flow, form.schedule, variants.cost_s(form.variant), rates, form.on_disk)
+    return PartLanes(form.variant.flow, form.schedule, variants.cost_s(form.variant), rates, form.tiers)
 
 
 def assume_times(optimizer: Optimizer, unmoved: TimedPart) -> None:

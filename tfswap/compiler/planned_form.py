@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.rewriting import Variant
 from tfswap.plan.plan import Plan
-from tfswap.plan.schedule import Step, planned_schedule
+from tfswap.plan.schedule import CopyTiers, Step, planned_choice, planned_schedule, tiers_of
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import judge_memory
 from tfswap.simulator.record import PlannedRecord, record_planned
@@ -28,9 +28,9 @@ class PlannedForm(NamedTuple):
         return planned_schedule(self.variant.flow, self.plan)
 
     @property
-    def on_disk(self) -> frozenset[int]:
-        """The values that go to disk."""
-        return frozenset(self.variant.flow.value_named[a.tensor] for a in self.plan.evictions if a.disk)
+    def tiers(self) -> CopyTiers:
+        """The tiers of the values that do not go to host memory."""
+        return tiers_of(planned_choice(self.variant.flow, self.plan)[1])
 
     def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
         """The simulated peak."""
@@ -53,6 +53,6 @@ class PlannedForm(NamedTuple):
             costs.of_step(flow),
             costs.rates,
             snapshot=snapshot,
-            disk=self.on_disk,
+            tiers=self.tiers,
             arrivals=costs.arrivals_in(flow),
         )

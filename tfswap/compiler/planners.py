@@ -39,6 +39,7 @@ class Planners:
 
     Attributes:
         variants: the step's variants.
+        lent_bytes: memory that another device lends for swapped tensors.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Planners:
         self._options = options
         self._costs = costs
         self._bounds_of = bounds_of
+        self.lent_bytes = 0
         self.assume_arena(snapshot)
 
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
@@ -68,6 +70,12 @@ class Planners:
         """Plan from now on with these costs."""
         if costs != self._costs:
             self._costs = costs
+            self._planners = {}
+
+    def assume_lent(self, nbytes: int) -> None:
+        """Plan from now on with this much memory of another device."""
+        if nbytes != self.lent_bytes:
+            self.lent_bytes = nbytes
             self._planners = {}
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
@@ -145,7 +153,7 @@ class Planners:
         """The host memory and disk for swapped tensors, without the bytes that sparse rows may spill, and without those
         of variables at home on the host.
         """
-        tiers = self._options.tiers
+        tiers = dataclasses.replace(self._options.tiers, lent_bytes=self.lent_bytes)
         if tiers.host_bytes is None:
             return tiers
         packed = variant.rewriting.packed

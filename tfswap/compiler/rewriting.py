@@ -10,6 +10,7 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.analysis.lossless_forms import Packing
 from tfswap.analysis.reduced_precision import Reduction
 from tfswap.ir.graph import Graph
+from tfswap.kernels.alignment import round_up
 from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.bodies import PlannedBody
 from tfswap.planner.candidates import Candidate
@@ -115,5 +116,6 @@ class Found(NamedTuple):
             splits=choice.splits,
             exact_chunks=choice.exact_chunks,
             disk_bytes=self.candidate.memory.disk_peak_bytes,
+            lent_bytes=max((round_up(a.lent + a.nbytes) for a in evictions if a.lent is not None), default=0),
             **self.variant.rewriting._asdict(),
         )

@@ -33,6 +33,8 @@ def found_like(example: Plan | None, step: Optimizer, limit_bytes: int | None) -
     """
     if limit_bytes is None or example is None or example.changes_nothing or example.limit_bytes is None:
         return None
+    if example.lent_bytes > step.search.planners.lent_bytes:
+        return None
     try:
         variant = step.variant_of(example)
         room_bytes = limit_bytes - step.search.planners.resident_bytes(variant)  # counted as the example's
@@ -61,7 +63,7 @@ def carried_over(plan: Plan, flow: Dataflow, fingerprint: str) -> Plan:
             continue
         out = None if eviction.out is None else here(eviction.out)
         moved = here(eviction.release), here(eviction.back), here(eviction.use)
-        evictions.append(Eviction(eviction.tensor, eviction.nbytes, out, *moved, eviction.disk))
+        evictions.append(Eviction(eviction.tensor, eviction.nbytes, out, *moved, eviction.disk, eviction.lent))
     return dataclasses.replace(
         plan,
         fingerprint=fingerprint,

@@ -28,7 +28,10 @@ from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.options import Options
 from tfswap.compiler.request import Request, whole
 from tfswap.device import arena, machine
-from tfswap.errors import TfswapError
+from tfswap.device.lent_block import LentBlock
+from tfswap.device.live import devices_of
+from tfswap.device.machine import local_name
+from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import undecorated
@@ -37,7 +40,9 @@ from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import THIS, Machine, default_rates
 from tfswap.kernels.profile import Density, Profile, Timed, types_of
+from tfswap.native.load import load
 from tfswap.plan.plan import Plan
+from tfswap.runtime.captures import with_placeholders
 from tfswap.support.files import require_place
 from tfswap.support.sizes import parse_limit
 
@@ -94,6 +99,11 @@ def profile(
     if isinstance(limit, Mapping):
         limit = limit.get(device)
     concrete = traced.get_concrete_function(*args)
+    if len(devices_of(concrete, with_placeholders(concrete))) > 1:
+        raise UnsupportedGraph(
+            f"{traced.__name__} runs on several devices, and a profile is of one. Profile a step on one of them, as of "
+            "one replica: its rates, also those between devices, hold for all"
+        )
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
     optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
     plan = _serial_plan(optimizer, arena.device_limit_bytes(device) if limit is None else limit)
@@ -111,7 +121,8 @@ def profile(
         if node.name in runs
     )
     disk = {} if spill_dir is None else {"disk_bytes_per_s": measure_disk(spill_dir)}
-    measured = replace(default_rates(model), launch_s=_between(runs), **measure_copies(model), **disk)
+    copies = {**measure_copies(model), **measure_peers(model)}
+    measured = replace(default_rates(model), launch_s=_between(runs), **copies, **disk)
     rates = fitted(measured, [(optimizer.settled[k.name], k.seconds) for k in kernels])
     made = Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels, densities)
     if save_to is not None:
@@ -316,6 +327,35 @@ def _copy_seconds(tensor: Any) -> tuple[float, float]:
     return min(out_s), min(in_s)
 
 
+def measure_peers(device: DeviceModel) -> dict[str, float]:
+    """The rate of copies from this process's first device to memory that its second one lends, in the slower direction:
+    a field of `Rates`. Empty where there is one device, or no memory for the copies.
+    """
+    import tensorflow as tf
+
+    import tfswap.ops as ops
+
+    gpus = tf.config.list_logical_devices("GPU") if device.is_gpu else []
+    if len(gpus) < 2:
+        return {}
+    try:
+        block, tensor = LentBlock(local_name(gpus[1].name), COPY_BYTES), tf.fill([COPY_BYTES // 4], 1.0)
+    except tf.errors.ResourceExhaustedError:
+        return {}
+    rates: list[float] = []
+    for _ in range(ROUNDS):
+        before = ops.stats()
+        handle = load().ops.tfswap_swap_out(tensor=tensor, lent_block=block.number)
+        ops.release(handle)
+        ops.await_copy(*ops.swap_in(handle, tensor.dtype))
+        del handle  # frees its place in the block
+        after = ops.stats()
+        out_s = after.lent_out_busy_s - before.lent_out_busy_s
+        in_s = after.lent_in_busy_s - before.lent_in_busy_s
+        rates.append(COPY_BYTES / max(out_s, in_s))
+    return {"peer_bytes_per_s": max(rates)}
+
+
 def measure_disk(folder: str | os.PathLike[str]) -> float:
     """Bytes per second of swapped tensors on that folder's disk, in the slower direction.
 
@@ -324,7 +364,6 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
     import tensorflow as tf
 
     import tfswap.ops as ops
-    from tfswap.native.load import load
 
     owner = 1 + secrets.randbits(62)
     try:
@@ -393,6 +432,7 @@ def this_machine() -> Machine:
         steps_per_s=usual.steps_per_s * flops_per_s / usual.flops_per_s,
         memory_bytes_per_s=3 * COPY_BYTES / add_s,
         **measure_copies(model),
+        **measure_peers(model),
     )
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     memory_bytes = arena.device_limit_bytes(device) or host_bytes

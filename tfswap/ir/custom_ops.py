@@ -8,7 +8,8 @@ NAMESPACE: Final = "Tfswap>"
 
 # (tensor: T) -> (handle: variant); attrs T, owner: int (the step's number), disk: bool (copies to disk). One node of a
 # step also has step_bytes and step_limit (ints): the host memory that the step takes and may take; and spill_dir
-# (text), spill_bytes and spill_limit (ints): the same on disk. Starts the copy to the host, or to disk.
+# (text), spill_bytes and spill_limit (ints): the same on disk. For a copy in another device's memory: lent_block (int),
+# LEND_BLOCK's number, and lent_place (int), bytes from its start. Starts the copy to the host, disk, or that device.
 SWAP_OUT: Final = "Tfswap>SwapOut"
 
 # (handle: variant) -> (); no attrs. Waits for that copy and frees the device tensor. It has no output, so only control
@@ -32,6 +33,10 @@ AWAIT: Final = "Tfswap>Await"
 # (list: variant) -> (output: variant); attr nbytes: int (of the tensor, for plans). If the tensor list has elements,
 # starts the copy back of its last one, as SwapIn does. Passes the list on.
 PREFETCH: Final = "Tfswap>Prefetch"
+
+# () -> (); attrs number: int, nbytes: int. Allocates memory in its device's arena, which another device's SwapOuts with
+# that number use.
+LEND_BLOCK: Final = "Tfswap>LendBlock"
 
 ALL: Final = frozenset(
     {

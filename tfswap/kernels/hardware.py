@@ -30,6 +30,9 @@ from tfswap.kernels.device import DeviceModel
 THIS = "this"
 """The name of the machine of this process, with measured rates."""
 
+HOST, DISK, LENT = range(3)
+"""The tiers in which copies of swapped tensors are: host memory, a disk, memory that another device lends."""
+
 MOST_DEVICES = 64
 """The most devices in a list of them."""
 
@@ -80,6 +83,14 @@ class Rates:
     channels_last: bool = False
     l3_cache_bytes: float = L3_CACHE_BYTES
     peer_bytes_per_s: float = 0.0
+
+    def out_rate(self, tier: int) -> float:
+        """Bytes per second of copies to a tier."""
+        return (self.out_bytes_per_s, self.disk_bytes_per_s, self.peer_bytes_per_s)[tier]
+
+    def in_rate(self, tier: int) -> float:
+        """Bytes per second of copies from a tier."""
+        return (self.in_bytes_per_s, self.disk_bytes_per_s, self.peer_bytes_per_s)[tier]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,13 @@ class CStats(ctypes.Structure):
         ("spilled_bytes", ctypes.c_uint64),
         ("disk_written_bytes", ctypes.c_uint64),
         ("disk_read_bytes", ctypes.c_uint64),
+        ("lent_out_bytes", ctypes.c_uint64),
+        ("lent_out_copies", ctypes.c_uint64),
+        ("lent_out_busy_s", ctypes.c_double),
+        ("lent_in_bytes", ctypes.c_uint64),
+        ("lent_in_copies", ctypes.c_uint64),
+        ("lent_in_busy_s", ctypes.c_double),
+        ("lent_peak_bytes", ctypes.c_uint64),
     )
 
 
@@ -283,6 +290,8 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
     c.tfswap_take_executed.restype = ctypes.c_uint64
     c.tfswap_check_limits.argtypes = [ctypes.c_bool]
+    c.tfswap_drop_block.argtypes = [ctypes.c_int64]
+    c.tfswap_drop_block.restype = None
     c.tfswap_check_limits.restype = None
     _declare_replays(c)
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]

@@ -76,6 +76,8 @@ class SwapStats:
         spilled_bytes: bytes in host memory of sparse encodings that had more values than planned.
         disk_written_bytes, disk_read_bytes: bytes written and read for disk_out_bytes and disk_in_bytes, in whole
             blocks. Compression makes them fewer.
+        lent_out_bytes, lent_in_bytes, lent_out_copies, lent_in_copies, lent_out_busy_s, lent_in_busy_s: as those
+            without `lent_`, for copies to another device's memory, and back.
     """
 
     out_bytes: int
@@ -103,6 +105,12 @@ class SwapStats:
     spilled_bytes: int
     disk_written_bytes: int
     disk_read_bytes: int
+    lent_out_bytes: int
+    lent_in_bytes: int
+    lent_out_copies: int
+    lent_in_copies: int
+    lent_out_busy_s: float
+    lent_in_busy_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +128,7 @@ class StepStats:
         copying_s: the durations of the copies, summed.
         stalled_s: how long the step waited for copies, and copied small tensors on its own threads.
         pool_peak_bytes, disk_peak_bytes: the most that its tensors took of host memory, and on disk.
+        lent_out_bytes, lent_in_bytes, lent_peak_bytes: the same for memory of other devices.
         cache_hits: tensors that stayed on the device, though the plan for larger arguments moves them.
         device_peaks: by the name of each device of the step, its allocator's peak after the step, None where it keeps
             none. It is the program's peak so far, for tfswap never resets the allocator's statistics. For the step's
@@ -138,6 +147,9 @@ class StepStats:
     cache_hits: int = 0
     disk_written_bytes: int = 0
     disk_read_bytes: int = 0
+    lent_out_bytes: int = 0
+    lent_in_bytes: int = 0
+    lent_peak_bytes: int = 0
     device_peaks: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
     @property
@@ -299,12 +311,15 @@ def step_stats(owner: int) -> StepStats:
         in_bytes=raw.in_bytes,
         disk_out_bytes=raw.disk_out_bytes,
         disk_in_bytes=raw.disk_in_bytes,
-        copying_s=raw.out_busy_s + raw.in_busy_s + raw.disk_out_busy_s + raw.disk_in_busy_s,
+        copying_s=sum(getattr(raw, f"{tier}{way}_busy_s") for tier in ("", "disk_", "lent_") for way in ("out", "in")),
         stalled_s=raw.release_stall_s + raw.await_stall_s + raw.inline_copy_s,
         pool_peak_bytes=raw.pool_peak_bytes,
         disk_peak_bytes=raw.disk_peak_bytes,
         disk_written_bytes=raw.disk_written_bytes,
         disk_read_bytes=raw.disk_read_bytes,
+        lent_out_bytes=raw.lent_out_bytes,
+        lent_in_bytes=raw.lent_in_bytes,
+        lent_peak_bytes=raw.lent_peak_bytes,
     )
 
 

@@ -254,10 +254,9 @@ class _Cut:
 
     def _copy(self, where: str, node: Node, inputs: Iterable[Output], controls: Iterable[Node]) -> Node:
         part, whole = self._part(where), self.parts.whole
-        name = self._name(where, node)
         is_there = node in self._feeds if is_of_cpu(node) or not node.device else unit(node.device) == where
         device = "" if is_there else f"/device:{where}"
-        made = add_copy(part, node, name, inputs, controls=controls, device=device, source=whole)
+        made = add_copy(part, node, self._name(where, node), inputs, controls=controls, device=device, source=whole)
         if made.name != node.name:
             self.parts.own_names[where][made.name] = node.name
         self._made[where, node] = made

@@ -92,8 +92,9 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
     """Write `reservation` into `graph`, in place; returns the number of nodes that take such memory. A graph without
     them gets none.
     """
-    for node in graph:
-        if node.op == GATE and not any(before.op == GATE for before in node.controls):
+    gates = {node for node in graph if node.op == GATE}
+    for node in gates:
+        if Graph.needed([node]).isdisjoint(gates - {node}):  # gates of other devices wait for the first
             node.attrs = {**node.attrs, "owner": reservation.owner}
     swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
     for node in swaps:
@@ -118,6 +119,17 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
             "spill_limit": -1 if reservation.disk_limit_bytes is None else reservation.disk_limit_bytes,
         }
     return len(takers)
+
+
+@graph_pass(ensures="the copies of swapped tensors that have places in another device's memory are in this block")
+def borrow(graph: Graph, _: Target, block: int) -> int:
+    """Write the number of a block that another device lends into `graph`, in place; returns the number of swaps to
+    it.
+    """
+    swaps = [node for node in graph if node.op == SWAP_OUT and "lent_place" in node.attrs]
+    for node in swaps:
+        node.attrs = {**node.attrs, "lent_block": block}
+    return len(swaps)
 
 
 def _saving(graph: Graph) -> Iterator[Node]:

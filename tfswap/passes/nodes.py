@@ -50,13 +50,20 @@ def waits_for_others(graph: Graph) -> bool:
     return any(may_wait(node.op) for part in (graph, *graph.all_bodies()) for node in part)
 
 
-def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False) -> Node:
-    """A node that starts the copy of `tensor` to the host, or to disk; its output is the handle of that copy."""
+def add_swap_out(
+    graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False, lent: int | None = None
+) -> Node:
+    """A node that starts the copy of `tensor` to the host, to disk, or to a place in the memory that another device
+    lends; its output is the handle of that copy.
+    """
+    where: dict[str, object] = {"disk": True} if disk else {}
+    if lent is not None:
+        where["lent_place"] = lent
     return graph.add(
         custom_ops.SWAP_OUT,
         graph.unique_name(f"{stem}/out"),
         (tensor,),
-        attrs={"T": Dtype(tensor.type.dtype), **({"disk": True} if disk else {})},
+        attrs={"T": Dtype(tensor.type.dtype), **where},
         outputs=(VARIANT,),
         device=device,
     )

@@ -43,6 +43,7 @@ class Eviction:
         back: kernel before which a buffer is allocated again and the copy in starts.
         use: kernel before which that copy must have ended: the first that reads the tensor again.
         disk: whether the copy is on disk instead of in host memory.
+        lent: where the copy is in the memory that another device lends, in bytes from its start. None: it is not there.
     """
 
     tensor: str
@@ -52,6 +53,7 @@ class Eviction:
     back: int
     use: int
     disk: bool = False
+    lent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Plan:
         concurrent: the bytes that the step's groups of kernels (planner/concurrent.py) hold while more than one kernel
             runs; 0 without groups.
         at_home: names of the handles of variables at home on the host.
+        lent_bytes: the memory of another device that swapped tensors take.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
     """
@@ -160,6 +163,7 @@ class Plan:
     concurrent: int = 0
     exact_chunks: bool = False
     at_home: tuple[str, ...] = ()
+    lent_bytes: int = 0
 
     @classmethod
     def unchanged(
@@ -244,7 +248,7 @@ class Plan:
 
 def _check_form(plan: Plan) -> None:
     """Raise InvalidModel for values that no plan of any graph has."""
-    sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "limit_bytes")
+    sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "lent_bytes", "limit_bytes")
     for name in sizes:
         value = getattr(plan, name)
         if value is not None and not 0 <= value <= MAX_BYTES:
@@ -284,6 +288,12 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
             raise InvalidModel(
                 f"{where}.evictions[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use "
                 f"{a.use}: they must rise in this order, and lie among the {len(plan.order)} kernels of {where}.order"
+            )
+        lent_bytes = plan.lent_bytes if isinstance(plan, Plan) else 0
+        if a.lent is not None and (a.disk or not 0 <= a.lent <= lent_bytes - a.nbytes):
+            raise InvalidModel(
+                f"{where}.evictions[{i}] of {a.tensor!r} has lent {a.lent}, and its {a.nbytes} bytes are in one place, "
+                f"which is among the {lent_bytes} bytes that another device lends"
             )
     for before, after in pairwise((Split(0, 1), *plan.splits)):
         if not before.step <= after.step or not 0 < after.nbytes <= MAX_BYTES:

@@ -18,11 +18,13 @@ start and a wait, so that every allocation and release has its place in the orde
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.hardware import DISK, LENT
 from tfswap.plan.plan import Inside, Plan, Split
 
 RUN = "run"
@@ -39,6 +41,11 @@ KERNELS = frozenset({RUN, LEAD, RERUN})
 """Kinds of steps whose subject is a kernel."""
 COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
 """Kinds of steps whose subject is a value."""
+
+CopyTiers = Mapping[int, int]
+"""The tier of each value that is swapped and not to host memory."""
+
+HOST_ONLY: CopyTiers = MappingProxyType({})
 
 
 class Step(NamedTuple):
@@ -64,6 +71,8 @@ class Interval(NamedTuple):
         back: the kernel before which a new buffer is allocated and the copy back starts.
         use: the first kernel that reads the new buffer.
         disk: whether the copy is on disk, and not in host memory. The same for all evictions of a value.
+        lent: where the copy is in the memory that another device lends, in bytes from its start, the same for all
+            evictions of a value. None: it is not there.
     """
 
     value: int
@@ -72,11 +81,12 @@ class Interval(NamedTuple):
     back: int
     use: int
     disk: bool = False
+    lent: int | None = None
 
 
-def on_disk(evictions: Iterable[Interval]) -> frozenset[int]:
-    """The values that go to disk."""
-    return frozenset(a.value for a in evictions if a.disk)
+def tiers_of(evictions: Iterable[Interval]) -> CopyTiers:
+    """The tiers of the values that do not go to host memory."""
+    return {a.value: DISK if a.disk else LENT for a in evictions if a.disk or a.lent is not None}
 
 
 def build_schedule(
@@ -168,7 +178,9 @@ def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
 def planned_choice(flow: Dataflow, plan: Plan | Inside) -> tuple[list[int], list[Interval]]:
     """The order and the evictions of a plan for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
-    evictions = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.evictions]
+    evictions = [
+        Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk, a.lent) for a in plan.evictions
+    ]
     return order, evictions
 
 

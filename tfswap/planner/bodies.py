@@ -149,7 +149,7 @@ class _Body:
         if choice.order != problem.order or choice.intervals:
             before_s = self.terms.costs.body_seconds(graph)
             # A tensor swapped in a body goes to disk if host memory is full when the body runs.
-            in_memory = choice._replace(intervals=[a._replace(disk=False) for a in choice.intervals])
+            in_memory = choice._replace(intervals=[a._replace(disk=False, lent=None) for a in choice.intervals])
             splits = choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1]
             moved = Inside(self.name, *in_memory.named(flow), splits)
             graph = graph.copy()

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tfswap.plan.plan import Split
-from tfswap.plan.schedule import KERNELS, build_schedule, on_disk
+from tfswap.plan.schedule import KERNELS, build_schedule, tiers_of
 from tfswap.planner.chunk_splits import LEAST_SHARES, choose_ends, choose_splits
 from tfswap.planner.convolution_room import Computed, Need, computed, needs
 from tfswap.planner.pairing import (
@@ -307,7 +307,7 @@ class Judged:
         made = choice.paired, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
-            memory = planner.judge.memory(build_schedule(*choice), on_disk(choice.intervals), most_bytes)
+            memory = planner.judge.memory(build_schedule(*choice), tiers_of(choice.intervals), most_bytes)
             if memory is None:
                 self._above[made] = most_bytes
             else:
@@ -328,6 +328,6 @@ class Judged:
             simulated_limit(int(limit_bytes)),
             planner.cost_s,
             planner.rates,
-            on_disk(choice.intervals),
+            tiers_of(choice.intervals),
             planner.arrivals,
         )

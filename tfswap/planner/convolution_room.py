@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from tfswap.analysis.cost import copying_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.cudnn_algorithms import Algorithm, algorithms, is_convolution
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.schedule import Step
+from tfswap.plan.schedule import HOST_ONLY, CopyTiers, Step
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, filled
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.replay import Buffer, Replay
@@ -166,7 +166,7 @@ def computed(
     limit_bytes: float,
     cost_s: Sequence[float],
     rates: Rates,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
     arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> Computed:
     """The time and memory of `steps`, with the fastest algorithm for each convolution that its place has room for.
@@ -177,7 +177,7 @@ def computed(
         needed: the needs of `steps`.
         limit_bytes: the most bytes that may be in use.
         cost_s: seconds of each kernel, of convolutions with their fastest algorithms.
-        disk, arrivals: as of `simulate_time`.
+        tiers, arrivals: as of `simulate_time`.
     """
     slower: dict[int, float] = {}
     peak = workspace = 0
@@ -195,4 +195,4 @@ def computed(
     for kernel, times in slower.items():
         fixed_s = rates.launch_s + copying_seconds(flow.nodes[kernel], rates)
         made_s[kernel] = fixed_s + (made_s[kernel] - fixed_s) * times
-    return Computed(simulate_time(flow, steps, made_s, rates, disk, arrivals=arrivals), peak, workspace, names)
+    return Computed(simulate_time(flow, steps, made_s, rates, tiers, arrivals=arrivals), peak, workspace, names)

@@ -25,7 +25,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Node
 from tfswap.ir.permits import TENSOR_TACTICS
 from tfswap.kernels.target import Target
-from tfswap.plan.schedule import build_schedule, on_disk
+from tfswap.plan.schedule import build_schedule, tiers_of
 from tfswap.planner.candidates import Candidate, Draft, Judged
 from tfswap.planner.convolution_room import has_convolutions
 from tfswap.planner.home_copies import with_home_copies
@@ -262,5 +262,5 @@ class Planner:
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:
-        steps, disk = build_schedule(*choice), on_disk(choice.intervals)
-        return simulate_time(self.flow, steps, self.cost_s, self.rates, disk, arrivals=self.arrivals)
+        steps, tiers = build_schedule(*choice), tiers_of(choice.intervals)
+        return simulate_time(self.flow, steps, self.cost_s, self.rates, tiers, arrivals=self.arrivals)

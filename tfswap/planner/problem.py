@@ -63,7 +63,8 @@ class Choice(NamedTuple):
         """The order and the intervals as a plan has them, by names of nodes and tensors."""
         moved = ((flow.values[a.value], a) for a in self.intervals)
         return tuple(flow.nodes[i].name for i in self.order), tuple(
-            Eviction(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk) for value, a in moved
+            Eviction(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk, a.lent)
+            for value, a in moved
         )
 
 

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.report.markup import render, ticks, trusted
 from tfswap.report.printed import FIGURES, device_rows, merged_rows, notes_of
-from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, MARGIN, OTHERS, Block, Run, Timeline
+from tfswap.report.timeline import (
+    COMPUTE,
+    COPIES_BETWEEN,
+    COPIES_IN,
+    COPIES_OUT,
+    KINDS,
+    MARGIN,
+    OTHERS,
+    Block,
+    Run,
+    Timeline,
+)
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +52,7 @@ LIMIT_SHOWN = 1.6
 STACK = (OTHERS, *range(OTHERS), MARGIN)
 """Kinds of memory from the bottom to the top: persistent bytes first."""
 ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
-LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
+LANES = (COMPUTE, COPIES_OUT, COPIES_IN, COPIES_BETWEEN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
 BLOCKS = {"run": "kernels", "again": "recomputed kernels", "wait": "waiting for a copy", "copy": "copies"}
 """The legend of the lanes' blocks, by kind."""
@@ -186,13 +197,14 @@ def _chart(title: str, run: Run, axes: Axes, top: float) -> dict[str, Any]:
         areas.append((KINDS[STACK[layer - 1]], _area(edge, end)))
     drawn = {block.kind for block in run.blocks}
     blocks = _merged(run, axes)
+    lanes = [lane for lane in LANES if run.blocks and (lane != COPIES_BETWEEN or any(b[0] == lane for b in blocks))]
     return {
         "title": title,
         "peak_bytes": run.peak_bytes,
         "total_s": run.total_s,
         "areas": areas,
         "byte_ticks": [(t, _y(t, top)) for t in _byte_ticks(top)],
-        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], axes)) for lane in LANES if run.blocks],
+        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], axes)) for lane in lanes],
         "key": [(COLOURS[kind], meaning) for kind, meaning in BLOCKS.items() if kind in drawn],
     }
 

@@ -187,6 +187,7 @@ def _tensor_row(
     encoded_bytes, reasons = smaller.reasons(v, value.tensor.type, of)
     if away:
         where = "on disk" if away[0].disk else "in host memory"
+        where = where if away[0].lent is None else "in another device's memory"
         reasons.append(f"{where} for {moves.duration(away)}{of}")
     if made:
         reasons.append(f"recomputed {moves.moments(made)}{of}")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.analysis.phases import backward_among, forward_among
 from tfswap.ir.graph import Node, Output
+from tfswap.kernels.hardware import LENT
 from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
 from tfswap.simulator.record import NO_ID, Hold, PlannedRecord, Record
 
@@ -23,7 +24,7 @@ KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other
 gradients count as gradients. Chunks allocated during the step count whole, under the kind of their tensor. "other" is
 the rest of the arena before the step, with the unused ends of the chunks of variables and inputs. The margin is the
 difference between the predicted and the simulated peak, so that the highest point of a chart is the report's peak."""
-COMPUTE, COPIES_OUT, COPIES_IN = "compute", "copies out", "copies in"
+COMPUTE, COPIES_OUT, COPIES_IN, COPIES_BETWEEN = "compute", "copies out", "copies in", "copies between"
 
 
 class Block(NamedTuple):
@@ -194,6 +195,7 @@ def _blocks(record: PlannedRecord, pace: float) -> Iterator[Block]:
             yield Block(COMPUTE, "again" if kind == RERUN else "run", name, start_s, end_s)
         elif kind in (OUT, IN):
             lane = COPIES_OUT if kind == OUT else COPIES_IN
+            lane = COPIES_BETWEEN if record.tiers.get(subject) == LENT else lane
             yield Block(lane, "copy", flow.values[subject].tensor.name, start_s, end_s)
         elif kind in (RELEASE, AWAIT):
             yield Block(COMPUTE, "wait", flow.values[subject].tensor.name, start_s, end_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, Run, Timeline
+from tfswap.report.timeline import COMPUTE, COPIES_BETWEEN, COPIES_IN, COPIES_OUT, KINDS, Run, Timeline
 
 if TYPE_CHECKING:
     from tfswap.report.report import Report
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PLANNED, BEFORE = 1, 2
 PROCESSES = 2
 """The number of processes of a device."""
-THREADS = {COMPUTE: 1, COPIES_OUT: 2, COPIES_IN: 3}
+THREADS = {COMPUTE: 1, COPIES_OUT: 2, COPIES_IN: 3, COPIES_BETWEEN: 4}
 MICROSECONDS = 1e6
 FIGURES = ("baseline_peak_bytes", "planned_peak_bytes", "memory_limit_bytes", "measured_peak_bytes")
 
@@ -59,7 +59,9 @@ def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 def _slices(process: int, run: Run) -> Iterator[dict[str, Any]]:
     if run.blocks:
-        yield from (_named("thread_name", process, thread, lane) for lane, thread in THREADS.items())
+        used = {lane for lane, *_ in run.blocks}
+        lanes = (lane for lane in THREADS if lane != COPIES_BETWEEN or lane in used)
+        yield from (_named("thread_name", process, THREADS[lane], lane) for lane in lanes)
     for lane, kind, name, start_s, end_s in run.blocks:
         yield {
             "name": f"wait for {name}" if kind == "wait" else name,

@@ -15,11 +15,12 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import ALWAYS_OPEN
 from tfswap.compiler.origin import Origin, SavedStep, policy_answers, sized
 from tfswap.compiler.request import Request
+from tfswap.device.lent_block import LentBlock
 from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.passes.join_parts import Joined
-from tfswap.passes.memory_reservation import Reservation, of_all_parts, reserve_memory
+from tfswap.passes.memory_reservation import Reservation, borrow, of_all_parts, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.runtime.audit import Audit, gates_of
@@ -38,11 +39,19 @@ class Chosen(NamedTuple):
         trace: of the part.
         optimizer: of the part.
         plan: to be carried out.
+        borrowed: the memory of another device that its swapped tensors take.
     """
 
     trace: Trace
     optimizer: Optimizer
     plan: Plan
+    borrowed: LentBlock | None = None
+
+    @property
+    def in_host_memory(self) -> Plan:
+        """The plan, with what it would have in another device's memory in host memory, where none is borrowed."""
+        plan = self.plan
+        return plan if self.borrowed else dataclasses.replace(plan, host_bytes=plan.host_bytes + plan.lent_bytes)
 
 
 class FunctionMaker:
@@ -88,7 +97,7 @@ class FunctionMaker:
         self._share_random_state(made, chosen)
         joined = _joined(self._trace, chosen, made, gate)
         graph = joined.graph
-        reservation = of_all_parts([self._reservation(*each) for each in chosen])
+        reservation = of_all_parts([self._reservation(each) for each in chosen])
         swaps = reserve_memory(graph, chosen[0].optimizer.target, reservation)
         function = self._export(chosen, joined, gate)
         if swaps:
@@ -96,9 +105,9 @@ class FunctionMaker:
             weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
         return function, gate
 
-    def _reservation(self, part: Trace, _: Optimizer, plan: Plan) -> Reservation:
-        found = self._request.options.reservation(self._owner, plan)
-        on_cpu = part.device.model.has_own_kernels
+    def _reservation(self, part: Chosen) -> Reservation:
+        found = self._request.options.reservation(self._owner, part.in_host_memory)
+        on_cpu = part.trace.device.model.has_own_kernels
         return dataclasses.replace(found, cpu_bytes=found.host_bytes) if on_cpu else found
 
     def _share_random_state(self, made: Mapping[str, Graph], chosen: Sequence[Chosen]) -> None:
@@ -106,7 +115,7 @@ class FunctionMaker:
         import tfswap.ops
 
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
-        for part, optimizer, _ in chosen:
+        for part, optimizer, _, _ in chosen:
             if part.device.model.has_own_kernels and share_random_state(
                 made[part.device.name], optimizer.target, self._owner, trace
             ):
@@ -194,18 +203,20 @@ def _rewritten(trace: Trace, chosen: Sequence[Chosen], gate: int, *, checked_by_
         checked_by_gate: as of `Optimizer.rewrite`.
     """
     made: dict[str, Graph] = {}
-    for number, (part, optimizer, plan) in enumerate(chosen):
+    for number, (part, optimizer, plan, borrowed) in enumerate(chosen):
         captures = with_placeholders(trace.concrete)
         given = [None] * (len(trace.concrete.inputs) - len(captures)) + captures
         refuse_parts_on_cpu(trace.name, optimizer.graph, part.given_to(optimizer.graph, given), optimizer.target)
         own = gate if gate == ALWAYS_OPEN else gate + number
-        made[part.device.name] = optimizer.rewrite(plan, own, checked_by_gate=checked_by_gate)
+        graph = made[part.device.name] = optimizer.rewrite(plan, own, checked_by_gate=checked_by_gate)
+        if borrowed is not None:
+            borrow(graph, optimizer.target, borrowed.number)
     return made
 
 
 def _joined(trace: Trace, chosen: Sequence[Chosen], made: Mapping[str, Graph], gate: int) -> Joined:
     """The graph that carries out all plans. Arguments as of `_rewritten`, which gives `made`."""
-    orders = {part.device.name: plan.order for part, _, plan in chosen}
+    orders = {each.trace.device.name: each.plan.order for each in chosen}
     return trace.join(made, orders, gate + len(chosen))
 
 
@@ -220,7 +231,7 @@ def _for_file(trace: Trace, chosen: Sequence[Chosen], request: Request, owner: i
             f"{trace.name} is planned for several devices, and such a plan can't be saved in a file. Save the function "
             "that it was made from."
         )
-    concrete, (_, optimizer, plan) = trace.concrete, chosen[0]
+    concrete, (_, optimizer, plan, _) = trace.concrete, chosen[0]
     made = _rewritten(trace, chosen, ALWAYS_OPEN, checked_by_gate=True)
     graph = _joined(trace, chosen, made, ALWAYS_OPEN).graph
     reserve_memory(graph, optimizer.target, request.options.reservation(owner, plan))

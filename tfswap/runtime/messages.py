@@ -11,6 +11,7 @@ from tfswap.planner.promise import promised
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from tfswap.device.lent_block import LentBlock
     from tfswap.report.report import ConvolutionRow
 
 
@@ -20,6 +21,16 @@ CONCURRENT_STEPS = (
     "after another."
 )
 """The cause where a step did not run alone."""
+
+
+def borrows(device: str, block: LentBlock) -> str:
+    """Of a report: tensors wait in another device's memory."""
+    return f"swapped tensors of {device} take {format_bytes(block.nbytes)} of {block.lender}'s memory"
+
+
+def lends(device: str, nbytes: int) -> str:
+    """Of a report: a device lends memory."""
+    return f"of {device}'s persistent bytes, {format_bytes(nbytes)} are lent to other devices, for swapped tensors"
 
 
 def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:

@@ -6,6 +6,7 @@ the next one is chosen for the arena with these constants. Each try has an `Outc
 
     choose --> UNCHANGED                     the step runs as it was traced
       |------> SLOTS_MADE -----> again       no plan fits since free memory is in pieces: slots are reserved
+      |------> LENT -----------> again       of several devices, one lends memory to another (lending.py)
       |------> (refusal is raised)
       v
     make ----> UNSEEN                        the arena is not the one in which the step runs
@@ -35,6 +36,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
 from tfswap.runtime.function_maker import Chosen, FunctionMaker
+from tfswap.runtime.lending import Lending
 from tfswap.runtime.limit import report_floor
 from tfswap.runtime.step_part import StepPart
 from tfswap.runtime.trace import Trace
@@ -43,7 +45,7 @@ from tfswap.simulator.device_timing import TimedPart
 from tfswap.simulator.requests import Requests
 from tfswap.support.gc_pause import without_collector
 
-PLANNING_TRIES = 4 + MOST_VARIANTS
+PLANNING_TRIES = 6 + MOST_VARIANTS
 """Each variant may have to be made once, to find its constants."""
 
 
@@ -53,12 +55,13 @@ class Outcome(enum.Enum):
     UNCHANGED = "the step runs as it was traced"
     UNSEEN = "a plan for an arena that can't be seen yet"
     PLANNED = "a plan that keeps the limit in this arena"
+    LENT = "a device lends memory to another, or no longer does, and the arenas are others"
     SLOTS_MADE = "slots were reserved, and the arena is another one"
     ARENA_CHANGED = "the plan does not keep the limit with what its function has made in the arena"
 
     @property
     def is_final(self) -> bool:
-        return self not in (Outcome.SLOTS_MADE, Outcome.ARENA_CHANGED)
+        return self not in (Outcome.LENT, Outcome.SLOTS_MADE, Outcome.ARENA_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,10 @@ class PlanningLoop:
         """The plan of each part, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
         new = [part.compiler.import_step(self.inputs) for part in self.parts]
         free_functions(recent=any(new))
+        for part in self.parts:
+            part.borrowed = None
         self._parts = [self._begun(i, part) for i, part in enumerate(self.parts)]
+        self._lending = Lending(self._parts)
         self._assume_waits()
         self.maker.making_bytes = []
         self._function: Any = None
@@ -254,9 +260,18 @@ class PlanningLoop:
         """Predict the seconds of the plans together: a device waits for what others send it."""
         if all(each.changes_nothing for each in self._parts):
             return
-        for each, timed in self._timed({each.part.trace.device.name: each.plan for each in self._parts}):
+        for each, timed in self._timed(self._plans):
             note_times(each.optimizer, timed)
             each.plan = dataclasses.replace(each.plan, seconds=timed.timing.total_s)
+
+    def _seconds(self) -> float:
+        """The time of the step with the chosen plans."""
+        return max(timed.timing.total_s for _, timed in self._timed(self._plans))
+
+    @property
+    def _plans(self) -> dict[str, Plan]:
+        """The chosen plans, by device."""
+        return {each.part.trace.device.name: each.plan for each in self._parts}
 
     def _timed(self, plans: Mapping[str, Plan]) -> list[tuple[PartPlanning, TimedPart]]:
         """Each part of several with its time under these plans; without one, in the order that is planned first."""
@@ -278,6 +293,8 @@ class PlanningLoop:
                     each.ordered = True
                 return self._try()
         except InfeasibleMemoryLimit:
+            if self._lending.give_back():
+                return Outcome.LENT
             self._function = None  # a held refusal holds this loop, and with it constants in the arena
             raise
         if all(unchanged):
@@ -286,11 +303,18 @@ class PlanningLoop:
             for each in self._parts:
                 each.requests = None
             return Outcome.UNCHANGED
+        if self._may_lend and self._lending.changes_arenas(self._seconds, self._choose):
+            return Outcome.LENT
         self._make()
         if not self.live:
             return Outcome.UNSEEN
         kept = [each.judge() for each in self._parts if each.live]
         return Outcome.PLANNED if all(kept) else Outcome.ARENA_CHANGED
+
+    @property
+    def _may_lend(self) -> bool:
+        """Whether devices of the step may lend memory to one another now."""
+        return self.live and self.given is None and len(self._parts) > 1 and self._actions is None
 
     def _chosen(self, number: int) -> Outcome | None:
         """Choose the plan of a part, with the plan of the part before as an example. Of several parts, a refusal names
@@ -298,6 +322,9 @@ class PlanningLoop:
         """
         planning = self._parts[number]
         planning.optimizer.example = self._parts[number - 1].plan if number else None
+        return self._choose(planning)
+
+    def _choose(self, planning: PartPlanning) -> Outcome | None:
         try:
             return planning.choose(self._drop_function)
         except InfeasibleMemoryLimit as error:
@@ -307,14 +334,14 @@ class PlanningLoop:
 
     def _make(self) -> None:
         """Make the function of the chosen plans, unless it exists."""
-        actions = [each.plan.actions for each in self._parts]
+        actions = [(each.plan.actions, each.part.borrowed) for each in self._parts]
         if actions == self._actions:
             return
         if self._actions is not None:
             # The earlier plan's function is freed first: the next one's constants get its chunks.
             self._drop_function()
         self._place_variables()
-        chosen = [Chosen(each.part.trace, each.optimizer, each.plan) for each in self._parts]
+        chosen = [Chosen(each.part.trace, each.optimizer, each.plan, each.part.borrowed) for each in self._parts]
         self._function, self._gate = self.maker.make(chosen, live=self.live)
         self._actions = actions
         if self.live:

@@ -22,6 +22,7 @@ from tfswap.runtime.step_compiler import StepCompiler
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
+    from tfswap.device.lent_block import LentBlock
     from tfswap.native.load import CArenaReading
     from tfswap.plan.plan import Plan
     from tfswap.runtime.function_maker import FunctionMaker
@@ -41,9 +42,11 @@ class StepPart:
 
     Attributes:
         plan: the latest plan.
+        borrowed: the memory of another device that its swapped tensors take.
     """
 
     plan: Plan
+    borrowed: LentBlock | None = None
 
     def __init__(
         self,
@@ -73,16 +76,25 @@ class StepPart:
         """The request, with the limit in bytes."""
         return dataclasses.replace(self.request, memory_limit=self.limit.bytes)
 
-    def renew(self, planned: Planned) -> None:
-        """Take a new plan, which a function carries out from now on."""
+    def renew(self, planned: Planned, lends_bytes: int) -> None:
+        """Take a new plan, which a function carries out from now on.
+
+        Args:
+            lends_bytes: the memory that the device lends others.
+        """
         optimizer, self.plan = planned.optimizer, planned.plan
         optimizer.extra_margin_bytes = self.margins.others_bytes
         if (complaint := self.request.complaint(self.trace.name, self.plan)) is not None:
             self.watch.complain(complaint)
         floor = functools.partial(self._floor_bytes, rewritten=planned.gate is not None)
         report = optimizer.report(self.plan, planned.snapshot)
+        notes = [] if self.borrowed is None else [messages.borrows(self.trace.device.name, self.borrowed)]
+        notes += [messages.lends(self.trace.device.name, lends_bytes)] if lends_bytes else []
         self.watch.renew(
-            planned, dataclasses.replace(report, step=self.trace.name, device=self.trace.device.name, _floor=floor)
+            planned,
+            dataclasses.replace(
+                report, step=self.trace.name, device=self.trace.device.name, notes=(*report.notes, *notes), _floor=floor
+            ),
         )
 
     def read_before(self, inputs: Sequence[Any] | None) -> CArenaReading:
@@ -194,8 +206,9 @@ class StepParts(tuple[StepPart, ...]):
 
     def renew(self, planned: Sequence[Planned]) -> None:
         """Take new plans, which one function carries out from now on."""
+        blocks = [part.borrowed for part in self if part.borrowed is not None]
         for part, found in zip(self, planned, strict=True):
-            part.renew(found)
+            part.renew(found, sum(block.nbytes for block in blocks if block.lender == part.trace.device.name))
 
     def assume_made(self, planned: Sequence[Planned]) -> None:
         """Note that the constants of the plans' function are in the arenas."""
@@ -215,6 +228,7 @@ class StepParts(tuple[StepPart, ...]):
     def drop_requests(self) -> None:
         """Note that the plans are no longer carried out."""
         for part in self:
+            part.borrowed = None
             part.watch.drop_requests()
 
     def change_limit(self, limit: Limit) -> None:

@@ -18,7 +18,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device_waits import awaited_kernels, waits_for_others
 from tfswap.ir.graph import Graph
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.schedule import Step
+from tfswap.plan.schedule import HOST_ONLY, CopyTiers, Step
 from tfswap.simulator.timing import Timing, run_lanes
 
 End = tuple[str, str]
@@ -32,7 +32,7 @@ class PartLanes(NamedTuple):
     steps: Sequence[Step]
     cost_s: Sequence[float]
     rates: Rates
-    disk: Collection[int] = ()
+    tiers: CopyTiers = HOST_ONLY
 
 
 class TimedPart(NamedTuple):

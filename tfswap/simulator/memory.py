@@ -9,20 +9,23 @@ import dataclasses
 import itertools
 import math
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import DISK, HOST
 from tfswap.plan.schedule import (
     AWAIT,
     COPIES,
+    HOST_ONLY,
     IN,
     KERNELS,
     OUT,
     RELEASE,
     RERUN,
     SPLIT,
+    CopyTiers,
     Step,
     at_extremes,
     is_exact,
@@ -69,7 +72,7 @@ def simulate_memory(
     live: bool = False,
     detail: bool = False,
     arena: Allocator | None = None,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
 ) -> Memory:
     """Replay `steps` through the allocator.
 
@@ -78,9 +81,9 @@ def simulate_memory(
         live: count live bytes only, as if memory never fragmented.
         detail: also list the values alive at the peak, and the forwarded buffers.
         arena: the arena to replay in, which has `snapshot`'s chunks.
-        disk: values that go to disk.
+        tiers: those of values that do not go to host memory.
     """
-    memory = memory_within(flow, steps, math.inf, snapshot=snapshot, live=live, detail=detail, arena=arena, disk=disk)
+    memory = memory_within(flow, steps, math.inf, snapshot=snapshot, live=live, detail=detail, arena=arena, tiers=tiers)
     assert memory is not None, "any peak is within an infinite limit"
     return memory
 
@@ -94,7 +97,7 @@ def memory_within(
     live: bool = False,
     detail: bool = False,
     arena: Allocator | None = None,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
 ) -> Memory | None:
     """As `simulate_memory`; None where the peak is above `most_bytes`: the replay ends there."""
     # Where buffers are shared, the first step leaves another arena, which is checked before the next one.
@@ -112,7 +115,7 @@ def memory_within(
     if found is None:
         return None
     peak, peak_step, before, during = found
-    host_peak, disk_peak, out_bytes, in_bytes = _host_copies(flow, steps, disk)
+    host_peak, disk_peak, out_bytes, in_bytes = _host_copies(flow, steps, tiers)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
 
@@ -142,10 +145,13 @@ def _widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot
 
 
 def judge_memory(
-    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN, disk: Collection[int] = ()
+    flow: Dataflow,
+    steps: Sequence[Step],
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
+    tiers: CopyTiers = HOST_ONLY,
 ) -> Memory:
     """The memory of `steps` in the worst case, over the extremes of bounds."""
-    memory = Judge(flow, snapshot).memory(steps, disk)
+    memory = Judge(flow, snapshot).memory(steps, tiers)
     assert memory is not None, "any peak is within an infinite limit"
     return memory
 
@@ -160,29 +166,31 @@ class Judge:
         self._snapshot = snapshot
         self._strictest = 0
 
-    def memory(self, steps: Sequence[Step], disk: Collection[int] = (), most_bytes: float = math.inf) -> Memory | None:
+    def memory(
+        self, steps: Sequence[Step], tiers: CopyTiers = HOST_ONLY, most_bytes: float = math.inf
+    ) -> Memory | None:
         """The memory of `steps` in the worst case; None where its peak is above `most_bytes`."""
         first = self._strictest
         if most_bytes < math.inf and first:
             extreme = next(itertools.islice(at_extremes(self._flow, steps), first, None))
-            if memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk) is None:
+            if memory_within(*extreme, most_bytes, snapshot=self._snapshot, tiers=tiers) is None:
                 return None
         memories: list[Memory] = []
         for number, extreme in enumerate(at_extremes(self._flow, steps)):
-            memory = memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk)
+            memory = memory_within(*extreme, most_bytes, snapshot=self._snapshot, tiers=tiers)
             if memory is None:
                 self._strictest = number
                 return None
             memories.append(memory)
         worst = max(memories, key=lambda memory: memory.peak_bytes)
-        # Values on disk are numbered as in the facts themselves.
-        host_peak, disk_peak, out_bytes, in_bytes = _host_copies(self._flow, steps, disk)
+        # Values are numbered as in the facts themselves.
+        host_peak, disk_peak, out_bytes, in_bytes = _host_copies(self._flow, steps, tiers)
         return dataclasses.replace(
             worst, host_peak_bytes=host_peak, disk_peak_bytes=disk_peak, out_bytes=out_bytes, in_bytes=in_bytes
         )
 
 
-def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
+def _host_copies(flow: Dataflow, steps: Sequence[Step], tiers: CopyTiers) -> tuple[int, int, int, int]:
     """The peaks of host memory and of bytes on disk, and the bytes copied out and in.
 
     Tensors swapped inside of loops' bodies that stay after the loops count throughout the step. Variables at home on
@@ -197,11 +205,11 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
             copies[v] = copies.get(v, 0) + 1
         elif kind == AWAIT:
             last[v, copies[v]] = n
-    held, peaks = [0, 0], [0, 0]  # in host memory, on disk
+    held, peaks = [0, 0, 0], [0, 0, 0]  # by tier
     out_bytes = in_bytes = 0
     copies = {}
     for n, kind, subject in moves:
-        tier = 0
+        tier = HOST
         if kind in KERNELS:
             if subject in flow.loads:
                 in_bytes += flow.values[flow.loads[subject]].nbytes
@@ -212,7 +220,7 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
             else:
                 held[tier] -= round_up(flow.values[flow.stores[flow.commits[subject]]].nbytes)
         elif kind in COPIES:
-            nbytes, tier = flow.values[subject].nbytes, int(subject in disk)
+            nbytes, tier = flow.values[subject].nbytes, tiers.get(subject, HOST)
             if kind == OUT:
                 copies[subject] = copies.get(subject, 0) + 1
                 held[tier] += round_up(nbytes)
@@ -223,7 +231,7 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -
                 held[tier] -= round_up(nbytes)
         peaks[tier] = max(peaks[tier], held[tier])
     inner_out, inner_in = flow.inner_out_bytes, flow.inner_in_bytes
-    return peaks[0] + flow.inner_host_bytes, peaks[1], out_bytes + inner_out, in_bytes + inner_in
+    return peaks[HOST] + flow.inner_host_bytes, peaks[DISK], out_bytes + inner_out, in_bytes + inner_in
 
 
 def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:

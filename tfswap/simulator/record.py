@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
+from tfswap.plan.schedule import AWAIT, COPIES, HOST_ONLY, KERNELS, RELEASE, CopyTiers, Step, at_extremes
 from tfswap.simulator.arena_snapshot import Allocator, ArenaSnapshot, filled
 from tfswap.simulator.replay import MAX_REPEATS, Buffer, Replay
 from tfswap.simulator.timing import Span, Timing, simulate_time
@@ -78,11 +78,13 @@ class PlannedRecord(Record):
         steps: its schedule.
         spans: the times of each step of the schedule.
         timing: the timing of the schedule.
+        tiers: of swapped values, by their numbers in `flow`.
     """
 
     steps: tuple[Step, ...]
     spans: tuple[Span, ...]
     timing: Timing
+    tiers: CopyTiers
 
 
 class Recorder:
@@ -238,12 +240,12 @@ def record_planned(
     rates: Rates,
     *,
     snapshot: ArenaSnapshot,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
     arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> PlannedRecord:
     """The run of `steps` with the peak of `judge_memory`: at the worse extreme, and in the highest repeat."""
     spans: list[Span] = []
-    timing = simulate_time(flow, steps, cost_s, rates, disk, spans, arrivals)
+    timing = simulate_time(flow, steps, cost_s, rates, tiers, spans, arrivals)
     on_lane = _on_compute_lane(flow, steps, spans)
     best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
     for extreme, its in at_extremes(flow, steps):
@@ -258,9 +260,9 @@ def record_planned(
     assert best is not None, "a step has facts"
     extreme, its, notes = best
     total_s = max((span.end_s for span in on_lane), default=0.0)
-    return PlannedRecord(
-        extreme, tuple(notes.finished()), notes.used, notes.began_s, total_s, tuple(its), tuple(spans), timing
-    )
+    its_tiers = {v: tiers[u] for (kind, u), (_, v) in zip(steps, its, strict=True) if kind in COPIES and u in tiers}
+    held = tuple(notes.finished())
+    return PlannedRecord(extreme, held, notes.used, notes.began_s, total_s, tuple(its), tuple(spans), timing, its_tiers)
 
 
 def _on_compute_lane(flow: Dataflow, steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]:

@@ -11,7 +11,7 @@ Not handled: which kernel loses time to a concurrent copy. The loss is spread ov
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,9 +19,10 @@ from typing import NamedTuple
 from tfswap.analysis.cost import concurrent_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.custom_ops import TO_HOST
-from tfswap.kernels.hardware import Rates
+from tfswap.kernels.hardware import HOST, Rates
 from tfswap.plan.schedule import (
     AWAIT,
+    HOST_ONLY,
     IN,
     KERNELS,
     LEAD,
@@ -30,6 +31,7 @@ from tfswap.plan.schedule import (
     RERUN,
     RUN,
     SPLIT,
+    CopyTiers,
     Step,
 )
 
@@ -64,6 +66,10 @@ class Span(NamedTuple):
     end_s: float
 
 
+_OUT: Sequence[str] = "out", "disk out", "between"
+_IN: Sequence[str] = "in", "disk in", "between"
+"""The lanes of copies from and to the device, by tier."""
+
 SPLIT_S = 20e-6
 """Host seconds to split chunks for a kernel and free the rest: measured among some thousand chunks."""
 
@@ -73,20 +79,21 @@ def simulate_time(
     steps: Sequence[Step],
     cost_s: Sequence[float],
     rates: Rates,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
     spans: list[Span] | None = None,
     arrivals: Mapping[int, float] = MappingProxyType({}),
 ) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
-    The values `disk` go to disk, which has a lane of its own in each direction. Two concurrent kernels share the cores.
-    The time that kernels lose to concurrent copies (`Rates.copy_share`) is added as a whole.
+    A disk has a lane of its own in each direction. The memory that another device lends has one for both directions:
+    TensorFlow has one stream for copies between devices. Two concurrent kernels share the cores. The time that kernels
+    lose to concurrent copies (`Rates.copy_share`) is added as a whole.
 
     Args:
         spans: gets one for each step, without the time that kernels lose.
         arrivals: the earliest start of kernels that wait for other devices.
     """
-    lanes = run_lanes(flow, steps, cost_s, rates, disk, spans, waiting=arrivals)
+    lanes = run_lanes(flow, steps, cost_s, rates, tiers, spans, waiting=arrivals)
     try:
         kernel = next(lanes)
         while True:
@@ -100,7 +107,7 @@ def run_lanes(
     steps: Sequence[Step],
     cost_s: Sequence[float],
     rates: Rates,
-    disk: Collection[int] = (),
+    tiers: CopyTiers = HOST_ONLY,
     spans: list[Span] | None = None,
     *,
     waiting: Container[int] = (),
@@ -114,7 +121,7 @@ def run_lanes(
     """
     now = host = compute = rerun = 0.0
     crossing, copying, loads, commits = flow.crossing, flow.copying, flow.loads, flow.commits
-    copies = _Copies(flow, rates, disk)
+    copies = _Copies(flow, rates, tiers)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     for number, (kind, subject) in enumerate(steps):
         start = now
@@ -178,11 +185,11 @@ class _Copies:
         lost_s: time that kernels lose to copies.
     """
 
-    def __init__(self, flow: Dataflow, rates: Rates, disk: Collection[int]):
+    def __init__(self, flow: Dataflow, rates: Rates, tiers: CopyTiers):
         self._flow = flow
         self._rates = rates
-        self._disk = disk
-        self._out_free, self._in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
+        self._tiers = tiers
+        self._free = dict.fromkeys([*_OUT, *_IN], 0.0)  # by lane, when it has ended its latest copy
         self.out_end: dict[int, float] = {}
         self.in_end: dict[int, float] = {}
         self.store_end: dict[int, float] = {}
@@ -191,43 +198,42 @@ class _Copies:
     def load(self, kernel: int, now: float) -> Span:
         """The copy of a variable from its home on the host."""
         value = self._flow.loads[kernel]
-        start = max(self._in_free[False], now)
-        end = start + self._seconds(value, self._rates.in_bytes_per_s)
-        self.in_end[value] = self._in_free[False] = end
-        return Span(start, end)
+        span = self._copy(value, HOST, _IN, now)
+        self.in_end[value] = span.end_s
+        return span
 
     def store(self, kernel: int, now: float) -> Span:
         """The copy of a variable's new value to its home on the host."""
         value = self._flow.stores[kernel]
-        start = max(self._out_free[False], self.read((value,), now))
-        end = start + self._seconds(value, self._rates.out_bytes_per_s)
-        self.store_end[kernel] = self._out_free[False] = end
-        return Span(start, end)
+        span = self._copy(value, HOST, _OUT, self.read((value,), now))
+        self.store_end[kernel] = span.end_s
+        return span
 
     def read(self, values: Iterable[int], now: float) -> float:
         """When a kernel can start that reads these values."""
         return max([now, *(self.in_end[v] for v in values if v in self.in_end)])
 
     def start_out(self, value: int, now: float) -> Span:
-        start = max(self._out_free[value in self._disk], self.read((value,), now))
-        end = start + self._seconds(value, self._rates.out_bytes_per_s)
-        self.out_end[value] = self._out_free[value in self._disk] = end
-        return Span(start, end)
+        span = self._copy(value, self._tiers.get(value, HOST), _OUT, self.read((value,), now))
+        self.out_end[value] = span.end_s
+        return span
 
     def start_in(self, value: int, now: float) -> Span:
-        start = max(self._in_free[value in self._disk], now, self.out_end[value])
-        end = start + self._seconds(value, self._rates.in_bytes_per_s)
-        self.in_end[value] = self._in_free[value in self._disk] = end
-        return Span(start, end)
+        span = self._copy(value, self._tiers.get(value, HOST), _IN, max(now, self.out_end[value]))
+        self.in_end[value] = span.end_s
+        return span
 
     def cross(self, op: str, now: float, seconds: float) -> Span:
         """A copy of a tensor that goes to another device, or comes from one."""
-        lane = self._out_free if op == TO_HOST else self._in_free
-        start = max(lane[0], now)
-        lane[0] = start + seconds
-        return Span(start, lane[0])
+        return self._occupy((_OUT if op == TO_HOST else _IN)[HOST], now, seconds)
 
-    def _seconds(self, value: int, bytes_per_s: float) -> float:
+    def _copy(self, value: int, tier: int, lanes: Sequence[str], now: float) -> Span:
         nbytes, rates = self._flow.values[value].nbytes, self._rates
-        self.lost_s += nbytes / bytes_per_s * rates.copy_share
-        return rates.copy_latency_s + nbytes / (rates.disk_bytes_per_s if value in self._disk else bytes_per_s)
+        rate = rates.out_rate if lanes is _OUT else rates.in_rate
+        self.lost_s += nbytes / rate(HOST) * rates.copy_share
+        return self._occupy(lanes[tier], now, rates.copy_latency_s + nbytes / rate(tier))
+
+    def _occupy(self, lane: str, now: float, seconds: float) -> Span:
+        start = max(self._free[lane], now)
+        self._free[lane] = start + seconds
+        return Span(start, self._free[lane])

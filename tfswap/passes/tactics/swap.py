@@ -11,7 +11,7 @@ latest buffer, through copies of the views between the two. No other data edge i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import Dataflow
@@ -33,7 +33,7 @@ from tfswap.passes.nodes import (
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.pair_kernels import join_leads
 from tfswap.passes.tactics.state_homes import start_reads
-from tfswap.plan.plan import Inside, Plan
+from tfswap.plan.plan import Eviction, Inside, Plan
 from tfswap.plan.schedule import (
     AWAIT,
     EXACT,
@@ -60,6 +60,7 @@ class _Travel:
         original: the tensor as the graph had it.
         source: the tensor that holds it now.
         disk: whether its copies go to disk.
+        lent: their place in the memory that another device lends; None where they are not there.
         handle: the handle of its copy in host memory.
         coming: the SwapIn whose copy has not been awaited.
         views: replacements of the original, and of each of its views that was needed; empty while the original is
@@ -69,6 +70,7 @@ class _Travel:
     original: Output
     source: Output
     disk: bool
+    lent: int | None = None
     handle: Output | None = None
     coming: Node | None = None
     views: dict[Output, Output] = field(default_factory=dict)
@@ -84,14 +86,14 @@ class _Writer:
 
     Args:
         flow: the facts of the graph as it is before.
-        disk: names of tensors whose copies go to disk.
+        evictions: those of the plan.
     """
 
-    def __init__(self, graph: Graph, target: Target, flow: Dataflow, disk: set[str]):
+    def __init__(self, graph: Graph, target: Target, flow: Dataflow, evictions: Iterable[Eviction]):
         self._graph = graph
         self._target = target
         self._flow = flow
-        self._disk = disk
+        self._evictions = {eviction.tensor: eviction for eviction in evictions}
         self._travels: dict[int, _Travel] = {}
         self._parted: list[int] = []  # the next entry's requests that get exact chunks
         self.chain: list[Node] = []
@@ -150,7 +152,9 @@ class _Writer:
         if value not in self._travels:
             planned = self._flow.values[value].tensor
             tensor = _in(self._graph, planned)
-            self._travels[value] = _Travel(tensor, tensor, planned.name in self._disk)
+            evicted = self._evictions.get(planned.name)
+            disk, lent = (evicted.disk, evicted.lent) if evicted else (False, None)
+            self._travels[value] = _Travel(tensor, tensor, disk, lent)
         return self._travels[value]
 
     def _current(self, kernel: int) -> Iterator[Output]:
@@ -170,7 +174,7 @@ def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | I
     Args:
         flow: the facts of the graph as it is before.
     """
-    writer = _Writer(graph, target, flow, {a.tensor for a in plan.evictions if a.disk})
+    writer = _Writer(graph, target, flow, plan.evictions)
     schedule = planned_schedule(flow, plan)
     for kind, subject in schedule:
         writer.write(kind, subject)
@@ -203,7 +207,7 @@ def _in(graph: Graph, tensor: Output) -> Output:
 def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
     stem = f"tfswap/{travel.original.node.name}_{travel.original.index}"
     if kind == OUT:
-        node = add_swap_out(graph, stem, travel.source, travel.source.node.device, travel.disk)
+        node = add_swap_out(graph, stem, travel.source, travel.source.node.device, travel.disk, travel.lent)
         travel.handle = node.out()
         return node
     assert travel.handle is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 
 from tfswap.plan.schedule import Interval
+from tfswap.planner.host_tiers import Places
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Gap, Problem, live_without
 
@@ -76,38 +77,38 @@ def place_copies(problem: Problem, chosen: list[Gap], target: LiveTarget) -> lis
     """Choose when each copy starts and when its buffer is freed, within the target."""
     live = live_without(problem, chosen)
     starts, rates = problem.starts_s, problem.rates
-    disk = problem.tiers.chosen(chosen)
+    places = problem.tiers.chosen(chosen)
     release: dict[Gap, int] = {}
-    lanes = [0.0, 0.0]  # to host memory, to disk
+    lanes = [0.0] * 3  # by tier
     first_gap: dict[tuple[int, int], Gap] = {}  # by value and buffer: the first that is copied out
     for gap in sorted(chosen, key=lambda g: (g.start, g.end, g.value)):
         first_gap.setdefault((gap.value, gap.made), gap)
     outgoing = sorted(first_gap.values(), key=lambda g: (g.made, g.end, g.value))
     for gap in outgoing:
-        tier = gap.value in disk
-        seconds = PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.out_bytes_per_s)
+        tier = places.tier(gap.value)
+        seconds = PREFETCH_SLACK * gap.nbytes / rates.out_rate(tier)
         lanes[tier] = max(lanes[tier], starts[gap.made + 1]) + seconds
         first, last = gap.start + 1, min(gap.end, int(starts.searchsorted(lanes[tier])))
         stop = first + target.first_exceeded(live[first:last], gap.nbytes)
         live[first:stop] += gap.nbytes
         release[gap] = stop
     placed: list[tuple[Gap, int, int]] = []
-    lanes = [float("inf")] * 2
+    lanes = [float("inf")] * 3
     for gap in sorted(chosen, key=lambda g: (-g.end, -g.start, g.value)):
         first = release.get(gap, gap.start + 1)
-        tier = gap.value in disk
+        tier = places.tier(gap.value)
         finish = min(lanes[tier], starts[gap.end])
-        lane = finish - PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.in_bytes_per_s)
+        lane = finish - PREFETCH_SLACK * gap.nbytes / rates.in_rate(tier)
         wanted = max(first, int(starts.searchsorted(lane, side="right")) - 1)
         back = min(gap.end, wanted + target.after_last_exceeded(live[wanted : gap.end], gap.nbytes))
         live[back : gap.end] += gap.nbytes
         lanes[tier] = min(lane, starts[back])
         if back > first:
             placed.append((gap, first, back))
-    return _intervals(placed, release, disk)
+    return _intervals(placed, release, places)
 
 
-def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], disk: frozenset[int]) -> list[Interval]:
+def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], places: Places) -> list[Interval]:
     """The intervals in which each gap's buffer is freed and allocated at these positions. A value's first gap has the
     copy out.
     """
@@ -119,5 +120,6 @@ def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], disk
             # Where a buffer's first eviction fell away (it could stay after all), the copy comes with the next.
             out = gap.made if gap in release else gone - 1
         copied.add((gap.value, gap.made))
-        result.append(Interval(gap.value, out, gone, back, gap.end, gap.value in disk))
+        on_disk, lent = gap.value in places.disk, places.lent.get(gap.value)
+        result.append(Interval(gap.value, out, gone, back, gap.end, on_disk, lent))
     return result

@@ -93,7 +93,7 @@ def solver(prices: Prices):
 def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
     """By position, the values that are used there. They are the same for every target."""
     uses = problem.uses
-    copy_s = prices.copy / problem.rates.in_bytes_per_s + prices.copy / problem.rates.out_bytes_per_s
+    copy_s = sum(prices.copy / rate for rate in problem.tiers.nearest_rates(problem.rates))
 
     def offer(v: int, position: int) -> _Offer:
         wait, slot = uses.after.get((v, position)), uses.slot[v]
@@ -211,7 +211,7 @@ class _Sweep:
         self.moved = 0  # evicted bytes that the problem's live bytes include, less bytes that are present in addition
         self.gone = bytearray(len(uses.nbytes))  # dropped, to be recomputed
         self.away = bytearray(len(uses.nbytes))  # in host memory
-        self.room = problem.tiers.room_bytes  # bytes left in host memory
+        self.away_bytes = 0  # evicted, and not dropped
         self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
         self.extra: set[int] = set()  # present although nothing later in the problem's order reads them
         self.pins: dict[int, int] = {}
@@ -236,8 +236,7 @@ class _Sweep:
         self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of values that may be evicted
         self.entry = [0] * slots  # the valid one; 0 for none
         self.entries = 0
-        rates = problem.rates
-        self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
+        self.in_s, self.out_s = (prices.copy / rate for rate in problem.tiers.nearest_rates(problem.rates))
 
     def choice(self) -> Choice | None:
         return self.course.choice(self.problem, self.target) if self._run() else None
@@ -319,7 +318,8 @@ class _Sweep:
 
     def _copy_cost(self, wait: Wait) -> float:
         """Cost of a copy now; NEVER where host memory has no room for it."""
-        return self.copy_cost[wait.slot] if self.uses.nbytes[wait.value] <= self.room else NEVER
+        nbytes = self.away_bytes + self.uses.nbytes[wait.value]
+        return self.copy_cost[wait.slot] * self.problem.tiers.distance(self.problem.rates, nbytes)
 
     def _reenter(self, wait: Wait) -> None:
         """It may be evicted. Its score is exact if no value that it is computed from was dropped, and otherwise too
@@ -373,7 +373,7 @@ class _Sweep:
             self.gone[v] = True
         else:
             self.away[v] = True
-            self.room -= self.uses.nbytes[v]
+            self.away_bytes += self.uses.nbytes[v]
 
     def _bring(self, wanted: int) -> bool:
         """Make `wanted` present: copy it back, or recompute it."""
@@ -428,7 +428,7 @@ class _Sweep:
     def _return(self, v: int) -> None:
         """A copy comes back."""
         self.away[v] = False
-        self.room += self.uses.nbytes[v]
+        self.away_bytes -= self.uses.nbytes[v]
         self.copied.add((v, self.made[v]))
         self._move(-self.uses.nbytes[v], self.at)
         self.swapped.append(Gap(v, self.problem.flow.values[v].nbytes, self.made[v], self.last_use[v], self.at))
@@ -470,7 +470,7 @@ class _Sweep:
                     for wait in uses.dependents.get(v, ()):
                         if self.waiting[wait.slot] is wait and not (self.gone[wait.value] or self.away[wait.value]):
                             self._reenter(wait)
-                self.room += uses.nbytes[v] if self.away[v] else 0
+                self.away_bytes -= uses.nbytes[v] if self.away[v] else 0
                 self.gone[v] = self.away[v] = False
                 self._move(-uses.nbytes[v], at + 1)
                 self._again(v)

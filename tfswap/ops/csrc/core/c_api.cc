@@ -46,10 +46,13 @@ struct TfswapStats {
   uint64_t spilled_bytes;
   uint64_t disk_written_bytes;
   uint64_t disk_read_bytes;
+  Figures::Copies lent_out;
+  Figures::Copies lent_in;
+  uint64_t lent_peak_bytes;
 };
 static_assert(std::is_standard_layout_v<TfswapStats> && sizeof(Figures::Copies) == 3 * 8 &&
-                  sizeof(TfswapStats) == 25 * 8,
-              "load.py has 25 fields of eight bytes each");
+                  sizeof(TfswapStats) == 32 * 8,
+              "load.py has 32 fields of eight bytes each");
 
 namespace {
 
@@ -68,6 +71,9 @@ TfswapStats Filled(const Figures& figures) {
   stats.disk_peak_bytes = figures.of(Tier::kDisk).peak_bytes;
   stats.disk_written_bytes = figures.in_files(Direction::kOut);
   stats.disk_read_bytes = figures.in_files(Direction::kIn);
+  stats.lent_out = figures.of(Direction::kOut, Tier::kLent);
+  stats.lent_in = figures.of(Direction::kIn, Tier::kLent);
+  stats.lent_peak_bytes = figures.of(Tier::kLent).peak_bytes;
   return stats;
 }
 

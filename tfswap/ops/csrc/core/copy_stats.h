@@ -12,7 +12,8 @@ namespace tfswap {
 enum class Direction { kOut, kIn };
 
 // The place of a swapped tensor.
-enum class Tier { kHost, kDisk };
+enum class Tier { kHost, kDisk, kLent };
+inline constexpr int kTiers = 3;
 
 // Time that a step lost: a wait in Release or Await, or a small copy made by the step's own thread.
 enum class Stall { kRelease, kAwait, kInlineCopy };
@@ -42,9 +43,9 @@ struct Figures {
   uint64_t& in_files(Direction d) { return in_files_[static_cast<int>(d)]; }
   uint64_t in_files(Direction d) const { return in_files_[static_cast<int>(d)]; }
 
-  Copies copies[2][2];
+  Copies copies[2][kTiers];
   uint64_t in_files_[2] = {0, 0};
-  Held held[2];
+  Held held[kTiers];
   double stalled_s[3] = {0, 0, 0};
 };
 
@@ -57,7 +58,7 @@ class CopyStats {
   uint64_t Begin() {
     std::lock_guard<std::mutex> lock(mu_);
     Figures fresh;
-    for (const Tier tier : {Tier::kHost, Tier::kDisk}) {
+    for (const Tier tier : {Tier::kHost, Tier::kDisk, Tier::kLent}) {
       fresh.of(tier).bytes = fresh.of(tier).peak_bytes = figures_.of(tier).bytes;
     }
     figures_ = fresh;

@@ -8,6 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "runtime.h"
+#include "tensorflow/core/common_runtime/copy_tensor.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/device.h"
 
@@ -32,6 +33,10 @@ class CpuCopier : public DeviceCopier {
   void CopyIn(const void* host, Tensor* to, Done done) override {
     Submit(Direction::kIn, to->data(), host, to->TotalBytes(), std::move(done));
   }
+
+  void CopyToDevice(const Tensor* from, void* other, Done done) override { CopyOut(from, other, std::move(done)); }
+
+  void CopyFromDevice(const void* other, Tensor* to, Done done) override { CopyIn(other, to, std::move(done)); }
 
   std::string ReadPiece(const Tensor& from, size_t begin, size_t bytes, void* to) override {
     std::memcpy(to, static_cast<const char*>(from.data()) + begin, bytes);
@@ -147,6 +152,18 @@ class GpuCopier : public DeviceCopier {
                                     Timed(std::move(pinned), std::move(done)));
   }
 
+  void CopyToDevice(const Tensor* from, void* other, Done done) override {
+    auto borrowed = std::make_shared<Tensor>(Borrow(other, *from));
+    Tensor* const to = borrowed.get();
+    CopyBetween(from, to, Timed(std::move(borrowed), std::move(done)));
+  }
+
+  void CopyFromDevice(const void* other, Tensor* to, Done done) override {
+    auto borrowed = std::make_shared<Tensor>(Borrow(const_cast<void*>(other), *to));
+    const Tensor* const from = borrowed.get();
+    CopyBetween(from, to, Timed(std::move(borrowed), std::move(done)));
+  }
+
   std::string ReadPiece(const Tensor& from, size_t begin, size_t bytes, void* to) override {
     const Tensor piece = Piece(from, begin, bytes);
     Tensor staged = Borrow(to, piece);
@@ -164,6 +181,13 @@ class GpuCopier : public DeviceCopier {
   }
 
  private:
+  // On this device's stream for copies between devices. With this device at both ends the copy waits for its kernels
+  // only (GPUUtil::DeviceToDeviceCopy): nothing that the other device computes has to end before.
+  void CopyBetween(const Tensor* from, Tensor* to, tensorflow::StatusCallback done) {
+    tensorflow::CopyTensor::ViaDMA("tfswap", context_, context_, device_, device_, {}, {}, from, to,
+                                   /*dev_to_dev_stream_index=*/0, std::move(done));
+  }
+
   // A part of a tensor's buffer. It references the buffer, and is destroyed before the copy's `done` runs.
   static Tensor Piece(const Tensor& whole, size_t begin, size_t bytes) {
     Tensor flat;

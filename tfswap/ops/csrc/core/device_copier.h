@@ -41,6 +41,11 @@ class DeviceCopier {
   virtual void CopyOut(const tensorflow::Tensor* from, void* host, Done done) = 0;
   virtual void CopyIn(const void* host, tensorflow::Tensor* to, Done done) = 0;
 
+  // The same with memory of another device, which neither device's kernels use. They wait for kernels of this device
+  // only.
+  virtual void CopyToDevice(const tensorflow::Tensor* from, void* other, Done done) = 0;
+  virtual void CopyFromDevice(const void* other, tensorflow::Tensor* to, Done done) = 0;
+
   // Both copy a part of the tensor on the calling thread. Return an error message, "" for none.
   virtual std::string ReadPiece(const tensorflow::Tensor& from, size_t begin, size_t bytes,
                                 void* to) = 0;

@@ -9,6 +9,7 @@
 #include "copy_wait.h"
 #include "device_copier.h"
 #include "host_pool.h"
+#include "lent_blocks.h"
 #include "op_support.h"
 #include "runtime.h"
 #include "step_memory.h"
@@ -41,6 +42,8 @@ class SwapOutOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("disk", &disk_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("saved_on_disk", &saved_on_disk_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lent_block", &lent_block_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lent_place", &lent_place_));
     if (owner_ == 0) return;
     client_ = Runtime::Get().client(owner_);
     OP_REQUIRES_OK(ctx, step_.Reserve(ctx, owner_, CopierFactory::Pool(ctx->device())));
@@ -69,9 +72,11 @@ class SwapOutOp : public OpKernel {
   }
 
  private:
-  // A place in the tensor's tier, or, without room there, in the other tier.
+  // A place in the tensor's tier, or, without room there, in another tier.
   absl::Status FindPlace(HostPool* pool, const Tensor& tensor, Place* place) const {
     const size_t bytes = tensor.TotalBytes();
+    if (lent_block_ != 0) place->lent = LentBlocks::Get().Take(lent_block_, lent_place_, bytes);
+    if (place->is_lent()) return absl::OkStatus();
     SpillFile* const file = client_ == nullptr ? nullptr : client_->spill.load();
     HostPool::Failure no_memory, no_disk = HostPool::Failure::kNone;
     const bool saved_there = file != nullptr && saved_on_disk_ > 0 &&
@@ -94,6 +99,8 @@ class SwapOutOp : public OpKernel {
   int64_t owner_ = 0;
   bool disk_ = false;
   int64_t saved_on_disk_ = 0;
+  int64_t lent_block_ = 0;
+  int64_t lent_place_ = 0;
   StepMemory step_;
   std::shared_ptr<Client> client_;
 };

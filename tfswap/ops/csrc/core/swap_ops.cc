@@ -97,6 +97,8 @@ REGISTER_OP("Tfswap>SwapOut")
     .Attr("owner: int = 0")
     .Attr("disk: bool = false")
     .Attr("saved_on_disk: int = 0")
+    .Attr("lent_block: int = 0")
+    .Attr("lent_place: int = 0")
     .Attr("step_bytes: int = -1")
     .Attr("step_limit: int = -1")
     .Attr("spill_dir: string = ''")
@@ -105,7 +107,7 @@ REGISTER_OP("Tfswap>SwapOut")
     .SetIsStateful()
     .SetShapeFn(SwapOutShape)
     .Doc(R"doc(
-Starts a copy of `tensor` into host memory, or to disk, and returns immediately.
+Starts a copy of `tensor` into host memory, to disk, or to another device, and returns immediately.
 
 The handle keeps `tensor` in device memory until Release. Fails with
 ResourceExhausted when host memory is at its limit, and there is no room on disk either.
@@ -114,6 +116,9 @@ disk: Whether the tensor goes to disk, or, without room there, to host memory. O
   room in host memory.
 saved_on_disk: For tensors that loops save: the bytes that all such nodes of a step save on disk. These are the first
   ones of the step, which are needed last.
+lent_block: The number of the memory that another device lends (LendBlock); 0 for none. Where it was freed, the tensor
+  goes to host memory.
+lent_place: Where the copy is in it, in bytes from its start.
 step_bytes: For one node per step, which registers the step when its kernel is constructed: the host memory of the
   step's tensors together, which is reserved then. -1 for all other nodes.
 step_limit: For that node, the limit of the step's host memory; -1 for no limit.

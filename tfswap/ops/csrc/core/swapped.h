@@ -1,10 +1,10 @@
-// A swapped tensor: its place in host memory or on disk, its copies, and the handle and ticket that the swap ops pass
+// A swapped tensor: its place outside of the device, its copies, and the handle and ticket that the swap ops pass
 // to one another.
 //
 // Ownership:
 //   handle (Variant)  owns a Swapped, which owns
 //                       the device tensor, until Release
-//                       the place in host memory or on disk
+//                       the place in host memory, on disk or in another device's memory
 //                       the tensor that Prefetch has allocated, until SwapIn takes it
 //   running copy      owns the Swapped, and the tensor that it fills
 //   ticket (Variant)  owns the copy's end, no tensor
@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "device_copier.h"
 #include "host_pool.h"
+#include "lent_blocks.h"
 #include "op_support.h"
 #include "runtime.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -74,12 +75,15 @@ class Account {
   uint64_t step_ = 0;
 };
 
-// The place of a swapped tensor's bytes: memory of a pool, or a slot of a file. An empty tensor has neither.
+// The place of a swapped tensor's bytes: memory of a pool, a slot of a file, or memory of another device. An empty tensor
+// has none.
 struct Place {
   HostBuffer memory;
   std::unique_ptr<SpillSlot> slot;
+  LentPiece lent;
 
-  Tier tier() const { return slot == nullptr ? Tier::kHost : Tier::kDisk; }
+  bool is_lent() const { return lent.data() != nullptr; }
+  Tier tier() const { return is_lent() ? Tier::kLent : slot == nullptr ? Tier::kHost : Tier::kDisk; }
 };
 
 // The bytes of one number. A complex value is two numbers.
@@ -118,6 +122,10 @@ class Swapped {
   void CopyOut(const std::shared_ptr<DeviceCopier>& copier, DeviceCopier::Done done) {
     const tensorflow::Tensor* const from = &device_;
     done = Counted(Direction::kOut, std::move(done));
+    if (place_.is_lent()) {
+      copier->CopyToDevice(from, place_.lent.data(), std::move(done));
+      return;
+    }
     if (place_.slot == nullptr) {
       copier->CopyOut(from, place_.memory.data(), std::move(done));
       return;
@@ -132,6 +140,10 @@ class Swapped {
 
   void CopyIn(const std::shared_ptr<DeviceCopier>& copier, tensorflow::Tensor* to, DeviceCopier::Done done) {
     done = Counted(Direction::kIn, std::move(done));
+    if (place_.is_lent()) {
+      copier->CopyFromDevice(place_.lent.data(), to, std::move(done));
+      return;
+    }
     if (place_.slot == nullptr) {
       copier->CopyIn(place_.memory.data(), to, std::move(done));
       return;

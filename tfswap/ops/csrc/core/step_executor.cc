@@ -1,5 +1,6 @@
-// The executor of planned steps. It is TensorFlow's own, with two additions: one planned step runs at a time (turn.h),
-// and a thread that only instantiates runs no kernels.
+// The executor of planned steps. It is TensorFlow's own, with three additions: one planned step runs at a time (turn.h),
+// a thread that only instantiates runs no kernels, and a step that fails, or is cancelled, ends when its copies have: they
+// own memory of devices and of pools, all of which the next step counts on.
 //
 // TensorFlow makes a function's executors, with their kernels and folded constants, when the function is first called,
 // and there is no other way to make them. A call between tfswap_instantiate_only(true) and (false) ends without an
@@ -21,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "export.h"
+#include "runtime.h"
 #include "tensorflow/core/common_runtime/executor.h"
 #include "tensorflow/core/common_runtime/executor_factory.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
@@ -28,6 +30,7 @@
 #include "tensorflow/core/graph/graph.h"
 #include "tensorflow/core/platform/env.h"
 #include "thread_turns.h"
+#include "transfer.h"
 #include "turn.h"
 
 namespace tfswap {
@@ -41,26 +44,13 @@ class StepExecutor : public Executor {
  public:
   StepExecutor(std::unique_ptr<Executor> executor, bool waits) : executor_(std::move(executor)), waits_(waits) {}
 
-  absl::Status Run(const Args& args) override {
-    if (instantiates_only) return absl::OkStatus();
-    if (ThreadHasTurn()) return executor_->Run(args);
-    const Turn::Waiter waiter = WaiterOf(args);
-    if (!Turn::Get().Enter(waiter)) {
-      while (!Turn::Get().Wait(waiter, Turn::kLook)) {
-      }
-    }
-    const absl::Status status = executor_->Run(args);
-    Turn::Get().Leave(waiter);
-    return status;
-  }
-
  private:
   void RunAsyncInternal(const Args& args, DoneCallback done) override {
     if (instantiates_only) return done(absl::OkStatus());
-    if (ThreadHasTurn()) return executor_->RunAsync(args, std::move(done));
+    if (ThreadHasTurn()) return Finish(args, std::move(done));
     const Turn::Waiter waiter = WaiterOf(args);
     const auto run = [this, waiter, args, done = std::move(done)] {
-      executor_->RunAsync(args, [waiter, done](const absl::Status& status) {
+      Finish(args, [waiter, done](const absl::Status& status) {
         Turn::Get().Leave(waiter);
         done(status);
       });
@@ -70,6 +60,17 @@ class StepExecutor : public Executor {
       waiter->start = nullptr;
       run();
     }
+  }
+
+  // Runs the kernels, and, where one fails, waits for the copies.
+  void Finish(const Args& args, DoneCallback done) {
+    executor_->RunAsync(args, [done = std::move(done)](const absl::Status& status) {
+      if (status.ok() || Runtime::Get().is_late_child()) return done(status);
+      // Not on this thread: it may be a copy thread, and TensorFlow may run what follows inside `done`.
+      Transfer::AfterAll([done, status] {
+        tensorflow::Env::Default()->SchedClosure([done, status] { done(status); });
+      });
+    });
   }
 
   // All executors of a step share its number.

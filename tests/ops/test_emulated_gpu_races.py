@@ -230,3 +230,28 @@ def settle():
 def test_each_race_is_reported_in_each_run(on_gpus, runs):
     found = on_gpus(lambda gpus: found_in(runs, gpus))
     assert found == {name: ["", runs] for name in RACES}
+
+
+@pytest.mark.emulated_gpu(ends_late=True)
+def test_lists_pass_on_what_a_copy_reads(on_gpus):
+    """Whoever takes an element of a list has its buffer, into which nothing is written."""
+
+    def program(gpus):
+        from tfswap.ops import copies
+
+        @tf.function
+        def step(x):
+            value, like = x * 2.0, {"element_shape": SHAPE, "element_dtype": tf.float32}
+            handle = copies.swap_out(value)
+            with tf.control_dependencies([handle]):
+                kept = tf.raw_ops.TensorListPushBack(
+                    input_handle=tf.raw_ops.EmptyTensorList(max_num_elements=1, **like), tensor=value
+                )
+            first = tf.raw_ops.TensorListGetItem(input_handle=kept, index=0, **like)
+            last = tf.raw_ops.TensorListPopBack(input_handle=kept, **like)[1]
+            with tf.control_dependencies([first, last, copies.release(handle)]):
+                return tf.reduce_sum(first + last)
+
+        return [float(step(tf.ones(SHAPE))), gpus.report()]
+
+    assert on_gpus(program) == [4.0 * 256 * 256, ""]

@@ -125,6 +125,9 @@ bool MayShare(const std::string& op) {
   return ops->count(op) != 0;
 }
 
+// Kernels whose last result is an element of a list itself, or, where that was never set, zeros (list_kernels.h).
+bool TakesElement(const std::string& op) { return op == "TensorListGetItem" || op == "TensorListPopBack"; }
+
 class Run {
  public:
   Run(OpKernel* outer, OpKernel* inner, const Adapted& adapted, OpKernelContext* ctx)
@@ -159,6 +162,7 @@ class Run {
     }
     // The value's buffer has become the variable's, and nothing ran (resource_variable_ops.cc).
     if (outer_->type_string() == "AssignVariableOp" && writes.Has(ctx_->input(1))) return;
+    if (TakesElement(outer_->type_string()) && reads.Has(*ctx_->mutable_output(ctx_->num_outputs() - 1))) return;
     if (reads.ranges.empty() && writes.ranges.empty()) return;
     Launch(stream, reads.ranges, writes.ranges);
   }

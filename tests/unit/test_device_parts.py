@@ -275,14 +275,27 @@ def test_an_argument_that_a_branch_reads_is_where_the_branch_runs():
     assert not parts.sources
 
 
-def test_nothing_waits_for_an_argument():
-    """One that the CPU reads first is sent from there, and a send is a target of its part."""
+def read_first(device: str) -> Parts:
+    """A step whose argument is read by a node that nothing reads on `device`, then on GPU:0."""
     graph = Graph()
     argument = graph.add("Placeholder", "argument", outputs=(FLOATS,))
-    printed = kernel(graph, "printed", "CPU:0", [argument.out()], op="Print")
+    printed = kernel(graph, "printed", device, [argument.out()], op="Print")
     read = kernel(graph, "read", "GPU:0", [argument.out()], controls=[printed])
     graph.feeds, graph.fetches, graph.targets = [argument], [read.out()], [printed]
-    parts = cut(graph, PLANNED, GPU)
+    return cut(graph, PLANNED, GPU)
+
+
+def test_an_argument_that_the_cpu_reads_first_is_on_its_gpu():
+    parts = read_first("CPU:0").graphs
+    assert {where: [node.op for node in part if node.op != custom_ops.SIGNAL] for where, part in parts.items()} == {
+        "CPU:0": [custom_ops.RECEIVE, "Print", custom_ops.SEND],
+        "GPU:0": ["Placeholder", custom_ops.TO_HOST, custom_ops.SEND, custom_ops.RECEIVE, "AddN"],
+    }
+
+
+def test_nothing_waits_for_an_argument():
+    """One that another device reads is sent, and a send is a target of its part."""
+    parts = read_first("GPU:1")
     joined = join(parts, parts.graphs).graph
     [feed] = joined.feeds
     assert feed not in joined.targets

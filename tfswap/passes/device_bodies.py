@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node
 from tfswap.ir.node_copies import add_copy
 from tfswap.ir.op_traits import calls_functions, control_flow, is_const, is_pure, only_waits, passes_on
 from tfswap.ir.types import TensorType
-from tfswap.passes.device_carriers import unit
+from tfswap.passes.device_carriers import FIRST, unit
 
 if TYPE_CHECKING:
     from tfswap.passes.device_parts import Parts
+
+Argument = TypeVar("Argument", Node, int)
 
 READ_ONLY = "_read_only_resource_inputs"
 """An attribute with numbers of inputs, for traces of other functions alone."""
@@ -146,6 +148,8 @@ def devices_of(graph: Graph, node: Node) -> list[str]:
 def first_readers(graph: Graph, device: str = "") -> dict[Node, str]:
     """By argument of a graph, the device of its first reader, in bodies too; none for one that nothing reads.
 
+    That is a GPU where one reads the argument: it is in that GPU's arena already, whoever reads it first.
+
     Args:
         device: of nodes that name none. In a body that runs on one device, these are where the loop is.
     """
@@ -157,16 +161,22 @@ def first_readers(graph: Graph, device: str = "") -> dict[Node, str]:
         for body in graph.bodies.get(node, ()):
             readers = first_readers(body, node.device or device)
             numbers = {feed: number for number, feed in enumerate(body.feeds)}
-            inner = {numbers[feed]: device for feed, device in readers.items()} | inner
+            for feed, where in readers.items():
+                _add_reader(inner, numbers[feed], where)
         for number, tensor in enumerate(node.inputs):
-            if tensor.node not in feeds or tensor.node in found:
+            if tensor.node not in feeds:
                 continue
             argument = number - (kind.first_argument if kind else 0)
             if node not in graph.bodies or argument < 0:
-                found[tensor.node] = unit(node.device or device)
+                _add_reader(found, tensor.node, unit(node.device or device))
             elif argument in inner:
-                found[tensor.node] = inner[argument]
+                _add_reader(found, tensor.node, inner[argument])
     return found
+
+
+def _add_reader(found: dict[Argument, str], argument: Argument, where: str) -> None:
+    if found.get(argument, FIRST) == FIRST:
+        found[argument] = where
 
 
 def attributes(node: Node, given: Sequence[TensorType], results: Sequence[int]) -> dict[str, object]:

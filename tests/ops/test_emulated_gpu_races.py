@@ -234,7 +234,7 @@ def test_each_race_is_reported_in_each_run(on_gpus, runs):
 
 @pytest.mark.emulated_gpu(ends_late=True)
 def test_lists_pass_on_what_a_copy_reads(on_gpus):
-    """Whoever takes an element of a list has its buffer, into which nothing is written."""
+    """An element that is taken from a list has its buffer, into which nothing is written."""
 
     def program(gpus):
         from tfswap.ops import copies

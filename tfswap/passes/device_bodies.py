@@ -148,7 +148,7 @@ def devices_of(graph: Graph, node: Node) -> list[str]:
 def first_readers(graph: Graph, device: str = "") -> dict[Node, str]:
     """By argument of a graph, the device of its first reader, in bodies too; none for one that nothing reads.
 
-    That is a GPU where one reads the argument: it is in that GPU's arena already, whoever reads it first.
+    That is a GPU where one reads the argument, in whose arena it is already, although the CPU may read it first.
 
     Args:
         device: of nodes that name none. In a body that runs on one device, these are where the loop is.

@@ -50,6 +50,9 @@ def test_a_rewritten_model_keeps_the_limit_of_each_device_where_it_is_loaded(on_
         for device, limit in made["limits"].items():
             assert each["peaks"][device] <= limit
     assert found["tfswap"]["planned"] == found["tfswap"]["peaks"]
+    moved = on_gpus(lambda: saved_on_gpus.load_without_devices(smaller))
+    assert "on GPU:1, and it is on /job:localhost" in moved["said"] and "LoadOptions" in moved["said"], moved
+    assert moved["same"]
     with pytest.raises(UnsupportedGraph, match=r"is planned for GPU:0, GPU:1, and this process has no GPU:0"):
         tfswap.load(smaller)
     for device, name in (("GPU:0", "tfswap_plan.json"), ("GPU:1", "tfswap_plan.GPU_1.json")):
@@ -69,6 +72,8 @@ def test_a_part_on_the_cpu_runs_there_and_the_models_train_alike(on_gpus: Any, t
         assert each["bits"] == expected["bits"] and each["devices"] == ["CPU:0", "GPU:0"]
         assert each["peaks"]["GPU:0"] <= made["limits"]["GPU:0"]
     assert found["tfswap"]["planned"] == found["tfswap"]["peaks"]
+    moved = on_gpus(lambda: saved_on_gpus.load_without_devices(smaller, tokens=True))
+    assert "on CPU:0, and it is on /job:localhost" in moved["said"] and moved["same"], moved
 
     def verified() -> list[int]:
         from tfswap.frontends import cli

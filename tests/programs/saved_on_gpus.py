@@ -84,6 +84,25 @@ def save(kind: str, folder: str, limit: Any = "75%") -> dict[str, Any]:
     }
 
 
+def _given(tokens: bool) -> tf.Tensor:
+    with tf.device("CPU:0" if tokens else "GPU:0"):
+        return tf.constant(draws(ROWS).view("i") % 100 if tokens else draws(ROWS, 64))
+
+
+def load_without_devices(path: str, tokens: bool = False) -> dict[str, Any]:
+    """What a step says whose variables are all on the first GPU, and whether it has changed them."""
+    import tfswap.ops.codecs  # noqa: F401
+
+    model = tf.saved_model.load(path)
+    before = [each.numpy().tobytes() for each in model.layers]
+    try:
+        model.train_step(_given(tokens))
+        said = ""
+    except tf.errors.FailedPreconditionError as error:
+        said = error.message
+    return {"said": said, "same": before == [each.numpy().tobytes() for each in model.layers]}
+
+
 def train(path: str, by: str, tokens: bool = False, steps: int = 3, **options: Any) -> dict[str, Any]:
     """The bits of losses and variables after some steps, and each device's highest peak.
 
@@ -96,8 +115,7 @@ def train(path: str, by: str, tokens: bool = False, steps: int = 3, **options: A
 
     with memory_optimizer_off():
         model = tfswap.load(path, **options) if by == "tfswap" else tf.saved_model.load(path, options=DEVICES)
-        with tf.device("CPU:0" if tokens else "GPU:0"):
-            x = tf.constant(draws(ROWS).view("i") % 100 if tokens else draws(ROWS, 64))
+        x = _given(tokens)
         bits, highest = [], dict.fromkeys(several_gpus.gpus(), 0)
         for _ in range(steps):
             loss, peaks = several_gpus.peaks_of(lambda: model.train_step(x).numpy())

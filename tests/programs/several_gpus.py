@@ -273,6 +273,29 @@ def loops_on_others() -> Made:
     return [*variables, kernel, count], lambda x: trained([*variables, kernel], loss_of, x), [x]
 
 
+def loop_with_the_host() -> Made:
+    """A loop whose body runs on the first device and on the host, with gradients through it."""
+    with tf.device("GPU:0"):
+        variables = layers(4)
+        x = tf.constant(draws(512, 64))
+    with tf.device("CPU:0"):
+        kernel = tf.Variable(0.1 * draws(64, 64))
+
+    def body(i, h):
+        with tf.device("CPU:0"):
+            h = tf.tanh(h @ kernel)
+        with tf.device("GPU:0"):
+            return i + 1, tf.sin(h)
+
+    def loss_of(h):
+        for variable in variables:
+            h = tf.nn.relu(tf.sin(h @ variable))
+        _, h = tf.while_loop(lambda i, _: i < 20, body, [0, h], maximum_iterations=20)
+        return tf.reduce_mean(h * h)
+
+    return [*variables, kernel], lambda x: trained([*variables, kernel], loss_of, x), [x]
+
+
 def fitted(limit: Any = None) -> dict[str, Any]:
     """A Keras model that trains on all GPUs, with normalisation over all replicas and an uneven last batch."""
     tf.keras.utils.set_random_seed(0)

@@ -230,6 +230,11 @@ def test_loops_and_conditionals_run_on_the_device_that_they_name(on_gpus):
     check(on_gpus(reporting(lambda gpus: several_gpus.compare(several_gpus.loops_on_others, "75%"))), exact=False)
 
 
+@pytest.mark.emulated_gpu(jitter=5, kernel_us=20.0)
+def test_the_body_of_a_loop_runs_on_a_device_and_on_the_host(on_gpus):
+    check(on_gpus(reporting(lambda gpus: several_gpus.compare(several_gpus.loop_with_the_host, {"GPU:0": "80%"}))))
+
+
 @pytest.mark.emulated_gpu(count=2)
 def test_a_limit_that_one_device_cannot_keep_is_refused_on_all(on_gpus):
     def program(gpus):

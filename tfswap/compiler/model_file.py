@@ -122,7 +122,8 @@ class ModelFile:
 
         with self.named():
             validate_functions(self.title, self.library, self.library)
-            return tf.saved_model.load(str(self.path))
+            options = with_devices() if len(set(self.devices.values())) > 1 else None
+            return tf.saved_model.load(str(self.path), options=options)
 
     def named(self) -> contextlib.AbstractContextManager[None]:
         """`named_as_damage` for this file."""
@@ -353,6 +354,14 @@ class ModelFile:
         if fingerprint.exists():  # of the old bytes
             fingerprint.unlink()
             fingerprinting_utils.write_fingerprint(str(folder))
+
+
+def with_devices() -> Any:
+    """Options of `tf.saved_model.load` with which variables are on the devices that the file has for them."""
+    import tensorflow as tf
+
+    policy = tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES
+    return tf.saved_model.LoadOptions(experimental_variable_policy=policy)
 
 
 def _saved_devices(nodes: Iterable[Any]) -> Iterator[tuple[int, str]]:

@@ -31,6 +31,7 @@ from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import join
 from tfswap.passes.memory_reservation import of_all_parts, passed_bytes, reserve_memory
+from tfswap.passes.variable_devices import require_places
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report, report_of_devices
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -167,7 +168,10 @@ class OfflineStep:
         }
         if self.parts is None:
             return made[""]
-        return join(self.parts, made).graph
+        graph = join(self.parts, made).graph
+        if own_ops:
+            require_places(graph, self.optimizer.target)
+        return graph
 
 
 def plan_offline(

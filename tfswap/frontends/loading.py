@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tfswap.compiler.model_file import ConcreteStep, ModelFile
+from tfswap.compiler.model_file import ConcreteStep, ModelFile, with_devices
 from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, SavedStep
 from tfswap.compiler.request import Request, one_of
 from tfswap.compiler.rival_rewriters import refuse_rewriters
@@ -101,9 +101,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: Limit = None, on_exceed
         make_one_region(device, limit_bytes)
     with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded, file)):
         # A file has devices for its variables where it was saved with them, and where steps are on several devices.
-        policy = tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES
-        options = tf.saved_model.LoadOptions(experimental_variable_policy=policy) if loaded.on_several else None
-        made = tf.saved_model.load(os.fspath(model), options=options)
+        made = tf.saved_model.load(os.fspath(model), options=with_devices() if loaded.on_several else None)
     if not loaded.found and not all(step.decorated for step in loaded.steps.values()):
         name = next(iter(loaded.steps.values())).saved.name
         raise InvalidModel(

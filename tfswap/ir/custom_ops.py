@@ -221,6 +221,9 @@ DELIVER: Final = "Tfswap>Deliver"
 # steps). Every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
+# (variables: N * resource) -> (); attrs N: int, place: text ("GPU:1"). Fails where a variable is on another device.
+REQUIRE_PLACE: Final = "Tfswap>RequirePlace"
+
 # (arguments of the step...) -> (its results...); attrs Tin, Tout: their types, f, config_proto and executor_type as of
 # StatefulPartitionedCall, step: int, waits: bool. Runs a planned step inside another function: the step that this
 # process has registered under that number, or else f (csrc/core/inside_ops.cc).

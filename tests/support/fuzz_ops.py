@@ -130,6 +130,8 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
     return [
         (core.tfswap_swap_out, {"tensor": x}),
         (core.tfswap_swap_out, {"tensor": x, **RESERVATION, "spill_dir": draw.choice(FOLDERS)}),
+        (core.tfswap_lend_block, {"number": 1, "nbytes": 1 << 12}),
+        (core.tfswap_swap_out, {"tensor": x, "lent_block": 1, "lent_place": 256}),
         (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
         (core.tfswap_release, {"handle": handle}),
         (core.tfswap_prefetch, {"list": handles, "nbytes": x.dtype.size * rows * columns}),
@@ -141,6 +143,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_commit_home, {"resource": variable.handle, "value": x, "stored": core.tfswap_store_home(value=x)}),
         (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype}),
         (core.tfswap_load_home, {"resource": variable.handle, "dtype": x.dtype}),
+        (core.tfswap_require_place, {"variables": [variable.handle], "place": "CPU:0"}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
     ]
 

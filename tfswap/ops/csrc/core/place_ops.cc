@@ -10,6 +10,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace tfswap {
 namespace {
@@ -40,7 +41,10 @@ class RequirePlaceOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const std::string ending = absl::StrCat("/device:", place_);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
-      const auto& variable = ctx->input(i).scalar<tensorflow::ResourceHandle>()();
+      const tensorflow::Tensor& handle = ctx->input(i);
+      OP_REQUIRES(ctx, tensorflow::TensorShapeUtils::IsScalar(handle.shape()),
+                  absl::InvalidArgumentError("A variable's handle is a scalar."));
+      const auto& variable = handle.scalar<tensorflow::ResourceHandle>()();
       OP_REQUIRES(ctx, absl::EndsWith(variable.device(), ending),
                   absl::FailedPreconditionError(absl::StrCat(
                       "tfswap: this step was planned with the variable '", variable.name(), "' on ", place_,

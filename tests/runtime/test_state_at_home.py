@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
 WIDTH, LAYERS, ROWS = 384, 6, 32
 
@@ -149,10 +150,24 @@ def test_another_thread_reads_old_values_or_new_ones() -> None:
     assert found["home"] >= 20 << 20 and found["read"] > 20 and not found["wrong"]
 
 
+def test_a_step_that_begins_above_its_limit_says_so_once() -> None:
+    def program():
+        said = []
+        logging.getLogger("tfswap").addFilter(lambda record: said.append(record.getMessage()))
+        net = Net()
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
+        for _ in range(2):
+            step(net.x)
+        return [each for each in said if "above its limit" in each]
+
+    (said,) = on_arena(program)
+    assert "tfswap.scope()" in said
+
+
 def test_without_the_tactic_such_a_limit_is_refused() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=TENSOR_TACTICS)
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:

@@ -46,6 +46,7 @@ class CStats(ctypes.Structure):
         ("pool_reserved_bytes", ctypes.c_uint64),
         ("pool_peak_bytes", ctypes.c_uint64),
         ("pool_limit_bytes", ctypes.c_uint64),
+        ("home_bytes", ctypes.c_uint64),
         ("disk_in_use_bytes", ctypes.c_uint64),
         ("disk_reserved_bytes", ctypes.c_uint64),
         ("disk_peak_bytes", ctypes.c_uint64),

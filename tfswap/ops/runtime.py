@@ -67,11 +67,12 @@ class SwapStats:
             copies to disk, and back.
         release_stall_s, await_stall_s: how long Release and Await ops waited, summed.
         inline_copy_s: how long steps copied small tensors on their own threads.
-        pool_in_use_bytes: host memory in use for handles and copies now.
+        pool_in_use_bytes: host memory in use now, for handles, copies, and variables at home on the host.
         pool_reserved_bytes: host memory taken from the system now.
         pool_peak_bytes: the highest `pool_in_use_bytes`.
         pool_limit_bytes: the most that the pool may take from the system: the lower of `configure`'s limit and the sum
             of its owners' limits. 2**64 - 1 for no limit.
+        home_bytes: of `pool_in_use_bytes`, those of variables at home on the host.
         disk_in_use_bytes, disk_reserved_bytes, disk_peak_bytes: the same for spill files, summed over them.
         spilled_bytes: bytes in host memory of sparse encodings that had more values than planned.
         disk_written_bytes, disk_read_bytes: bytes written and read for disk_out_bytes and disk_in_bytes, in whole
@@ -99,6 +100,7 @@ class SwapStats:
     pool_reserved_bytes: int
     pool_peak_bytes: int
     pool_limit_bytes: int
+    home_bytes: int
     disk_in_use_bytes: int
     disk_reserved_bytes: int
     disk_peak_bytes: int

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
+from tfswap.runtime import messages
 from tfswap.runtime.function_maker import Chosen, FunctionMaker
 from tfswap.runtime.lending import Lending
 from tfswap.runtime.limit import report_floor
@@ -44,6 +46,8 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.device_timing import TimedPart
 from tfswap.simulator.requests import Requests
 from tfswap.support.gc_pause import without_collector
+
+log = logging.getLogger("tfswap")
 
 PLANNING_TRIES = 6 + MOST_VARIANTS
 """Each variant may have to be made once, to find its constants."""
@@ -168,6 +172,13 @@ class PartPlanning:
             return optimizer.unchanged(limit.bytes)
         report_floor(optimizer.fingerprint, error.floor_bytes)
         raise limit.refusal(error, optimizer, self.snapshot) from None
+
+    def place_variables(self) -> None:
+        """Move the part's variables to where the plan has them."""
+        limit_bytes, before_bytes = self.part.limit.bytes, self.snapshot.total_bytes
+        if self.plan.at_home and limit_bytes is not None and before_bytes > limit_bytes:
+            log.warning("tfswap: %s", messages.begins_above_limit(self.part.trace.name, before_bytes, limit_bytes))
+        self.part.arena.keep_at_home(self.plan.at_home)
 
     def judge(self) -> bool:
         """Simulate the plan in the arena with its function in it; returns whether it keeps the limit."""
@@ -352,7 +363,7 @@ class PlanningLoop:
     def _place_variables(self) -> None:
         """Move the variables of the step to where the chosen plans have them."""
         for each in self._parts if self.live else ():
-            each.part.arena.keep_at_home(each.plan.at_home)
+            each.place_variables()
 
     def _drop_function(self) -> None:
         self._function = self._gate = self._actions = None

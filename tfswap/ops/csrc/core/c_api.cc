@@ -8,11 +8,13 @@
 #include "export.h"
 #include "byte_planes.h"
 #include "runtime.h"
+#include "variable_home.h"
 
 namespace {
 
 using tfswap::Direction;
 using tfswap::Figures;
+using tfswap::HomeBuffers;
 using tfswap::HostBudget;
 using tfswap::HostPool;
 using tfswap::Runtime;
@@ -40,6 +42,7 @@ struct TfswapStats {
   uint64_t pool_reserved_bytes;
   uint64_t pool_peak_bytes;
   uint64_t pool_limit_bytes;
+  uint64_t home_bytes;
   uint64_t disk_in_use_bytes;
   uint64_t disk_reserved_bytes;
   uint64_t disk_peak_bytes;
@@ -51,8 +54,8 @@ struct TfswapStats {
   uint64_t lent_peak_bytes;
 };
 static_assert(std::is_standard_layout_v<TfswapStats> && sizeof(Figures::Copies) == 3 * 8 &&
-                  sizeof(TfswapStats) == 32 * 8,
-              "load.py has 32 fields of eight bytes each");
+                  sizeof(TfswapStats) == 33 * 8,
+              "load.py has 33 fields of eight bytes each");
 
 namespace {
 
@@ -177,6 +180,7 @@ TFSWAP_C_API void tfswap_stats(TfswapStats* stats) {
   stats->pool_reserved_bytes = usage.reserved_bytes;
   stats->pool_peak_bytes = usage.peak_bytes;
   stats->pool_limit_bytes = usage.limit_bytes;
+  stats->home_bytes = HomeBuffers::Get().bytes();
   const HostBudget::Usage disk = SpillFile::usage();
   stats->disk_in_use_bytes = disk.in_use_bytes;
   stats->disk_reserved_bytes = disk.reserved_bytes;

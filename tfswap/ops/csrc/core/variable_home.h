@@ -8,6 +8,7 @@
 #define TFSWAP_OPS_CSRC_CORE_VARIABLE_HOME_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <unordered_set>
@@ -29,14 +30,16 @@ class HomeBuffers {
     return *all;
   }
 
-  void Add(const tensorflow::TensorBuffer* buffer) {
+  void Add(const tensorflow::TensorBuffer* buffer, size_t bytes) {
     std::lock_guard<std::mutex> lock(mu_);
     buffers_.insert(buffer);
+    bytes_ += HostPool::RoundUp(bytes);
   }
 
-  void Remove(const tensorflow::TensorBuffer* buffer) {
+  void Remove(const tensorflow::TensorBuffer* buffer, size_t bytes) {
     std::lock_guard<std::mutex> lock(mu_);
     buffers_.erase(buffer);
+    bytes_ -= HostPool::RoundUp(bytes);
   }
 
   bool Has(const tensorflow::TensorBuffer* buffer) {
@@ -44,15 +47,24 @@ class HomeBuffers {
     return buffers_.count(buffer) != 0;
   }
 
+  // Of all homes, in pieces of the host pools.
+  uint64_t bytes() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return bytes_;
+  }
+
  private:
   std::mutex mu_;
   std::unordered_set<const tensorflow::TensorBuffer*> buffers_;
+  uint64_t bytes_ = 0;
 };
 
 class HomeBuffer : public PooledBuffer {
  public:
-  HomeBuffer(HostBuffer memory, size_t bytes) : PooledBuffer(std::move(memory), bytes) { HomeBuffers::Get().Add(this); }
-  ~HomeBuffer() override { HomeBuffers::Get().Remove(this); }
+  HomeBuffer(HostBuffer memory, size_t bytes) : PooledBuffer(std::move(memory), bytes) {
+    HomeBuffers::Get().Add(this, bytes);
+  }
+  ~HomeBuffer() override { HomeBuffers::Get().Remove(this, size()); }
 };
 
 // Whether the tensor's buffer is that of a variable at home on the host. A slice of it is not.

@@ -19,6 +19,7 @@ from saved_models import ARENA_MIB
 import tfswap
 from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.ir.permits import TENSOR_TACTICS
 
 BATCH = 4096
 
@@ -49,10 +50,11 @@ def test_rewritten_model_trains_under_the_limit_with_the_same_bits(
     models: dict[str, Path], tmp_path: Path, name: str, limits: tuple[str, ...]
 ) -> None:
     expected = train(models[name], reference=True)
-    analysis = optimize(models[name], tmp_path, memory_limit=None, mode="analyze")
+    of_tensors = {"tactics": TENSOR_TACTICS}  # variables would be in the arena when the first step begins
+    analysis = optimize(models[name], tmp_path, memory_limit=None, mode="analyze", **of_tensors)
     for limit in limits:
         wanted = analysis.floor_bytes if limit == "floor" else limit
-        report = optimize(models[name], tmp_path / limit, memory_limit=wanted)
+        report = optimize(models[name], tmp_path / limit, memory_limit=wanted, **of_tensors)
         got = train(tmp_path / limit)
         assert got["losses"] == expected["losses"]
         assert got["bits"] == expected["bits"]
@@ -200,7 +202,7 @@ def test_every_trace_that_trains_is_rewritten(models: dict[str, Path], tmp_path:
 
 
 def test_the_floor_of_several_traces_is_the_highest(models: dict[str, Path], tmp_path: Path) -> None:
-    asked = {"function": "traced_step", "batch_size": None}
+    asked = {"function": "traced_step", "batch_size": None, "tactics": TENSOR_TACTICS}
     with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
         optimize(models["plain"], tmp_path / "out", **asked, memory_limit="60%")
     assert optimize(models["plain"], tmp_path / "out", **asked, memory_limit=refused.value.floor_bytes)

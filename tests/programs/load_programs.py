@@ -189,13 +189,16 @@ def save_signatures(folder: str) -> dict[str, int]:
     import tensorflow as tf
 
     import tfswap
+    from tfswap.ir.permits import TENSOR_TACTICS
 
     limits: dict[str, int] = {}
     for way in SIGNATURES:
         model = tf.Module()
         model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
         spec = tf.TensorSpec([None if way == "open" else ROWS, WIDTH], name="x")
-        step = tfswap.optimize(tf.function(_training(model), input_signature=[spec]), memory_limit="75%")
+        step = tfswap.optimize(
+            tf.function(_training(model), input_signature=[spec]), memory_limit="75%", tactics=TENSOR_TACTICS
+        )
         if way != "open":
             model.step = step
         if way in ("itself", "concrete", "open"):
@@ -265,6 +268,7 @@ def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
     import tfswap
     from tfswap.compiler.model_file import ModelFile
     from tfswap.compiler.origin import Carried
+    from tfswap.ir.permits import TENSOR_TACTICS
 
     others = tf.zeros([others_mib << 18])
     x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
@@ -287,7 +291,7 @@ def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
     weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
     model = tf.Module()
     model.weights = weights
-    step = tfswap.optimize(tf.function(_training(model)), memory_limit="75%")
+    step = tfswap.optimize(tf.function(_training(model)), memory_limit="75%", tactics=TENSOR_TACTICS)
     if way in ("itself", "concrete", "open"):  # as before they were saved
         step(x)
     expected = [float(step(x)["loss"]) for _ in losses]

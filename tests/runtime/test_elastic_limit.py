@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from processes import Forked, on_arena
 
+from tfswap.ir.permits import TENSOR_TACTICS
+
 pytest.importorskip("tensorflow")
 
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_NUM_INTEROP_THREADS": "1"}
@@ -36,7 +38,7 @@ def test_a_file_changes_the_limit_between_two_steps(tmp_path: Path) -> None:
 
         write("300%\n")
         net, twin, x = Net(layers=4), Net(layers=4), batch()
-        step = tfswap.optimize(tf.function(net.step), memory_limit=f"file:{path}")
+        step = tfswap.optimize(tf.function(net.step), memory_limit=f"file:{path}", tactics=TENSOR_TACTICS)
         reference = tf.function(twin.step)
         outer = tf.function(lambda x: step(x) + 0.0)
         seen, same = [], []

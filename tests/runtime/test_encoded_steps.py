@@ -11,6 +11,7 @@ from slow import slow
 
 import tfswap
 from tfswap.ir import custom_ops
+from tfswap.ir.permits import TENSOR_TACTICS
 
 ACTIVATIONS = {
     "leaky": lambda h: tf.maximum(h, 0.1 * h),
@@ -55,7 +56,7 @@ def test_what_depends_on_a_predicate_waits_as_a_mask(activation):
     assert floor < 8.25 * map_bytes
 
 
-@pytest.mark.parametrize("options", [{}, {"tactics": ("encode",)}])
+@pytest.mark.parametrize("options", [{"tactics": TENSOR_TACTICS}, {"tactics": ("encode",)}])
 def test_a_step_with_encodings_keeps_its_bits_and_its_limit(options):
     def program():
         net = EncodedNet()

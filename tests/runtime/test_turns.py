@@ -12,6 +12,7 @@ import tensorflow as tf
 from processes import on_arena
 
 import tfswap
+from tfswap.ir.permits import TENSOR_TACTICS
 
 
 def batch():
@@ -168,7 +169,7 @@ def test_a_step_inside_another_function_is_planned_for_the_arena_that_it_finds()
         def traced_then(held_mib):
             net, twin = Trained(1), Net(1)
             with tf.device("CPU:0"):  # the device that the step's nodes then have
-                net.step = tfswap.optimize(tf.function(net.train), memory_limit="12MiB")
+                net.step = tfswap.optimize(tf.function(net.train), memory_limit="12MiB", tactics=TENSOR_TACTICS)
                 outer = tf.function(lambda x: net.step(x) + 1.0)
                 outer.get_concrete_function(x)
             before, expected = net.bits, float(tf.function(lambda x: twin.train(x) + 1.0)(x))

@@ -12,6 +12,7 @@ from slow import slow
 from step_peaks import measuring
 
 import tfswap
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
 ROWS, WIDTH = 128, 256
 
@@ -68,7 +69,7 @@ class Trained:
                 variable.assign(self.weights[0])
 
 
-def steps(how, limit, frozen=0):
+def steps(how, limit, frozen=0, tactics=TACTICS):
     """Measured and planned peaks, the limit, and what tfswap logs."""
     messages = []
     handler = logging.Handler()
@@ -76,7 +77,7 @@ def steps(how, limit, frozen=0):
     logging.getLogger("tfswap").addHandler(handler)
     net = Trained(frozen)
     x = tf.random.stateless_normal([ROWS, WIDTH], (2, 2))
-    step = tfswap.optimize(tf.function(net.train), memory_limit=limit)
+    step = tfswap.optimize(tf.function(net.train), memory_limit=limit, tactics=tactics)
     measured, planned = [], []
     for call in range(6):
         if call:
@@ -105,7 +106,7 @@ def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) 
 
 
 def test_copies_without_room_are_reported_before_the_step() -> None:
-    messages = on_arena(lambda: steps("held", "90%"))[-1]
+    messages = on_arena(lambda: steps("held", "90%", tactics=TENSOR_TACTICS))[-1]
     assert messages
     for message in messages:
         assert "can no longer be kept" in message

@@ -118,9 +118,11 @@ def swaps(concrete) -> int:
 
 
 def pool_in_use() -> int:
+    """Host memory for handles and copies."""
     import tfswap.ops
 
-    return tfswap.ops.stats().pool_in_use_bytes
+    stats = tfswap.ops.stats()
+    return stats.pool_in_use_bytes - stats.home_bytes
 
 
 def called(net, **traced):

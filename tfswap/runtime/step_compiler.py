@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.rewriting import PLAIN
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
 from tfswap.compiler.request import Request
@@ -98,6 +99,10 @@ class StepCompiler:
         if not live:
             snapshot = snapshot.unseen().with_allocations(self._made_around(optimizer.graph, inputs))
         optimizer.assume_arena(snapshot)
+        if first and any(not variable.address for variable in snapshot.variables):
+            optimizer.unoptimised.renew(
+                optimizer.search.planners.snapshot_of(PLAIN)
+            )  # with all variables on the device
         return optimizer, snapshot
 
     def own_buffers(self, inputs: Sequence[Any]) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.rewriting import PLAIN
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
 from tfswap.compiler.request import Request
 from tfswap.compiler.reserved_slots import reserved_slots
+from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines

@@ -93,6 +93,7 @@ def test_limits_and_devices_that_can_not_be_planned_are_refused(on_gpus: Any, tm
         for name, options in {
             "missing": {"memory_limit": {"GPU:0": "1GiB"}},
             "unknown": {"memory_limit": {"GPU:0": "1GiB", "GPU:1": "1GiB", "GPU:7": "1GiB"}},
+            "host": {"memory_limit": {"GPU:0": "1GiB", "GPU:1": "1GiB", "CPU:0": "1GiB"}},
             "small": {"memory_limit": {"GPU:0": "1GiB", "GPU:1": "4KiB"}},
             "portable": {"memory_limit": "75%", "portable": True},
         }.items():
@@ -102,9 +103,10 @@ def test_limits_and_devices_that_can_not_be_planned_are_refused(on_gpus: Any, tm
         return {**made, "refused": refused}
 
     found = on_gpus(program)
-    missing, unknown, small, portable = found["refused"].values()
+    missing, unknown, host, small, portable = found["refused"].values()
     assert missing[1].startswith("memory_limit has GPU:0, and the step also runs on GPU:1")
     assert unknown[1].startswith("memory_limit has GPU:7, and this process has no such device")
+    assert host[1].startswith("memory_limit has CPU:0, and a file's step is planned for its GPUs alone")
     assert small[0] == InfeasibleMemoryLimit.__name__ and small[1].startswith("on GPU:1: memory_limit is 4096 bytes")
     assert portable[0] == UnsupportedGraph.__name__ and "GPU:0, GPU:1, and portable=True is for" in portable[1]
     assert not any(written for *_, written in found["refused"].values())
@@ -129,15 +131,17 @@ def test_the_command_line_shows_each_device(on_gpus: Any, tmp_path: Path):
             ("trace", "trace", trace),
             ("optimize", "optimize", smaller),
             ("refused", "analyze", "--memory_limit=GPU:0=75%,GPU:1=1KiB"),
+            ("host", "analyze", "--memory_limit=GPU:0=75%,GPU:1=75%,CPU:0=1MiB"),
         ):
             command, *rest = words
-            with contextlib.redirect_stdout(io.StringIO()) as out:
+            out, complaint = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaint):
                 status = cli.main([command, str(tmp_path / "model"), *flags, *rest])
-            found[name] = [status, out.getvalue()]
+            found[name] = [status, out.getvalue() or complaint.getvalue()]
         return found
 
     found = on_gpus(program)
-    assert [status for status, _ in found.values()] == [0, 0, 0, 0, 0, 3]
+    assert [status for status, _ in found.values()] == [0, 0, 0, 0, 0, 3, 1]
     figures = json.loads(found["json"][1])["devices"]
     assert list(figures) == ["GPU:0", "GPU:1"]
     assert all(each["planned_peak_bytes"] <= each["memory_limit_bytes"] for each in figures.values())
@@ -149,4 +153,5 @@ def test_the_command_line_shows_each_device(on_gpus: Any, tmp_path: Path):
     events = json.loads(Path(trace).read_text())["traceEvents"]
     assert "<lambda> on GPU:1, planned" in [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert "THE LIMIT CAN'T BE MET" in found["refused"][1]
+    assert "memory_limit has CPU:0, and a file's step is planned for its GPUs alone" in found["host"][1]
     assert Path(smaller, "tfswap_plan.GPU_1.json").exists()

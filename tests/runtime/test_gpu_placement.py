@@ -165,3 +165,34 @@ def test_what_has_no_place_is_refused_by_name_before_anything_runs(on_gpus, part
     found = on_gpus(reporting(program))
     reported = REFUSED[part][1]
     assert reported in found["reported"] and found["same"] and "\n" not in found["reported"]
+
+
+def on_two_cpus(gpus):
+    """A GPU's step with parts on two logical CPUs, which share an arena."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.device("GPU:0"):
+        variables, x = several_gpus.layers(4), tf.constant(draws(512, 64))
+
+    def loss_of(h):
+        for variable in variables:
+            h = tf.nn.relu(tf.sin(h @ variable))
+        with tf.device("CPU:0"):
+            h = tf.cos(h)
+        with tf.device("CPU:1"):
+            h = tf.tanh(h)
+        return tf.reduce_mean(h * h)
+
+    def step(x):
+        return several_gpus.trained(variables, loss_of, x)
+
+    limits = {"GPU:0": "90%", "CPU:0": "64MiB"}
+    with pytest.raises(tfswap.UnsupportedGraph) as refused:
+        tfswap.optimize(tf.function(step), memory_limit=limits)(x)
+    return {"refused": str(refused.value), "runs": float(tfswap.optimize(tf.function(step), memory_limit="90%")(x))}
+
+
+def test_a_part_on_another_cpu_is_not_under_the_limit_of_the_first(on_gpus):
+    found = on_gpus(reporting(on_two_cpus))
+    assert "runs on CPU:1 too, which shares the arena of CPU:0, and memory_limit has CPU:0" in found["refused"]
+    assert found["runs"] > 0 and found["report"] == []

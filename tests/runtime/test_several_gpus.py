@@ -262,6 +262,8 @@ WRONG_LIMITS = {
     "a device that the step is on and the limits are not": ({"GPU:0": "60%"}, "also runs on GPU:1"),
     "a device that is not there": ({"GPU:0": "60%", "GPU:1": "60%", "GPU:7": "1GiB"}, "has GPU:7, and"),
     "no name of a device": ({"first": "60%"}, "'first', which is no device"),
+    "another worker's": ({"/job:worker/task:1/device:GPU:0": "60%"}, "device:GPU:0', which is no device of this"),
+    "twice": ({"GPU:0": "60%", "/device:gpu:0": "50%"}, "GPU:0 twice, the second time as '/device:gpu:0'"),
     "no devices": ({}, "is an empty mapping"),
     "no limit": ({"GPU:0": "many"}, "memory_limit['GPU:0'] is 'many', which is not a size"),
 }

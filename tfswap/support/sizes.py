@@ -31,7 +31,7 @@ MAX_BYTES = 2**63 - 1
 
 _PATTERN = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z%]*)\s*")
 
-_DEVICE = re.compile(r"(?:.*/)?(?:device:)?(gpu|cpu):(\d{1,4})", re.IGNORECASE)
+_DEVICE = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(gpu|cpu):(\d{1,4})", re.IGNORECASE)
 
 _SIZES = 'write bytes as an int, or a size as "6GiB" or "512MiB"'
 _SHARES = 'write bytes as an int, a size as "6GiB" or "512MiB", or a share of the unoptimised peak as "60%"'
@@ -80,9 +80,14 @@ def check_limits(limit: Limit) -> Limit:
     for name, each in limit.items():
         match = _DEVICE.fullmatch(name) if isinstance(name, str) else None
         if match is None:
-            raise TfswapError(f'memory_limit has {name!r}, which is no device: name each as "GPU:0" or "CPU:0"')
+            raise TfswapError(
+                f'memory_limit has {name!r}, which is no device of this process: name each as "GPU:0" or "CPU:0"'
+            )
         check_limit(each, f"memory_limit[{name!r}]")
-        found[f"{match[1].upper()}:{match[2]}"] = each
+        device = f"{match[1].upper()}:{match[2]}"
+        if device in found:
+            raise TfswapError(f"memory_limit has {device} twice, the second time as {name!r}: give one limit for it")
+        found[device] = each
     if not found:
         raise TfswapError("memory_limit is an empty mapping: give a limit for each device of the step")
     return found

@@ -110,15 +110,12 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 def compare(kind: str, gpus: Any) -> dict[str, Any]:
     """Peaks and values of one kind on all devices of this process."""
-    import several_gpu_kinds
     import several_gpus
     import tensorflow as tf
 
     tf.config.experimental.enable_op_determinism()
     make, limit = kinds()[kind]
-    racing = kind in several_gpu_kinds.RACING
-    found = several_gpus.compare(make, limit, between=gpus.clear_races if racing else lambda: None)
-    return {**found, "races": gpus.report().splitlines()}
+    return {**several_gpus.compare(make, limit), "races": gpus.report().splitlines()}
 
 
 def times(kind: str, gpus: Any) -> dict[str, float]:

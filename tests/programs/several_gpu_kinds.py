@@ -73,6 +73,17 @@ def clipped() -> Made:
     return replicated(dense, lambda: layers(8), rows, change=lambda g: tf.clip_by_global_norm(g, 0.1)[0])
 
 
+def printing() -> Made:
+    """Replicas with ops that have no GPU kernel; a strategy names a replica's GPU on all of its ops."""
+
+    def loss_of(variables, x):
+        h = tf.nn.relu(tf.sin(x @ variables[0]))
+        tf.print("a replica:", tf.reduce_mean(h), tf.strings.as_string(h[0, :2]), output_stream="file:///dev/null")
+        return dense(variables[1:], h)
+
+    return replicated(loss_of, lambda: layers(8), rows)
+
+
 def embedding() -> Made:
     def loss_of(variables, tokens, x):
         return dense(variables[1:], tf.gather(variables[0], tokens) + x)
@@ -330,14 +341,12 @@ def undecided_loop() -> Made:
     return [*here, *there, norm], step, [x]
 
 
-RACING = ("stacked",)
-"""Kinds that race without tfswap: TensorFlow pops from a list while a copy of it to another device has not ended."""
-
 KINDS: dict[str, tuple[Callable[[], Made], str]] = {
     each.__name__: (each, limit)
     for each, limit in (
         (adam, "65%"),
         (clipped, "65%"),
+        (printing, "65%"),
         (embedding, "65%"),
         (convolutions, "65%"),
         (recurrent, "65%"),

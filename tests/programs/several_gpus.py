@@ -55,16 +55,14 @@ def compare(
     make: Callable[[], Made],
     limit: Any = "60%",
     *,
-    between: Callable[[], Any] = lambda: None,
     devices: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """A step under a limit, and the same step without one, which runs first; then `between` is called."""
+    """A step under a limit, and the same step without one, which runs first."""
     devices = devices or gpus()
     with memory_optimizer_off():
         expected, unoptimised = train(make(), lambda function: function, devices=devices)[:2]
     gc.collect()  # the first step's variables
-    between()
     found, peaks, step = train(make(), lambda f: tfswap.optimize(f, memory_limit=limit, **options), devices=devices)
     plans = {device: step.plan(device) for device in devices}
     return {

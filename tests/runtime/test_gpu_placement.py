@@ -53,6 +53,12 @@ def from_text(h):
     return h + tf.cast(tf.strings.length(tf.strings.as_string(h[0, 0])), tf.float32)
 
 
+def printed_on_the_gpu(h):
+    """TensorFlow's strategies name a replica's device on all of its ops."""
+    with tf.device("GPU:0"):
+        return printed_in_a_loop(printed(h))
+
+
 def printed_in_a_loop(h):
     def body(i, h):
         return i + 1, printed(tf.tanh(h))
@@ -70,6 +76,7 @@ def scattered_in_a_branch(h):
 ON_THE_CPU = {
     "a device": on_device,
     "an op": printed,
+    "an op that names the GPU": printed_on_the_gpu,
     "an op of a loop": printed_in_a_loop,
     "an op of a branch": scattered_in_a_branch,
     "a kernel that TensorFlow places by itself": from_text,

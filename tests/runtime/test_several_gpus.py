@@ -477,10 +477,9 @@ QUICK = ("branches", "stacked", "micro_batches", "undecided_loop")
 @pytest.mark.emulated_gpu(count=2, jitter=4, kernel_us=20.0)
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*sorted(several_gpu_kinds.KINDS.keys() - QUICK))])
 def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
-    def program(gpus):
+    def program(_):
         make, limit = several_gpu_kinds.KINDS[kind]
-        between = gpus.clear_races if kind in several_gpu_kinds.RACING else lambda: None
-        return several_gpus.compare(make, limit, between=between)
+        return several_gpus.compare(make, limit)
 
     found = on_gpus(reporting(program))
     assert found["same"] and found["report"] == [], found

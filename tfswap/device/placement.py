@@ -2,8 +2,8 @@
 
 TensorFlow places nodes without a device when it makes the step. The devices of tensors decide what is copied, so for a
 step on several devices placement is done here, by TensorFlow's rules: nodes that use a variable are on its device,
-nodes with all inputs on one device are there too, nodes without a kernel for GPUs are on the CPU, and all others are on
-the first device.
+nodes with all inputs on one device are there too, nodes without a kernel for GPUs are on the CPU, whatever they name,
+and all others are on the first device.
 
 CPUs of one process share an arena, and their step is planned as one. Each GPU has an arena of its own, and the step is
 cut by device (passes/device_parts.py).
@@ -49,6 +49,8 @@ def place(
         UnsupportedGraph: it can't be planned here.
     """
     devices = [tensor.device for tensor in given if getattr(tensor, "device", None)]
+    if device.is_gpu:
+        _place_softly(graph)
     used = _used(graph)
     named = {unit(device): device for device in devices} | used
     refuse_others(name, graph, devices)
@@ -62,6 +64,19 @@ def place(
     homes += [first] * (len(graph.feeds) - len(homes))
     Placer(name, graph, homes, first, hosted, cut=device.is_gpu).place()
     return device.is_gpu
+
+
+def _place_softly(graph: Graph) -> None:
+    """Give nodes that name a GPU and have no kernel for it the CPU, in place, as TensorFlow does by default."""
+    from tensorflow.python.framework import config
+
+    if not config.get_soft_device_placement():
+        return
+    for part in (graph, *graph.all_bodies()):
+        feeds = set(part.feeds)
+        for node in part:
+            if node not in feeds and type_of(node.device) == "GPU" and not (has_gpu_kernel(node) or is_text(node)):
+                node.device = f"/device:{FIRST}"
 
 
 def keep_on_host(graph: Graph, given: Sequence[Any], device: DeviceModel) -> None:

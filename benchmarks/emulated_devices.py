@@ -7,6 +7,7 @@
     python benchmarks/emulated_devices.py nets       # the acceptance nets on two and four devices; half an hour
     python benchmarks/emulated_devices.py copies     # times of steps whose copies between devices dominate; a minute
     python benchmarks/emulated_devices.py lent       # times with swaps to the host, and to another device; four minutes
+    python benchmarks/emulated_devices.py planning   # of one replica and of four, in CPU seconds; two minutes
 
 The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand; nets are
 Keras models in small sizes, with a limit of its own for each device. Values are compared with TensorFlow's without
@@ -257,6 +258,60 @@ def lent() -> bool:
     return good
 
 
+def planned(limit: str, gpus: Any) -> dict[str, float]:
+    """The CPU seconds of the first call of a transformer's replicas: of facts, plans and simulations, and in all."""
+    import contextlib
+    from unittest import mock
+
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.runtime.limit import StepLimit
+    from tfswap.runtime.planning_loop import PartPlanning, PlanningLoop
+
+    gpus.set_check(False)
+    _, python_function, inputs = replicated_net("transformer")
+    function = tf.function(python_function)
+    function.get_concrete_function(*inputs)
+    seconds = {"own": 0.0, "all": 0.0}
+
+    def timed(run: Callable[..., Any], name: str = "own") -> Callable[..., Any]:
+        @functools.wraps(run)
+        def measured(*args: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return run(*args, **options)
+            finally:
+                seconds[name] += time.thread_time() - began
+
+        return measured
+
+    own = (Optimizer, "__init__"), (StepLimit, "compute"), (PartPlanning, "choose"), (PartPlanning, "judge")
+    with contextlib.ExitStack() as stack:
+        for owner, name in (*own, (PlanningLoop, "_timed")):
+            stack.enter_context(mock.patch.object(owner, name, timed(getattr(owner, name))))
+        step = tfswap.optimize(function, memory_limit=limit)
+        timed(step, "all")(*inputs)
+    return seconds
+
+
+def planning() -> bool:
+    """Prints the CPU seconds for one replica and for four, each the least of three processes."""
+    print("| limit of each | facts, plans and simulations: one, four | first call: one, four |\n|---|--:|--:|")
+    for limit in ("7.5MiB", "60%"):
+        ran: dict[int, list[dict[str, float]]] = {1: [], 4: []}
+        for _ in range(3):
+            for count, each in ran.items():
+                each.append(emulated.child("planned", limit, script=__file__, count=count, TFSWAP_PLAN_CACHE="off"))
+        (one, first), (four, first_of_four) = (
+            [min(each[name] for each in found) for name in ("own", "all")] for found in ran.values()
+        )
+        calls = f"{first:.1f}, {first_of_four:.1f}"
+        print(f"| {limit} | {one:.2f}, {four:.2f}: {four / one:.2f} | {calls} |", flush=True)
+    return True
+
+
 def endure(kind: str, steps: float, gpus: Any) -> dict[str, Any]:
     """Many steps with random delays: by device, how often each difference from the planned peak was measured."""
     import several_gpus
@@ -314,10 +369,10 @@ def main() -> int:
 
         gpus = emulated_gpu.attach()
         part, kind, *given = arguments.child
-        run = {"compare": compare, "times": times, "copied": copied, "lending": lending, "endure": endure}
+        run = {"compare": compare, "times": times, "copied": copied, "lending": lending, "endure": endure, "planned": planned}
         print(json.dumps(run[part](kind, *map(float, given), gpus)))
         return 0
-    alone = {"copies": copies, "lent": lent}
+    alone = {"copies": copies, "lent": lent, "planning": planning}
     if len(arguments.kinds) == 1 and arguments.kinds[0] in alone:
         return 0 if alone[arguments.kinds[0]]() else 1
     nets = arguments.kinds == ["nets"]

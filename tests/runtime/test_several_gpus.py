@@ -46,22 +46,6 @@ def test_four_devices_keep_their_limits_whichever_is_faster(on_gpus, kind):
     check(on_gpus(reporting(kind)))
 
 
-@pytest.mark.emulated_gpu(count=4)
-def test_replicas_are_planned_once_and_have_the_names_of_the_first(on_gpus):
-    def program(gpus):
-        from unittest import mock
-
-        from tfswap.compiler.search import Search
-
-        with mock.patch.object(Search, "fastest", autospec=True, side_effect=Search.fastest) as fastest:
-            found = several_gpus.compare(several_gpus.mirrored)
-        return {**found, "searches": fastest.call_count}
-
-    found = on_gpus(reporting(program))
-    check(found)
-    assert found["searches"] == 1 and all(found["moves"].values())
-
-
 @pytest.mark.emulated_gpu(count=2)
 def test_a_replica_with_less_room_has_a_plan_of_its_own(on_gpus):
     def program(gpus):

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from layered_steps import Layer, training_step
 from planner_problems import optimizer_of
 
-from tfswap.compiler.similar_plan import found_like
+from tfswap.compiler.similar_plan import carried_over, found_like
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dims, Dtype, Graph
+from tfswap.ir.graph import Dims, Dtype, Graph, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.alike_parts import shared_results
 from tfswap.passes.device_parts import cut
 from tfswap.passes.join_parts import join
 from tfswap.plan.plan import Plan
 
 LAYERS = [Layer("dense", 0)] * 6
+SCALAR = TensorType("float32", ())
 
 
 def tight(graph: Graph) -> tuple[Plan, int]:
@@ -105,6 +107,45 @@ def test_what_another_device_gives_is_waited_for_as_late_as_it_can_be():
     assert order[-3:] == ("received", "read", last.name) or order[-2:] == ("received", last.name)
 
 
+def test_a_tensor_that_is_also_read_in_between_leaves_for_the_longer_time():
+    graph = training_step(LAYERS, rows=512, width=128)
+    plan, _ = tight(graph)
+    moved = max(plan.evictions, key=lambda each: each.use - each.release)
+    early = graph[plan.order[moved.release + 1]]
+    more = graph.copy()
+    read = more.add(
+        "L2Loss",
+        "read",
+        (more.tensor(moved.tensor),),
+        controls=(more[early.name],),
+        attrs={"T": Dtype("float32")},
+        outputs=(TensorType("float32", ()),),
+    )
+    more.fetches.append(read.out())
+    optimizer = optimizer_of(more)
+    made = carried_over(plan, optimizer.flow, optimizer.fingerprint)
+    optimizer.require_fit(made)
+    found = next(each for each in made.evictions if each.tensor == moved.tensor)
+    assert made.order[found.release - 1] == "read" or made.order[found.release] == "read"
+    assert made.order[found.use] == plan.order[moved.use]
+
+
+def test_a_kernel_that_needs_more_here_runs_later_than_there():
+    """As a Send that comes after a Receive on this device, and before it on the other one."""
+    graph = training_step(LAYERS, rows=512, width=128)
+    for name in ("first", "second"):
+        loss = graph.add("L2Loss", name, (graph.feeds[0].out(),), attrs={"T": Dtype("float32")}, outputs=(SCALAR,))
+        graph.fetches.append(loss.out())
+    graph.add_control(graph["second"], graph["first"])
+    turned = graph.copy()
+    turned["second"].controls, turned["first"].controls = (), (turned["second"],)
+    plan, limit = tight(graph)
+    optimizer = optimizer_of(turned)
+    order = carried_over(plan, optimizer.flow, optimizer.fingerprint).order
+    assert sorted(order) == sorted(plan.order) and order.index("second") < order.index("first")
+    assert found_like(plan, optimizer, limit + 4096) is not None
+
+
 def test_a_step_with_more_room_is_planned_by_itself():
     graph = training_step(LAYERS, rows=512, width=128)
     plan, limit = tight(graph)
@@ -143,3 +184,60 @@ def test_replicas_have_the_names_of_the_first_until_they_are_joined():
     assert {node.name for node in graph} <= {node.name for node in joined}
     for node in graph:
         assert joined[node.name].attrs == node.attrs and joined[node.name].device == node.device
+
+
+def test_replicas_keep_the_names_where_inputs_are_sorted_and_factors_grouped_otherwise():
+    """Of a node that computes otherwise, and of all that reads it. Only then do parts share no results."""
+    graph = replicas()
+    kind = TensorType("float32", (256,))
+
+    def turned(a: Output, b: Output, is_first: bool) -> tuple[Output, Output]:
+        return (a, b) if is_first else (b, a)
+
+    for is_first, prefix in ((True, ""), (False, "replica_1/")):
+        device = f"/device:GPU:{1 - is_first}"
+        x, noise, end = (graph[prefix + name].out() for name in ("x", "noise", "end"))
+        both = turned(x, end, is_first)
+        added = graph.add("AddV2", f"{prefix}added", both, outputs=(kind,), device=device)
+        grouped = (noise, end) if is_first else (added.out(), noise)
+        product = graph.add("Mul", f"{prefix}grouped", grouped, outputs=(kind,), device=device)
+        read = graph.add("Relu", f"{prefix}read", (product.out(),), outputs=(kind,), device=device)
+        graph.fetches += [added.out(), read.out()]
+    parts = cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu"))
+    here, there = ({node.name for node in part if "tfswap" not in node.name} for part in parts.graphs.values())
+    assert here - there == {"total"} and not there - here
+    shared = shared_results(parts.graphs)
+    assert shared["GPU:0"] is not shared["GPU:1"]
+
+
+def test_the_order_of_inputs_that_grappler_sorts_does_not_matter():
+    graph = replicas()
+    kind = TensorType("float32", (256,))
+    for i, (prefix, names) in enumerate((("", ("noise", "end")), ("replica_1/", ("end", "noise")))):
+        for name in names:
+            both = [graph[prefix + each].out() for each in ("x", name)][:: 1 - 2 * i]
+            made = graph.add("AddV2", f"{prefix}{name}_added", both, outputs=(kind,), device=f"/device:GPU:{i}")
+            graph.fetches.append(made.out())
+    names = cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu")).own_names["GPU:1"]
+    assert {name: names[name] for name in ("noise_added", "end_added")} == {
+        "noise_added": "replica_1/noise_added",
+        "end_added": "replica_1/end_added",
+    }
+
+
+def test_parts_with_the_same_nodes_share_results_whatever_they_send_first():
+    graph = replicas()
+    whole = Graph()
+    kind = TensorType("float32", (256,))
+    for i in range(2):
+        device = f"/device:GPU:{i}"
+        x = whole.add("Placeholder", f"x{i}", outputs=(kind,), device=device)
+        whole.feeds.append(x)
+        whole.add("Relu", f"made{i}", (x.out(),), outputs=(kind,), device=device)
+    for i in range(2):
+        read = whole.add("Neg", f"read{i}", (whole[f"made{1 - i}"].out(),), outputs=(kind,), device=f"/device:GPU:{i}")
+        whole.fetches.append(read.out())
+    one, other = shared_results(cut(whole, ("GPU:0", "GPU:1"), DeviceModel("gpu")).graphs).values()
+    assert one is other
+    one, other = shared_results(cut(graph, ("GPU:0", "GPU:1"), DeviceModel("gpu")).graphs).values()
+    assert one is not other  # the first adds the results

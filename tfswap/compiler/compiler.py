@@ -45,6 +45,7 @@ from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
+from tfswap.support.once import Once
 from tfswap.support.sizes import parse_limit
 
 
@@ -62,6 +63,7 @@ class Optimizer:
         held: names of tensors that the unoptimised step holds until its end.
         others_bytes: bytes that others allocate while the step runs, unoptimised too, as a data pipeline's batches.
         plan_cache: the cache to read earlier plans from, and to keep new ones in.
+        shared: as of `Target`.
 
     Attributes:
         example: the plan of a similar step, which runs at the same time and is as fast.
@@ -85,6 +87,7 @@ class Optimizer:
         held: Sequence[str] = (),
         others_bytes: int = 0,
         plan_cache: PlanCache | None = None,
+        shared: Once | None = None,
     ):
         self.options = (options or Options()).on(device)
         self.graph = graph
@@ -103,7 +106,7 @@ class Optimizer:
             others = keeps_results, tuple(held)
             stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._known = KnownPlans(stored, self.judged)
-        self.target = Target(device, not self.options.portable, keeps_results, tuple(held))
+        self.target = Target(device, not self.options.portable, keeps_results, tuple(held), shared or Once())
         prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)

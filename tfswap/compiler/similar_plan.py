@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import Dataflow
@@ -15,7 +16,7 @@ from tfswap.compiler.rewriting import Found
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.plan.plan import Eviction, Plan
-from tfswap.planner.validate import require_accumulators
+from tfswap.planner.validate import buffer_uses, require_accumulators
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -49,21 +50,29 @@ def found_like(example: Plan | None, step: Optimizer, limit_bytes: int | None) -
 
 
 def carried_over(plan: Plan, flow: Dataflow, fingerprint: str) -> Plan:
-    """`plan` for the step with these facts, without its concurrent kernels and chunk splits."""
+    """`plan` for the step with these facts, without its concurrent kernels and chunk splits.
+
+    An eviction is for the time between two uses of its tensor that has the most of the time there.
+    """
     placed = _placed(plan, flow)
     places = [place for place, _ in placed]
 
     def here(position: int) -> int:
         return min(bisect_left(places, (position, 0)), len(places) - 1)
 
+    evicted = [(flow.value_named.get(each.tensor), each) for each in plan.evictions]
+    known = [(v, each) for v, each in evicted if v is not None and flow.values[v].nbytes == each.nbytes]
+    uses = buffer_uses(flow, [flow.place[name] for _, name in placed], [v for v, _ in known])
     evictions: list[Eviction] = []
-    for eviction in plan.evictions:
-        value = flow.value_named.get(eviction.tensor)
-        if value is None or flow.values[value].nbytes != eviction.nbytes:
-            continue
-        out = None if eviction.out is None else here(eviction.out)
-        moved = here(eviction.release), here(eviction.back), here(eviction.use)
-        evictions.append(Eviction(eviction.tensor, eviction.nbytes, out, *moved, eviction.disk, eviction.lent))
+    for value, each in known:
+        release, end = here(each.release), here(each.use)
+        gaps = [(buffer[0], *gap) for buffer in uses[value] for gap in pairwise(buffer)]
+        if gaps:
+            made, before, use = max(gaps, key=lambda gap: min(gap[2], end) - max(gap[1], release))
+            back = min(max(here(each.back), before + 1), use)
+            release = min(release, back) if release >= max(before, made + 1) else before + 1
+            out = None if each.out is None else min(max(here(each.out), made), release - 1)
+            evictions.append(dataclasses.replace(each, out=out, release=release, back=back, use=use))
     return dataclasses.replace(
         plan,
         fingerprint=fingerprint,
@@ -78,20 +87,24 @@ def _placed(plan: Plan, flow: Dataflow) -> list[tuple[Place, str]]:
     """The kernels of this step in the order of `plan`, each with its place.
 
     Kernels that only this step has run as late as they can: a Receive that comes early holds up all that follows. A
-    Send runs as early as it can, since another device waits for it.
+    Send runs as early as it can, since another device waits for it. A kernel that needs more here than in the other
+    step runs later than there: each device sends and receives in an order of its own.
     """
     kernels = {node.name for node, is_kernel in zip(flow.nodes, flow.is_kernel, strict=True) if is_kernel}
-    found = [((position, 0), name) for position, name in enumerate(plan.order) if name in kernels]
     place: dict[str, Place] = {}
-    for at, name in found:
-        place.setdefault(name, at)
+    again: list[tuple[Place, str]] = []  # kernels that are recomputed
+    for position, name in enumerate(plan.order):
+        if name in place:
+            again.append(((position, 0), name))
+        elif name in kernels:
+            place[name] = position, 0
     missing_names = kernels - place.keys()
     missing = {i for i, node in enumerate(flow.nodes) if node.name in missing_names}
     count = 0
     ready: list[Place] = []  # by node: the place of the last kernel that it needs, itself included
     for i, node in enumerate(flow.nodes):
         needed = max((ready[d] for d in flow.own_deps[i]), default=(-1, 0))
-        if i in missing:
+        if i in missing or place.get(node.name, needed) < needed:
             count += 1
             place[node.name] = needed[0], count
         ready.append(place.get(node.name, needed))
@@ -104,4 +117,4 @@ def _placed(plan: Plan, flow: Dataflow) -> list[tuple[Place, str]]:
         at = place.get(node.name) or waited.get(i)
         if at is not None:
             waited |= {d: min(waited.get(d, at), at) for d in flow.own_deps[i]}
-    return sorted([*found, *((place[flow.nodes[i].name], flow.nodes[i].name) for i in missing)])
+    return sorted([*again, *((at, name) for name, at in place.items())])

@@ -40,6 +40,9 @@ HELD_SPREAD = 1.3
 transformer reached 1.26 of its predicted peak.
 """
 
+ALIKE_SHARE = 0.01
+"""Arenas that differ by at most this share of the peak are alike: runs of an unordered step differ by more."""
+
 
 class UnoptimisedStep:
     """Predictions of one step without tfswap.
@@ -116,14 +119,25 @@ class UnoptimisedStep:
     def _alone(self) -> Baseline:
         """The prediction without the bytes that others allocate."""
         if self._known is None:
-            return self.predict()
+            return self._predicted()
         with self._known.predicting():
             renewed = self._snapshot is not self._first_snapshot
             found = None if renewed else self._recalled(self._known)
             if found is None:
-                found = self.predict()
+                found = self._predicted()
                 self._keep(self._known, found)
             return found
+
+    def _predicted(self) -> Baseline:
+        """As `predict`; from that of a part that computes alike, where its arena has about as many bytes."""
+        made: list[tuple[int, Baseline]] = self._target.shared.get((UnoptimisedStep, self._target), list)
+        there_bytes = self._snapshot.total_bytes
+        for nbytes, found in made:
+            if abs(more := there_bytes - nbytes) <= ALIKE_SHARE * found.peak_bytes:
+                return found._replace(peak_bytes=found.peak_bytes + more)
+        found = self.predict()
+        made.append((there_bytes, found))
+        return found
 
     def _keep(self, known: StepPlans, found: Baseline, highest_bytes: int | None = None) -> None:
         known.keep_unoptimised(Unoptimised(self._first_bytes, found.peak_bytes, found.seconds, highest_bytes))

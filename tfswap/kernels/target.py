@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfswap.kernels.device import DeviceModel
+from tfswap.support.once import Once
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,14 @@ class Target:
         keeps_results: whether the results stay in the arena for the caller, as a function's do. A session copies them
             to host memory.
         held: names of tensors that the unoptimised step holds until its end.
+        shared: results that hold for all parts of a step that compute alike (alike_parts.py).
     """
 
     device: DeviceModel
     own_ops: bool = True
     keeps_results: bool = False
     held: tuple[str, ...] = ()
+    shared: Once = field(default_factory=Once, compare=False, repr=False)
 
     @property
     def runs_concurrently(self) -> bool:

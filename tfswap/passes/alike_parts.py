@@ -1,18 +1,21 @@
-"""Names that are the same for nodes that compute alike on different devices, such as those of a strategy's replicas.
+"""Parts of a step that compute alike on different devices, such as a strategy's replicas.
 
-A plan names nodes. With these names the plan of one replica is also a plan of another, but for the few nodes that only
-one of them has, such as the sum of all losses.
+Nodes that compute alike have the same name in all parts. A plan names nodes. So the plan of one replica is also a plan
+of another, but for the few nodes that only one of them has, such as the sum of all losses. What does not depend on the
+arena is computed once for parts that have the same nodes (`shared_results`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.op_traits import control_flow, is_const
+from tfswap.ir.op_traits import control_flow, is_commutative, is_const
 from tfswap.ir.python_calls import TOKEN
 from tfswap.passes.device_carriers import unit
+from tfswap.support.once import Once
 
 OWN = frozenset((TOKEN, "seed", "seed2"))
 """Attributes that differ between nodes that compute alike, besides those whose names begin with "_"."""
@@ -21,8 +24,13 @@ OWN = frozenset((TOKEN, "seed", "seed2"))
 def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[str]) -> dict[str, dict[Node, str]]:
     """By device, the names of the nodes of its part: each has the name of the first device's node that computes alike.
 
-    Nodes compute alike if they have the same op and attributes, and their inputs are computed alike. Of several such
-    nodes on a device, the n-th has the name of the first device's n-th.
+    Nodes compute alike if they have the same op and attributes, and their inputs are computed alike, in any order where
+    that changes nothing: Grappler sorts the inputs of such an op by name. Of several such nodes on a device, the n-th
+    has the name of the first device's n-th.
+
+    What reads a node that is not alike is not alike either, and Grappler groups the factors of one replica's product
+    otherwise than those of another's. So nodes that are left take the names of nodes that are left on the first device
+    and have the same op, attributes and types, in order.
 
     Args:
         homes: the device of each argument.
@@ -30,15 +38,50 @@ def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[
     """
     kinds = _kinds(graph, homes)
     first: dict[tuple[int, int], str] = {}  # by kind and number among the nodes of that kind on a device
+    known: dict[str, object] = {}  # by name, what the node itself is
     found: dict[str, dict[Node, str]] = {}
     for where in planned:
-        count: Counter[int] = Counter()
-        names = found[where] = {}
-        for node in _part(graph, homes, where):
+        numbered = _numbered(_part(graph, homes, where), kinds)
+        names = found[where] = {node: first[key] for node, key in numbered.items() if key in first}
+        left: defaultdict[object, deque[str]] = defaultdict(deque)
+        taken = set(names.values())
+        for name, itself in known.items():
+            if name not in taken:
+                left[itself].append(name)
+        for node, key in numbered.items():
             if node not in names:
-                kind = kinds[node]
-                names[node] = first.setdefault((kind, count[kind]), node.name)
-                count[kind] += 1
+                itself = _itself(graph, node)
+                name = names[node] = first[key] = left[itself].popleft() if left[itself] else node.name
+                known.setdefault(name, itself)
+    return found
+
+
+def shared_results(parts: Mapping[str, Graph]) -> dict[str, Once]:
+    """By device, where to keep results that hold for all parts with the same nodes.
+
+    The order in which a device sends and receives may differ: no such result may depend on it.
+    """
+    found: defaultdict[object, Once] = defaultdict(Once)
+    return {where: found[frozenset(_contents(part))] for where, part in parts.items()}
+
+
+def _contents(part: Graph) -> Iterator[object]:
+    for node in part:
+        inputs = tuple([(source.name, index) for source, index in node.inputs])
+        is_ordered = node.op in (custom_ops.SEND, custom_ops.RECEIVE)
+        controls = () if is_ordered else frozenset(each.name for each in node.controls)
+        bodies = tuple([frozenset(_contents(body)) for body in part.bodies.get(node, ())])
+        yield node.name, inputs, controls, bodies, _attributes(part, node)
+
+
+def _numbered(nodes: Iterable[Node], kinds: Mapping[Node, int]) -> dict[Node, tuple[int, int]]:
+    """The kind of each node, and its number among the nodes of that kind."""
+    count: Counter[int] = Counter()
+    found: dict[Node, tuple[int, int]] = {}
+    for node in nodes:
+        if node not in found:
+            found[node] = kinds[node], count[kinds[node]]
+            count[kinds[node]] += 1
     return found
 
 
@@ -62,10 +105,17 @@ def _kinds(graph: Graph, homes: Mapping[Node, str]) -> dict[Node, int]:
         numbers[feed] = count[same]
         count[same] += 1
     for node in graph.topological():
-        inputs = tuple([(found[source], index) for source, index in node.inputs])
-        bodies = tuple([_content(body) for body in graph.bodies.get(node, ())])
-        found[node] = hash((node.op, inputs, node.outputs, numbers.get(node), bodies, _attributes(graph, node)))
+        inputs = [(found[source], index) for source, index in node.inputs]
+        if is_commutative(node.op):
+            inputs.sort()
+        found[node] = hash((tuple(inputs), numbers.get(node), _itself(graph, node)))
     return found
+
+
+def _itself(graph: Graph, node: Node) -> tuple[object, ...]:
+    """What a node is, whatever it reads."""
+    bodies = tuple([_content(body) for body in graph.bodies.get(node, ())])
+    return node.op, node.outputs, bodies, _attributes(graph, node)
 
 
 def _content(body: Graph) -> int:

@@ -6,7 +6,7 @@ A plan that fits can be carried out without changing a value. Its peak is comput
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from itertools import pairwise
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
@@ -62,17 +62,23 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
                 f"{flow.values[v].nbytes}. {REMEDY}"
             )
         by_value.setdefault(v, []).append(eviction)
-    uses: dict[int, list[list[int]]] = {v: [] for v in by_value}  # by value, of each buffer of it
+    uses = buffer_uses(flow, order, by_value)
+    for v, evictions in by_value.items():
+        _require_gaps(evictions, uses[v])
+    _require_pairs(plan, problem, order)
+    _require_splits(plan, problem.flow)
+
+
+def buffer_uses(flow: Dataflow, order: Iterable[int], values: Iterable[int]) -> dict[int, list[list[int]]]:
+    """By value, the positions in the order at which each buffer of it is made and read."""
+    uses: dict[int, list[list[int]]] = {v: [] for v in values}
     for position, i in enumerate(order):
         for v in set(flow.reads[i]) & uses.keys():
             uses[v][-1].append(position)
         for _, v in flow.makes[i]:
             if v in uses:
                 uses[v].append([position])
-    for v, evictions in by_value.items():
-        _require_gaps(evictions, uses[v])
-    _require_pairs(plan, problem, order)
-    _require_splits(plan, problem.flow)
+    return uses
 
 
 def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:

@@ -216,6 +216,7 @@ class StepCompiler:
             held=imported.held,
             others_bytes=others_bytes,
             plan_cache=PlanCache.of_environment(),
+            shared=imported.shared,
         )
         self._limit.compute(made, snapshot)
 

@@ -13,6 +13,7 @@ from tfswap.compiler.grappler import as_planned
 from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device
 from tfswap.device.placement import keep_on_host, place, refuse_other_hosts
 from tfswap.ir.graph import Graph
+from tfswap.passes.alike_parts import shared_results
 from tfswap.passes.device_carriers import FIRST
 from tfswap.passes.device_parts import Parts, cut
 from tfswap.passes.join_parts import Joined, join
@@ -21,6 +22,7 @@ from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
 from tfswap.simulator.device_timing import PartLanes, TimedPart, simulate_devices
+from tfswap.support.once import Once
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -36,6 +38,7 @@ class Imported(NamedTuple):
         margin_bytes: room for tensors that the graph does not have.
         parts: how many parts share the step's host memory.
         passed_bytes: of host memory, for tensors that go from one device to another.
+        shared: as of `Target`.
     """
 
     graph: Graph
@@ -43,6 +46,7 @@ class Imported(NamedTuple):
     margin_bytes: int = 0
     parts: int = 1
     passed_bytes: int = 0
+    shared: Once | None = None
 
 
 class Exported(NamedTuple):
@@ -81,6 +85,7 @@ class Trace:
         self.devices = devices_of(concrete, with_placeholders(concrete))
         self.device = self.devices[0]
         self._parts: Parts | None = None  # of the latest import; None where the step is not cut
+        self._shared: Mapping[str, Once] = {}  # by device, of its parts
         self._not_taken: dict[str, Graph] = {}  # its parts that have not been planned, by device
 
     def parts(self, *, with_host: bool = False) -> Sequence[Trace]:
@@ -115,7 +120,8 @@ class Trace:
         found = self.as_imported(self.part(device, arguments, sizes, keeps=keeps))
         if self._parts is None:
             return found
-        return found._replace(parts=len(self.devices), passed_bytes=passed_bytes(self._parts.graphs.values()))
+        passed, shared = passed_bytes(self._parts.graphs.values()), self._shared.get(device)
+        return found._replace(parts=len(self.devices), passed_bytes=passed, shared=shared)
 
     def as_imported(self, graph: Graph) -> Imported:
         """The graph to plan, or a part of it, with what is known of it."""
@@ -133,6 +139,7 @@ class Trace:
         if FIRST in planned[1:]:
             refuse_other_hosts(self.name, graph)
         self._parts = cut(graph, planned, self.device.model) if several else None
+        self._shared = shared_results(self._parts.graphs) if self._parts else {}
         self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
         free_functions()  # of the import: they would change the unoptimised peak
 

@@ -63,7 +63,9 @@ def order_sums(graph: Graph, target: Target) -> int:
     add_by_kernels(graph)
     accumulated = sums_by_kernels(graph)
     by_iteration = target.own_ops and target.device.has_own_kernels
-    first, ready = _orders(graph, target, by_iteration) if sums or accumulated else SumOrders({}, {})
+    first, ready = SumOrders({}, {})
+    if sums or accumulated:
+        first, ready = target.shared.get((order_sums, target), lambda: _orders(graph, target, by_iteration))
     decisions = SharedDecisions(graph)
     for name, found in sums.items():
         for node in found:

@@ -369,7 +369,8 @@ def main() -> int:
 
         gpus = emulated_gpu.attach()
         part, kind, *given = arguments.child
-        run = {"compare": compare, "times": times, "copied": copied, "lending": lending, "endure": endure, "planned": planned}
+        runs = compare, times, copied, lending, endure, planned
+        run: dict[str, Callable[..., Any]] = {each.__name__: each for each in runs}
         print(json.dumps(run[part](kind, *map(float, given), gpus)))
         return 0
     alone = {"copies": copies, "lent": lent, "planning": planning}

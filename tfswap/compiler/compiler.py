@@ -103,8 +103,7 @@ class Optimizer:
         note_permits(settled, self.options.keep, self.options.policy, locate)
         stored: StepPlans | None = None
         if plan_cache is not None and costs is None:
-            others = keeps_results, tuple(held)
-            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
+            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, (keeps_results, tuple(held)))
         self._known = KnownPlans(stored, self.judged)
         self.target = Target(device, not self.options.portable, keeps_results, tuple(held), shared or Once())
         prepared = prepare(settled, self.target, locate)
@@ -348,6 +347,5 @@ class Optimizer:
             snapshot: the arena before the step; by default the assumed one.
         """
         made = report_of(self, plan, snapshot)
-        if self._known.has_recalled(plan):
-            made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
-        return made
+        notes = (*made.notes, RECALLED_NOTE) if self._known.has_recalled(plan) else made.notes
+        return dataclasses.replace(made, notes=notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import described
 from tfswap.report.device_curves import DeviceCurves
+from tfswap.report.printed import RECEIVED
+from tfswap.report.report import report_of_devices
 
 GPU = described("a100").device
 
@@ -54,6 +57,15 @@ def test_several_gpus_have_an_optimizer_each():
     assert list(found.optimizers) == ["GPU:0", "GPU:1"]
     held = [each.resident_bytes >> 22 for each in found.optimizers.values()]
     assert held == [1, 2]
+
+
+def test_a_report_names_what_other_devices_send_by_what_computes_it():
+    found = offline_step(placed("/device:GPU:0", "/device:GPU:1"), {"GPU:0": OnDevice(GPU, Options())})
+    reports = {where: each.report(each.plan(each.floor_bytes())) for where, each in found.optimizers.items()}
+    text = str(report_of_devices("step", reports))
+    received = set(re.findall(r"tfswap/(\S+)_0/received:0", text))
+    assert received and received <= {node.name for node in found.graph}
+    assert f"note: {RECEIVED}" in text.splitlines()
 
 
 def test_a_portable_step_has_its_part_on_the_cpu_and_is_of_one_gpu():

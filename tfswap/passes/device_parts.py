@@ -59,7 +59,7 @@ from tfswap.passes.device_bodies import (
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.device_memory import Places
 from tfswap.passes.device_schedule import scheduled
-from tfswap.passes.nodes import add_device_copy, add_signal
+from tfswap.passes.nodes import RECEIVED, add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.support.reach import reach
 
@@ -309,7 +309,7 @@ class _Cut:
         stem = f"tfswap/{self._name(home, node)}_{tensor.index}"
         received = self._send(stem, (home, here), where, node).out()
         if self._places.is_taken(where, tensor):
-            copy = add_device_copy(part, custom_ops.TO_DEVICE, "to_device", received, f"/device:{where}")
+            copy = add_device_copy(part, custom_ops.TO_DEVICE, RECEIVED, received, f"/device:{where}", stem=stem)
             self._near[copy] = self._insertion[node]
             received = copy.out()
         return received

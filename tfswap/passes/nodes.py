@@ -30,6 +30,9 @@ _TENSOR_PROTO_TYPES = {
 }
 """Numbers of types in a TensorProto (types.proto)."""
 
+RECEIVED = "received"
+"""The ending of the name of a tensor that another device has sent. Reports show it."""
+
 VARIANT = TensorType("variant", ())
 """The type of handles and tickets."""
 
@@ -239,9 +242,15 @@ def mark_effects(graph: Graph, edited: Collection[Graph]) -> bool:
     return effects
 
 
-def add_device_copy(graph: Graph, op: str, role: str, tensor: Output, device: str, **attrs: object) -> Node:
-    """A copy of a tensor between a GPU and the host, by the op of that direction."""
-    name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/{role}")
+def add_device_copy(
+    graph: Graph, op: str, role: str, tensor: Output, device: str, *, stem: str = "", **attrs: object
+) -> Node:
+    """A copy of a tensor between a GPU and the host, by the op of that direction.
+
+    Args:
+        stem: the beginning of its name; by default from the tensor's.
+    """
+    name = graph.unique_name(f"{stem or f'tfswap/{tensor.node.name}_{tensor.index}'}/{role}")
     attrs["T"] = Dtype(tensor.type.dtype)
     return graph.add(op, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device)
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from tfswap.ir.custom_ops import TO_DEVICE
 from tfswap.report.tables import figures, listing, stacked
 from tfswap.support.sizes import format_bytes, format_count
 
@@ -41,6 +42,8 @@ FIGURES = (
 """The columns of the table of devices."""
 
 ALIKE = "nodes that compute alike on several devices have the names of the first of these devices"
+
+RECEIVED = "tensors named tfswap/NODE_NUMBER/received are copies of that result of a node on another device"
 
 
 def printed(report: Report) -> RenderableType:
@@ -79,9 +82,12 @@ def merged_rows(reports: Mapping[str, Report], *, rest: bool = False) -> list[tu
 
 
 def notes_of(reports: Mapping[str, Report]) -> list[str]:
-    """The notes of all devices, each once, and one on names where there are several."""
-    alike = [ALIKE] if len(reports) > 1 else []
-    return list(dict.fromkeys([note for each in reports.values() for note in each.notes] + alike))
+    """The notes of all devices, each once, and those on names where there are several."""
+    notes = [note for each in reports.values() for note in each.notes]
+    if len(reports) > 1:
+        notes.append(ALIKE)
+        notes += [RECEIVED for each in reports.values() for row in each.rows if row.op == TO_DEVICE]
+    return list(dict.fromkeys(notes))
 
 
 def _figures(report: Report) -> tuple[str, ...]:

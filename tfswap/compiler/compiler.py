@@ -103,7 +103,7 @@ class Optimizer:
         note_permits(settled, self.options.keep, self.options.policy, locate)
         stored: StepPlans | None = None
         if plan_cache is not None and costs is None:
-            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, (keeps_results, tuple(held)))
+            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, (keeps_results, *held))
         self._known = KnownPlans(stored, self.judged)
         self.target = Target(device, not self.options.portable, keeps_results, tuple(held), shared or Once())
         prepared = prepare(settled, self.target, locate)

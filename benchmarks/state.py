@@ -2,10 +2,15 @@
 
     python benchmarks/state.py                      # 0.23 GiB of state in 24 MiB, 4 GiB in 192 MiB; 5 minutes
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
+    python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
 
 With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`. Without it the
 arena has room for all. Each is a process of its own, one after the other. Values are all losses and variables after the
 steps, bit by bit. The time is the median of the steps after the first.
+
+With `--bandwidth` copies take as long as on such a link, and the step is planned with a profile that has measured it.
+The least time is that of the step without a limit, or that of the copies in one direction, whichever is longer: all
+else can overlap. The stall is the time above the unlimited step's, over the least possible one.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-BATCH = 64
 STEPS = 4
 ROOM_MIB = 1
 """Of the cap, left for what is not the step's: inputs and results."""
@@ -29,12 +34,15 @@ SIZES = ((20, 1024, 24), (85, 2048, 192))
 """Layers, their width, and the cap in MiB."""
 
 
-def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
-    """The figures of some steps, under a cap or without one."""
+def train(layers: int, width: int, batch: int, cap_mib: int | None, profiles: bool) -> dict[str, Any]:
+    """The figures of some steps, under a cap or without one.
+
+    Args:
+        profiles: whether the step is profiled before it is planned.
+    """
     import tensorflow as tf
 
     import tfswap
-    from tfswap.ir.permits import TACTICS
 
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)
@@ -53,10 +61,13 @@ def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return loss
 
+    x, y = tf.random.stateless_normal((batch, width), (1, 2)), tf.zeros((batch,), tf.int32)
     called: Any = step
+    profile = None
+    if profiles:
+        profile = tfswap.profile(tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20), x, y)
     if cap_mib is not None:
-        called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, tactics=TACTICS)
-    x, y = tf.random.stateless_normal((BATCH, width), (1, 2)), tf.zeros((BATCH,), tf.int32)
+        called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, profile=profile)
     digest, peaks, planned, seconds = hashlib.sha256(), [], [], []
     for _ in range(STEPS):
         tf.config.experimental.reset_memory_stats("CPU:0")
@@ -73,38 +84,67 @@ def train(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
         digest.update(value.tobytes())
     found = {"state": nbytes, "peak": max(peaks), "s": statistics.median(seconds[1:]), "digest": digest.hexdigest()}
     if cap_mib is not None:
-        found |= {"planned": max(planned), "at_home": called.report().at_home_bytes}
+        moved = called.stats()
+        found |= {"planned": max(planned), "in": moved.in_bytes, "out": moved.out_bytes}
     return found
 
 
-def measured(layers: int, width: int, cap_mib: int | None) -> dict[str, Any]:
-    """`train` in a process of its own."""
+def measured(layers: int, width: int, batch: int, cap_mib: int | None, link: float | None = None) -> dict[str, Any]:
+    """`train` in a process of its own, with copies as on such a link."""
     room_mib = cap_mib or (layers + 8) * width * width * 4 * 4 // 2**20
     env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, __file__, "--child", json.dumps([layers, width, cap_mib])]
+    if link is not None:
+        env["TFSWAP_COPY_BANDWIDTH"] = str(link)
+    command = [sys.executable, __file__, "--child", json.dumps([layers, width, batch, cap_mib, link is not None])]
     ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(ran.stderr)
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+def compare(layers: int, width: int, batch: int, cap_mib: int) -> None:
+    """Print a row of the step under the cap next to the unlimited one."""
+    plain, ours = measured(layers, width, batch, None), measured(layers, width, batch, cap_mib)
+    sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib} | {ours['planned']:,} | {ours['peak']:,}"
+    print(f"| {layers} | {width} | {sizes} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |", flush=True)
+
+
+def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float) -> None:
+    """Print a row of the step on a link next to the least time that its copies and its kernels allow."""
+    plain, ours = measured(layers, width, batch, None), measured(layers, width, batch, cap_mib, link)
+    copies_s = max(ours["in"], ours["out"]) / link
+    least_s, stall_s = max(plain["s"], copies_s), ours["s"] - plain["s"]
+    stalls = f"{stall_s / (least_s - plain['s']):.2f}" if least_s > plain["s"] else "none must be"
+    moved = f"{ours['in'] / 2**20:,.0f} | {ours['out'] / 2**20:,.0f} | {copies_s / plain['s']:.2f}"
+    times = f"{ours['s'] / plain['s']:.2f} | {ours['s'] / least_s:.2f} | {stalls}"
+    print(f"| {link / 1e9:g} | {batch} | {moved} | {times} | {_same(plain, ours)} |", flush=True)
+
+
+def _same(plain: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return "identical" if plain["digest"] == ours["digest"] else "DIFFERENT"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--cap", type=int, default=24, help="MiB of the arena")
+    parser.add_argument("--bandwidth", type=float, help="bytes per second of copies in each direction")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(train(*json.loads(args.child))))
         return
+    if args.bandwidth:
+        print("| link, GB/s | batch | MiB in | MiB out | copies | time | over the least | stall | values |")
+        print("| --: | --: | --: | --: | --: | --: | --: | --: | --- |")
+        compare_on_link(args.layers or SIZES[0][0], args.width, args.batch, args.cap, args.bandwidth)
+        return
     print("| layers | width | state, MiB | arena, MiB | planned | peak | values | time |")
     print("| --: | --: | --: | --: | --: | --: | --- | --: |")
     for layers, width, cap_mib in [(args.layers, args.width, args.cap)] if args.layers else SIZES:
-        plain, ours = measured(layers, width, None), measured(layers, width, cap_mib)
-        same = "identical" if plain["digest"] == ours["digest"] else "DIFFERENT"
-        sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib} | {ours['planned']:,} | {ours['peak']:,}"
-        print(f"| {layers} | {width} | {sizes} | {same} | {ours['s'] / plain['s']:.2f} |", flush=True)
+        compare(layers, width, args.batch, cap_mib)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,26 @@ def test_a_model_larger_than_the_arena_is_made_and_trained() -> None:
     assert found["peak"] <= ARENA_MIB << 20
 
 
+def test_a_step_larger_than_the_arena_is_profiled() -> None:
+    """Profiling puts the variables' values back one by one, each in host memory."""
+
+    def program():
+        with tfswap.scope():
+            weights = [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(LAYERS)]
+
+        def grow():
+            for weight in weights:
+                weight.assign(weight * 2.0)
+
+        limit = (ARENA_MIB << 20) - (1 << 19)
+        profile = tfswap.profile(tfswap.optimize(tf.function(grow), memory_limit=limit))
+        step = tfswap.optimize(tf.function(grow), memory_limit=limit, profile=profile)
+        step()
+        return [float(weight[0, 0]) for weight in weights]
+
+    assert on_arena(program, ARENA_MIB) == [2.0] * LAYERS
+
+
 def test_variables_stay_on_the_device_while_there_is_room() -> None:
     def program():
         def in_use():

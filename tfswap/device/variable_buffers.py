@@ -83,6 +83,11 @@ class StepVariables:
         self._usual = bytes(AT_HOME if name in self._at_home else OWN for name in self._names)
         self.shared()
 
+    def at_home(self) -> list[str]:
+        """Feeds of the variables that are at home on the host now."""
+        self._read_states()
+        return [name for name, state in zip(self._names, self._states, strict=True) if state in HOMES]
+
     def places(self) -> tuple[Variable, ...]:
         """Where the variables are now."""
         numbers = ctypes.c_uint64 * len(self._names)

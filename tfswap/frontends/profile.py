@@ -29,8 +29,9 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.request import Request, whole
 from tfswap.device import arena, machine
 from tfswap.device.lent_block import LentBlock
-from tfswap.device.live import devices_of
+from tfswap.device.live import devices_of, live_device
 from tfswap.device.machine import local_name
+from tfswap.device.variable_buffers import StepVariables, move_home
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction
@@ -42,6 +43,7 @@ from tfswap.kernels.hardware import THIS, Machine, default_rates
 from tfswap.kernels.profile import Density, Profile, Timed, types_of
 from tfswap.native.load import load
 from tfswap.plan.plan import Plan
+from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.captures import with_placeholders
 from tfswap.support.files import require_place
 from tfswap.support.sizes import parse_limit
@@ -50,6 +52,8 @@ STEPS = 5
 ROUNDS = 7
 COPY_BYTES = 32 << 20
 """A feature map's size: large enough that a copy's fixed cost does not count."""
+LEAST_COPY_BYTES = 1 << 20
+"""The least size where the device has room for no larger one."""
 SMALL_COPY_BYTES = 4 << 10
 """So small that a copy takes little but its fixed cost."""
 COPIES = 4
@@ -106,6 +110,10 @@ def profile(
         )
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
     optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
+    view, captures = ArenaView(live_device()), with_placeholders(concrete)
+    own = len(concrete.inputs) - len(captures)
+    view.own_buffers(optimizer, {feed.name: each for feed, each in zip(graph.feeds[own:], captures, strict=True)})
+    optimizer.assume_arena(view.snapshot())
     plan = _serial_plan(optimizer, arena.device_limit_bytes(device) if limit is None else limit)
     ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
     with restored(concrete):
@@ -149,13 +157,18 @@ def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
 
 @contextlib.contextmanager
 def restored(concrete: Any) -> Iterator[None]:
-    """Restore the values of a function's variables at the end, from copies in host memory."""
-    kept = [(variable, variable.numpy()) for variable in concrete.variables]
+    """Restore the values of a function's variables at the end, from copies in host memory, and where they are."""
+    kept = {str(i): (variable, variable.numpy()) for i, variable in enumerate(concrete.variables)}
+    at_home = StepVariables({name: variable.handle for name, (variable, _) in kept.items()}, ()).at_home()
     try:
         yield
     finally:
-        for variable, value in kept:
+        for name in at_home:  # at first: the device may have no room for the values
+            move_home(kept[name][0].handle, host=True)
+        for name, (variable, value) in kept.items():
             variable.assign(value)
+            if name in at_home:
+                move_home(variable.handle, host=True)
 
 
 def least_seconds(call: Callable[[], Any], rounds: int) -> float:
@@ -296,12 +309,26 @@ def measure_copies(device: DeviceModel) -> dict[str, float]:
     """
     import tensorflow as tf
 
+    nbytes = COPY_BYTES
+    while True:
+        try:
+            return _measured_copies(device, nbytes)
+        except tf.errors.ResourceExhaustedError:
+            if nbytes <= LEAST_COPY_BYTES:
+                raise
+            nbytes //= 2
+
+
+def _measured_copies(device: DeviceModel, nbytes: int) -> dict[str, float]:
+    """As `measure_copies`, by tensors of that size."""
+    import tensorflow as tf
+
     import tfswap.ops as ops
 
-    ops.reserve(COPIES * COPY_BYTES)
-    tensor = tf.fill([COPY_BYTES // 4], 1.0)
+    ops.reserve(COPIES * nbytes)
+    tensor = tf.fill([nbytes // 4], 1.0)
     out_s, in_s = _copy_seconds(tensor)
-    found = {"out_bytes_per_s": COPY_BYTES / out_s, "in_bytes_per_s": COPY_BYTES / in_s}
+    found = {"out_bytes_per_s": nbytes / out_s, "in_bytes_per_s": nbytes / in_s}
     if not device.host_is_separate:
         return {**found, "copy_share": _copy_share(tensor)}
     # The rates are those of large copies. What a small one takes in addition to its bytes is latency.

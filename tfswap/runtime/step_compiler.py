@@ -12,7 +12,6 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
 from tfswap.compiler.request import Request
 from tfswap.compiler.reserved_slots import reserved_slots
-from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
@@ -99,10 +98,6 @@ class StepCompiler:
         if not live:
             snapshot = snapshot.unseen().with_allocations(self._made_around(optimizer.graph, inputs))
         optimizer.assume_arena(snapshot)
-        if first and any(not variable.address for variable in snapshot.variables):
-            optimizer.unoptimised.renew(
-                optimizer.search.planners.snapshot_of(PLAIN)
-            )  # with all variables on the device
         return optimizer, snapshot
 
     def own_buffers(self, inputs: Sequence[Any]) -> None:

@@ -27,7 +27,7 @@ from tfswap.compiler.prepare import prepare
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
-from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
+from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
 from tfswap.compiler.step_report import homes_of, report_of
@@ -136,14 +136,10 @@ class Optimizer:
         return sum(s for s, k in zip(self.costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
 
     def assume_arena(self, snapshot: ArenaSnapshot) -> None:
-        """From now on plan for this arena. The unoptimised peak stays the same, once the variables are known: without
-        tfswap all of them are on the device.
-        """
-        were_known = bool(self.search.planners.variables)
+        """From now on plan for this arena. The unoptimised peak stays the same, once the variables are known."""
         self.search.assume_arena(snapshot)
         self._arena_bytes = snapshot.total_bytes
-        if not were_known and any(not variable.address for variable in snapshot.variables):
-            self.unoptimised.renew(self.search.planners.snapshot_of(PLAIN))
+        self.unoptimised.assume_variables(snapshot)
 
     def assume_made(self, plan: Plan, snapshot: ArenaSnapshot) -> None:
         """From now on plan for this arena, which has the constants of the function of `plan`."""

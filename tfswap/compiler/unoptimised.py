@@ -93,8 +93,15 @@ class UnoptimisedStep:
         self._first_bytes = resident_bytes
         self._earlier: Unoptimised | None = None  # the prediction of another process
         self._idle_peaks: list[int] | None = None  # of the runs of the prediction, in this arena
+        self._knows_variables = False
         self._unrolled = unrolled
         self._overlapping_bytes = overlapping_bytes
+
+    def assume_variables(self, snapshot: ArenaSnapshot) -> None:
+        """Note where the variables are, the first time that they are known. Without tfswap all are on the device."""
+        if not self._knows_variables and any(not variable.address for variable in snapshot.variables):
+            self.renew(snapshot.with_at_home(()))
+        self._knows_variables |= bool(snapshot.variables)
 
     def renew(self, snapshot: ArenaSnapshot) -> None:
         """From now on predict for this arena.

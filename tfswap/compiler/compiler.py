@@ -212,9 +212,7 @@ class Optimizer:
         return None if found is None else self._freeze(limit_bytes, found)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
-        """An earlier plan for a limit, if there is one that keeps it here; None otherwise, and where the step would
-        stay as it is.
-        """
+        """An earlier plan that keeps a limit here; None without one, and where the step would stay as it is."""
         if not self._known or limit_bytes is None or self.search.planners.lent_bytes:
             return None
         if not ordered and self.fits_unchanged(limit_bytes - self.extra_margin_bytes):

@@ -29,8 +29,8 @@ def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[
     has the name of the first device's n-th.
 
     What reads a node that is not alike is not alike either, and Grappler groups the factors of one replica's product
-    otherwise than those of another's. So nodes that are left take the names of nodes that are left on the first device
-    and have the same op, attributes and types, in order.
+    otherwise than those of another's. So where most nodes are alike, those that are left take the names of nodes that
+    are left on the first device and have the same op, attributes and types, in order.
 
     Args:
         homes: the device of each argument.
@@ -45,9 +45,10 @@ def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[
         names = found[where] = {node: first[key] for node, key in numbered.items() if key in first}
         left: defaultdict[object, deque[str]] = defaultdict(deque)
         taken = set(names.values())
-        for name, itself in known.items():
-            if name not in taken:
-                left[itself].append(name)
+        if 2 * len(names) > len(numbered):
+            for name, itself in known.items():
+                if name not in taken:
+                    left[itself].append(name)
         for node, key in numbered.items():
             if node not in names:
                 itself = _itself(graph, node)

@@ -144,7 +144,7 @@ def _plan_alone(each: PartPlanning, plan: Plan) -> None:
 def _room_bytes(each: PartPlanning) -> int:
     """What a part's plan leaves of its limit."""
     limit_bytes = each.part.limit.bytes
-    if limit_bytes is None or not each.fits or not _is_gpu(each):
+    if limit_bytes is None or not each.fits or not _has_own_memory(each):
         return 0
     left = limit_bytes - each.plan.planned_peak_bytes - each.part.margins.others_bytes
     return max(0, left // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
@@ -153,10 +153,12 @@ def _room_bytes(each: PartPlanning) -> int:
 def _may_borrow(each: PartPlanning) -> bool:
     """Whether a part moves tensors, and may swap them to another device."""
     options = each.optimizer.options
-    may_swap = options.solver == "default" and "swap" in options.tactics and not options.portable and _is_gpu(each)
+    may_swap = (
+        options.solver == "default" and "swap" in options.tactics and not options.portable and _has_own_memory(each)
+    )
     return may_swap and each.fits and each.plan.moves > 0 and each.optimizer.costs.rates.peer_bytes_per_s > 0
 
 
-def _is_gpu(each: PartPlanning) -> bool:
-    """Whether a part is on a GPU: the host's memory is no other device's."""
-    return each.part.trace.device.model.is_gpu
+def _has_own_memory(each: PartPlanning) -> bool:
+    """Whether a part's device has memory apart from the host's."""
+    return each.part.trace.device.model.host_is_separate

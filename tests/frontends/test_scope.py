@@ -78,6 +78,33 @@ def test_a_step_larger_than_the_arena_is_profiled() -> None:
     assert on_arena(program, ARENA_MIB) == [2.0] * LAYERS
 
 
+@pytest.mark.parametrize("limit", ["40%", "80%"])
+def test_a_share_is_of_a_peak_with_all_variables_on_the_device(limit: str) -> None:
+    def program(scoped):
+        with tfswap.scope() if scoped else contextlib.nullcontext():
+            weights = [tf.Variable(tf.ones([256, 256]) / 256) for _ in range(12)]
+
+        @tf.function
+        def train(x):
+            with tf.GradientTape() as tape:
+                h = x
+                for weight in weights:
+                    h = tf.nn.relu(h @ weight)
+                loss = tf.reduce_mean(h * h)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        step, x = tfswap.optimize(train, memory_limit=limit, tactics=TACTICS), tf.ones([64, 256])
+        for _ in range(2):
+            step(x)
+        return step.plan().limit_bytes
+
+    plain = on_arena(lambda: program(False))
+    scoped = on_arena(lambda: program(True))
+    assert plain > 1 << 20 and abs(scoped - plain) < 0.05 * plain
+
+
 def test_variables_stay_on_the_device_while_there_is_room() -> None:
     def program():
         def in_use():

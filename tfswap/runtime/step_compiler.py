@@ -87,7 +87,7 @@ class StepCompiler:
         """
         optimizer = self.optimizer
         assert optimizer is not None, "the step is imported"
-        if first and not self._request.changes_nothing and self._trace.device.has_arena:
+        if first and self._has_own_buffers:
             self.own_buffers(inputs)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
@@ -213,7 +213,15 @@ class StepCompiler:
             plan_cache=PlanCache.of_environment(),
             shared=imported.shared,
         )
+        if self._has_own_buffers:  # a share is of a peak that has all variables on the device
+            self.own_buffers(inputs)
+            made.unoptimised.assume_variables(self._arena.snapshot().with_allocations(self._made_around(graph, inputs)))
         self._limit.compute(made, snapshot)
+
+    @property
+    def _has_own_buffers(self) -> bool:
+        """Whether the step's variables can be moved."""
+        return not self._request.changes_nothing and self._trace.device.has_arena
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each input of the step that the function around it computes later."""

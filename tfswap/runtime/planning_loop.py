@@ -176,7 +176,8 @@ class PartPlanning:
     def place_variables(self) -> None:
         """Move the part's variables to where the plan has them."""
         limit_bytes, before_bytes = self.part.limit.bytes, self.snapshot.total_bytes
-        if self.fits and self.plan.at_home and limit_bytes is not None and before_bytes > limit_bytes:
+        leaves = self.first and self.fits and self.plan.at_home
+        if leaves and limit_bytes is not None and before_bytes > limit_bytes:
             log.warning("tfswap: %s", messages.begins_above_limit(self.part.trace.name, before_bytes, limit_bytes))
         self.part.arena.keep_at_home(self.plan.at_home)
 

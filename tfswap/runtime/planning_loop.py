@@ -225,7 +225,7 @@ class PlanningLoop:
     @without_collector
     def run(self) -> list[Planned]:
         """The plan of each part, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
-        new = [part.compiler.import_step(self.inputs) for part in self.parts]
+        new = [part.compiler.import_step(self.inputs, first=self.first) for part in self.parts]
         free_functions(recent=any(new))
         for part in self.parts:
             part.borrowed = None
@@ -259,7 +259,7 @@ class PlanningLoop:
 
     def _begun(self, number: int, part: StepPart) -> PartPlanning:
         live = self.live and part.trace.device.has_arena
-        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live, first=self.first)
+        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live)
         given = None if self.given is None else self.given[number]
         return PartPlanning(part, optimizer, snapshot, live, given, self.ordered, self.first)
 

@@ -71,24 +71,30 @@ class StepCompiler:
         self.waits = False
         self.slots: list[Any] = []
 
-    def import_step(self, inputs: Sequence[Any]) -> bool:
-        """Make the optimizer; returns whether there was none."""
-        if self.optimizer is not None:
-            return False
-        self._make_optimizer(inputs)
-        return True
+    def import_step(self, inputs: Sequence[Any], *, first: bool) -> bool:
+        """Make the optimizer, and give the variables buffers of their own; returns whether there was no optimizer.
 
-    def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
+        Args:
+            first: whether the step has not been planned yet.
+        """
+        is_new = self.optimizer is None
+        optimizer = self._make_optimizer(inputs) if self.optimizer is None else self.optimizer
+        if first and not self._request.changes_nothing and self._trace.device.has_arena:
+            self.own_buffers(inputs)
+        if is_new:
+            snapshot = self._arena.snapshot().with_allocations(self._made_around(optimizer.graph, inputs))
+            optimizer.unoptimised.assume_variables(snapshot)  # a share is of a peak with all of them on the device
+            self._limit.compute(optimizer, snapshot)
+        return is_new
+
+    def for_arena(self, inputs: Sequence[Any], *, live: bool) -> tuple[Optimizer, ArenaSnapshot]:
         """The optimizer, set to the arena as it is or may be when the step runs, and that arena's snapshot.
 
         Args:
             live: whether the step runs now.
-            first: whether it has not been planned yet.
         """
         optimizer = self.optimizer
         assert optimizer is not None, "the step is imported"
-        if first and self._has_own_buffers:
-            self.own_buffers(inputs)
         batches = self._margins.batches
         if live and batches and not self.slots and not self._runs_unchanged(optimizer):
             largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
@@ -190,7 +196,7 @@ class StepCompiler:
         limit_bytes = self._limit.bytes
         return limit_bytes is None or optimizer.fits_unchanged(limit_bytes - self._margins.others_bytes)
 
-    def _make_optimizer(self, inputs: Sequence[Any]) -> None:
+    def _make_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
         arguments = self._planned_for(inputs)
         sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
         types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
@@ -201,7 +207,7 @@ class StepCompiler:
         others_bytes = self._margins.add_batches(graph, given, self._batches_ahead)
         snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
-        made = self.optimizer = Optimizer(
+        self.optimizer = Optimizer(
             graph,
             self._trace.device.model,
             self._request.options.shared(imported.parts, imported.passed_bytes),
@@ -213,15 +219,7 @@ class StepCompiler:
             plan_cache=PlanCache.of_environment(),
             shared=imported.shared,
         )
-        if self._has_own_buffers:  # a share is of a peak that has all variables on the device
-            self.own_buffers(inputs)
-            made.unoptimised.assume_variables(self._arena.snapshot().with_allocations(self._made_around(graph, inputs)))
-        self._limit.compute(made, snapshot)
-
-    @property
-    def _has_own_buffers(self) -> bool:
-        """Whether the step's variables can be moved."""
-        return not self._request.changes_nothing and self._trace.device.has_arena
+        return self.optimizer
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each input of the step that the function around it computes later."""

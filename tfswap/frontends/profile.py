@@ -103,14 +103,15 @@ def profile(
     if isinstance(limit, Mapping):
         limit = limit.get(device)
     concrete = traced.get_concrete_function(*args)
-    if len(devices_of(concrete, with_placeholders(concrete))) > 1:
+    captures = with_placeholders(concrete)
+    if len(devices_of(concrete, captures)) > 1:
         raise UnsupportedGraph(
             f"{traced.__name__} runs on several devices, and a profile is of one. Profile a step on one of them, as of "
             "one replica: its rates, also those between devices, hold for all"
         )
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
     optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
-    view, captures = ArenaView(live_device()), with_placeholders(concrete)
+    view = ArenaView(live_device())
     own = len(concrete.inputs) - len(captures)
     view.own_buffers(optimizer, {feed.name: each for feed, each in zip(graph.feeds[own:], captures, strict=True)})
     optimizer.assume_arena(view.snapshot())
@@ -337,21 +338,25 @@ def _measured_copies(device: DeviceModel, nbytes: int) -> dict[str, float]:
     return {**found, "copy_share": 0.0, "copy_latency_s": max(0.0, sum(beyond) / 2)}
 
 
-def _copy_seconds(tensor: Any) -> tuple[float, float]:
-    """Seconds of the shortest copy of a tensor to host memory, and of the shortest one from it."""
+def _copy_seconds(tensor: Any, lent_block: int = 0) -> tuple[float, float]:
+    """Seconds of the shortest copy of a tensor to host memory, or to memory that another device lends, and of the
+    shortest one from it.
+    """
     import tfswap.ops as ops
 
-    out_s: list[float] = []
-    in_s: list[float] = []
+    tier = "lent_" if lent_block else ""
+    busy_s: list[tuple[float, ...]] = []
     for _ in range(ROUNDS):
         before = ops.stats()
-        handle = ops.swap_out(tensor)
+        handle = load().ops.tfswap_swap_out(tensor=tensor, lent_block=lent_block)
         ops.release(handle)
         ops.await_copy(*ops.swap_in(handle, tensor.dtype))
+        del handle  # frees the place of the copy
         after = ops.stats()
-        out_s.append(after.out_busy_s - before.out_busy_s)
-        in_s.append(after.in_busy_s - before.in_busy_s)
-    return min(out_s), min(in_s)
+        names = (f"{tier}{direction}_busy_s" for direction in ("out", "in"))
+        busy_s.append(tuple(getattr(after, name) - getattr(before, name) for name in names))
+    out_s, in_s = map(min, zip(*busy_s, strict=True))
+    return out_s, in_s
 
 
 def measure_peers(device: DeviceModel) -> dict[str, float]:
@@ -360,8 +365,6 @@ def measure_peers(device: DeviceModel) -> dict[str, float]:
     """
     import tensorflow as tf
 
-    import tfswap.ops as ops
-
     gpus = tf.config.list_logical_devices("GPU") if device.is_gpu else []
     if len(gpus) < 2:
         return {}
@@ -369,18 +372,7 @@ def measure_peers(device: DeviceModel) -> dict[str, float]:
         block, tensor = LentBlock(local_name(gpus[1].name), COPY_BYTES), tf.fill([COPY_BYTES // 4], 1.0)
     except tf.errors.ResourceExhaustedError:
         return {}
-    rates: list[float] = []
-    for _ in range(ROUNDS):
-        before = ops.stats()
-        handle = load().ops.tfswap_swap_out(tensor=tensor, lent_block=block.number)
-        ops.release(handle)
-        ops.await_copy(*ops.swap_in(handle, tensor.dtype))
-        del handle  # frees its place in the block
-        after = ops.stats()
-        out_s = after.lent_out_busy_s - before.lent_out_busy_s
-        in_s = after.lent_in_busy_s - before.lent_in_busy_s
-        rates.append(COPY_BYTES / max(out_s, in_s))
-    return {"peer_bytes_per_s": max(rates)}
+    return {"peer_bytes_per_s": COPY_BYTES / max(_copy_seconds(tensor, block.number))}
 
 
 def measure_disk(folder: str | os.PathLike[str]) -> float:

@@ -291,9 +291,9 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
     c.tfswap_take_executed.restype = ctypes.c_uint64
     c.tfswap_check_limits.argtypes = [ctypes.c_bool]
+    c.tfswap_check_limits.restype = None
     c.tfswap_drop_block.argtypes = [ctypes.c_int64]
     c.tfswap_drop_block.restype = None
-    c.tfswap_check_limits.restype = None
     _declare_replays(c)
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]

@@ -9,7 +9,9 @@ TENSOR_TACTICS = ("swap", "recompute", "encode")
 STATE = "state"
 """The tactic for variables: it keeps them at home on the host."""
 TACTICS = (*TENSOR_TACTICS, STATE)
-"""All tactics, which is the default."""
+"""All tactics."""
+DEFAULT_TACTICS = TENSOR_TACTICS
+"""The tactics that are used unless the user chooses."""
 
 
 class Permit(NamedTuple):

@@ -70,8 +70,8 @@ def test_a_step_larger_than_the_arena_is_profiled() -> None:
                 weight.assign(weight * 2.0)
 
         limit = (ARENA_MIB << 20) - (1 << 19)
-        profile = tfswap.profile(tfswap.optimize(tf.function(grow), memory_limit=limit))
-        step = tfswap.optimize(tf.function(grow), memory_limit=limit, profile=profile)
+        profile = tfswap.profile(tfswap.optimize(tf.function(grow), memory_limit=limit, tactics=TACTICS))
+        step = tfswap.optimize(tf.function(grow), memory_limit=limit, tactics=TACTICS, profile=profile)
         step()
         return [float(weight[0, 0]) for weight in weights]
 

@@ -155,7 +155,7 @@ def test_a_step_that_begins_above_its_limit_says_so_once() -> None:
         said = []
         logging.getLogger("tfswap").addFilter(lambda record: said.append(record.getMessage()))
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2)
+        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=TACTICS)
         for _ in range(2):
             step(net.x)
         return [each for each in said if "above its limit" in each]

@@ -248,6 +248,32 @@ def split_layers() -> Made:
     )
 
 
+def feed_forward() -> Made:
+    """Residual blocks with GELU and a normalization, one device after the other. TensorFlow runs their gradients on the
+    first: Grappler regroups these.
+    """
+    devices, blocks = gpus(), []
+    for i in range(6):
+        with tf.device(devices[i * len(devices) // 6]):
+            values = draws(64, 128, seed=i), draws(128, seed=9 + i), draws(128, 64, seed=20 + i)
+            blocks.append([tf.Variable(0.1 * each) for each in values])
+    with tf.device(devices[0]):
+        x = tf.constant(draws(256, 64))
+
+    def loss_of(h):
+        for i, (widen, bias, narrow) in enumerate(blocks):
+            with tf.device(devices[i * len(devices) // 6]):
+                h += tf.nn.gelu(h @ widen + bias) @ narrow
+                mean = tf.reduce_mean(h, -1, keepdims=True)
+                variance = tf.reduce_mean(tf.math.squared_difference(h, mean), -1, keepdims=True)
+                h = (h - mean) * tf.math.rsqrt(variance + 1e-5)
+        with tf.device(devices[-1]):
+            return tf.reduce_mean(h * h * h)
+
+    variables = [variable for block in blocks for variable in block]
+    return variables, lambda x: trained(variables, loss_of, x), [x]
+
+
 def stacked() -> Made:
     """A recurrent net whose layers are on two devices, with gradients through the loop."""
     first, second = gpus()[:2]
@@ -358,6 +384,7 @@ KINDS: dict[str, tuple[Callable[[], Made], str]] = {
         (scaled, "65%"),
         (branches, "100%"),
         (split_layers, "100%"),
+        (feed_forward, "90%"),
         (stacked, "65%"),
         (micro_batches, "100%"),
         (undecided_loop, "100%"),

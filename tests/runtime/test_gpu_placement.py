@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import several_gpu_kinds
 import several_gpus
 import tensorflow as tf
 from gpu_compare import SHAPES, batch, draws, made, relu_loss, reporting, trained, weights
 
 import tfswap
 import tfswap.ops
+from tfswap.passes.device_carriers import unit
 
 
 def on_cpu(gpus):
@@ -172,6 +174,59 @@ def test_what_has_no_place_is_refused_by_name_before_anything_runs(on_gpus, part
     found = on_gpus(reporting(program))
     reported = REFUSED[part][1]
     assert reported in found["reported"] and found["same"] and "\n" not in found["reported"]
+
+
+def placed_by_tensorflow(step, inputs):
+    """By name, where TensorFlow puts the nodes of a step, which is called."""
+    from tensorflow.python.eager import context
+
+    running = context.context()
+    running.enable_run_metadata()
+    step(*inputs)
+    made = running.export_run_metadata()
+    running.disable_run_metadata()
+    function = next(each for each in made.function_graphs if len(each.partition_graphs) > 1)
+    return {node.name: unit(node.device) for part in function.partition_graphs for node in part.node}
+
+
+PLACED = {
+    "a pipeline": several_gpus.pipeline,
+    "a pipeline with GELU": several_gpu_kinds.feed_forward,
+    "split layers": several_gpu_kinds.split_layers,
+    "replicas": several_gpus.mirrored,
+    "replicas with Adam": several_gpu_kinds.adam,
+    "an embedding on the CPU": several_gpus.with_the_host,
+    "layers on the CPU": several_gpus.shared_with_the_host,
+}
+
+
+@pytest.mark.emulated_gpu(count=2)
+@pytest.mark.parametrize("kind", PLACED)
+def test_grappler_sees_nodes_where_tensorflow_puts_them(on_gpus, kind):
+    def program(_):
+        from tfswap.device.live import devices_of
+        from tfswap.device.placement import tensorflow_devices
+        from tfswap.importers.function import import_function
+        from tfswap.runtime.captures import with_placeholders
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        _, python_function, inputs = PLACED[kind]()
+        step = tf.function(python_function)
+        traced = step.get_concrete_function(*inputs)
+        expected = placed_by_tensorflow(step, inputs)
+        given, captured = tf.nest.flatten(inputs, expand_composites=True), with_placeholders(traced)
+        graph = import_function(traced, given, {})
+        found = tensorflow_devices(graph, [*given, *captured], devices_of(traced, captured)[0].model)
+        computed = [node.name for node in graph if node not in graph.feeds]
+        return {
+            "differ": {
+                name: [found[name], expected.get(name)] for name in computed if found[name] != expected.get(name)
+            },
+            "devices": len({found[name] for name in computed}),
+        }
+
+    found = on_gpus(program)
+    assert found["differ"] == {} and found["devices"] > 1
 
 
 def on_two_cpus(gpus):

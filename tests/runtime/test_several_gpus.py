@@ -455,7 +455,7 @@ def test_gradients_are_taken_outside_of_a_function_on_several_devices(on_gpus):
     assert on_gpus(reporting(program)) == expected
 
 
-QUICK = ("branches", "stacked", "micro_batches", "undecided_loop")
+QUICK = ("branches", "feed_forward", "stacked", "micro_batches", "undecided_loop")
 
 
 @pytest.mark.emulated_gpu(count=2, jitter=4, kernel_us=20.0)

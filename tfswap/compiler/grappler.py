@@ -112,6 +112,7 @@ def as_planned(
     device: DeviceModel,
     *,
     keeps: Callable[[str], bool] = lambda _: False,
+    devices: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph to plan: `graph` after Grappler without its memory optimizer, or `graph` itself.
 
@@ -119,6 +120,7 @@ def as_planned(
         graph: as it was traced, with sizes bound to those of a call. Grappler does not see these sizes.
         concrete: the trace.
         keeps: whether the node of this name must stay in the graph.
+        devices: by name, the nodes' devices that Grappler sees, of a step on several; others than those in `graph`.
     """
     from tensorflow.python.framework import errors_impl
 
@@ -130,7 +132,7 @@ def as_planned(
     kept = [node.name for node in graph if keeps(node.name)]
     kept += [tensor.rpartition(":")[0] for tensor in marked_to_keep(graph)]
     try:
-        made = _optimized(graph, device, options, shapes, kept)
+        made = _optimized(graph, device, options, shapes, kept, devices)
     except (errors_impl.OpError, TfswapError) as error:
         log.warning("TensorFlow's own optimizers fail on this step, which is planned as it was traced: %s", error)
         return graph
@@ -232,12 +234,14 @@ def _optimized(
     options: rewriter_config_pb2.RewriterConfig,
     shapes: Mapping[str, Shape] | None = None,
     kept: Sequence[str] = (),
+    devices: Mapping[str, str] | None = None,
 ) -> Graph:
     """`graph` after Grappler.
 
     Args:
         shapes: the arguments' shapes that Grappler sees, by name; by default those in `graph`.
         kept: names of nodes that must stay, besides feeds, fetches and targets.
+        devices: by name, the units of the devices that nodes are on; by default those in `graph`.
     """
     room_bytes = arena.free_bytes(HOST) / ROUNDED_UP  # folding that exceeds this ends the process
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
@@ -254,7 +258,9 @@ def _optimized(
     feeds = {feed.name: number for number, feed in enumerate(given)}
     arguments = arguments_of(graph, given)
     for node in graph_def.node:
-        if node.device.startswith("/device:"):
+        if devices and node.name in devices:
+            node.device = _full_name(devices[node.name])
+        elif node.device.startswith("/device:"):
             node.device = _full_name(unit(node.device))
     fed = as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
     results, renamed = names_in_function(graph, given)

@@ -1,9 +1,9 @@
 """Places a trace's nodes, where it runs on several devices.
 
 TensorFlow places nodes without a device when it makes the step. The devices of tensors decide what is copied, so for a
-step on several devices placement is done here, by TensorFlow's rules: nodes that use a variable are on its device,
-nodes with all inputs on one device are there too, nodes without a kernel for GPUs are on the CPU, whatever they name,
-and all others are on the first device.
+step on several devices placement is done here. As TensorFlow has it, nodes that use a variable are on its device, nodes
+without a kernel for GPUs are on the CPU, whatever they name, and all others are on the first device; but nodes with all
+inputs on one device are there too, which saves copies. Grappler gets TensorFlow's devices (tensorflow_placer.py).
 
 CPUs of one process share an arena, and their step is planned as one. Each GPU has an arena of its own, and the step is
 cut by device (passes/device_parts.py).
@@ -19,6 +19,7 @@ from typing import Any
 from tfswap.device import machine
 from tfswap.device.machine import type_of
 from tfswap.device.placer import Placer, has_gpu_kernel, inner_kernels, is_on_cpu
+from tfswap.device.tensorflow_placer import tensorflow_placed
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
@@ -60,10 +61,28 @@ def place(
     first = FIRST_GPU if device.is_gpu else FIRST
     if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
-    homes = [unit(getattr(tensor, "device", None) or f"/device:{first}") for tensor in given]
-    homes += [first] * (len(graph.feeds) - len(homes))
-    Placer(name, graph, homes, first, hosted, cut=device.is_gpu).place()
+    Placer(name, graph, _homes(graph, given, first), first, hosted, cut=device.is_gpu).place()
     return device.is_gpu
+
+
+def tensorflow_devices(graph: Graph, given: Sequence[Any], device: DeviceModel) -> dict[str, str]:
+    """By name, the devices on which TensorFlow runs a step's nodes, for Grappler; none where it is not on several GPUs.
+
+    Args:
+        graph: as it was imported, before `place`, whose arguments the others are.
+    """
+    if not device.is_gpu:
+        return {}
+    _place_softly(graph)
+    homes = dict(zip(graph.feeds, _homes(graph, given, FIRST_GPU), strict=False))
+    found = tensorflow_placed(graph, homes, FIRST_GPU, _hosted(graph, given))
+    return {node.name: where for node, where in found.items()} if len({*found.values()}) > 1 else {}
+
+
+def _homes(graph: Graph, given: Sequence[Any], first: str) -> list[str]:
+    """The devices of a graph's arguments; the first for what they are not known of."""
+    homes = [unit(getattr(tensor, "device", None) or f"/device:{first}") for tensor in given]
+    return homes + [first] * (len(graph.feeds) - len(homes))
 
 
 def _place_softly(graph: Graph) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
 from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device
-from tfswap.device.placement import keep_on_host, place, refuse_other_hosts
+from tfswap.device.placement import keep_on_host, place, refuse_other_hosts, tensorflow_devices
 from tfswap.ir.graph import Graph
 from tfswap.passes.alike_parts import shared_results
 from tfswap.passes.device_carriers import FIRST
@@ -151,8 +151,9 @@ class Trace:
         graph = import_function(self.concrete, arguments, sizes)
         given = [*arguments, *with_placeholders(self.concrete)]
         measure_compiled(graph, self.concrete, given, self.device.name, model)
+        devices = tensorflow_devices(graph, given, model)
         several = place(self.name, graph, given, model)
-        graph = as_planned(graph, self.concrete, model, keeps=keeps)
+        graph = as_planned(graph, self.concrete, model, keeps=keeps, devices=devices if several else {})
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         keep_on_host(graph, given, model)

@@ -229,6 +229,69 @@ def test_grappler_sees_nodes_where_tensorflow_puts_them(on_gpus, kind):
     assert found["differ"] == {} and found["devices"] > 1
 
 
+def backwards(names=True, around=""):
+    """Layers whose first half is on the second GPU, for an argument and a captured tensor on the first.
+
+    Args:
+        names: whether the kernels of layers name the devices of their variables.
+        around: a device of all of the step, its gradients and updates too, except what names another.
+    """
+    devices = [*several_gpus.gpus()[::-1]]
+    variables = []
+    for i in range(8):
+        with tf.device(devices[i // 4]):
+            variables.append(tf.Variable(0.1 * draws(64, 64, seed=i)))
+    with tf.device(devices[1]):
+        x, shift = tf.constant(draws(1024, 64)), tf.constant(draws(1024, 64, seed=9))
+
+    def loss_of(h):
+        for i, variable in enumerate(variables):
+            with tf.device(devices[i // 4] if names else None):
+                h = tf.nn.relu(tf.sin(h @ variable + shift if i == 1 else h @ variable))
+        return tf.reduce_mean(h * h)
+
+    def step(x):
+        with tf.device(around):
+            return several_gpus.trained(variables, loss_of, x)
+
+    return variables, step, [x]
+
+
+HANDED = {
+    "arguments and captures on another GPU than their readers": (backwards, "80%"),
+    "variables on another GPU than their readers": (lambda: backwards(names=False), "100%"),
+    "updates that name another GPU than their variables": (lambda: backwards(around="GPU:1"), "100%"),
+}
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+@pytest.mark.parametrize("kind", HANDED)
+def test_what_is_on_another_gpu_than_its_reader_is_copied_by_the_plan(on_gpus, kind):
+    found = on_gpus(reporting(lambda _: several_gpus.compare(*HANDED[kind])))
+    assert found["same"] and found["report"] == []
+    for device, (planned, measured) in found["planned"].items():
+        assert planned == measured <= found["limits"][device], found
+
+
+@pytest.mark.emulated_gpu(count=2, kernel_us=20.0)
+def test_an_argument_that_comes_from_elsewhere_than_planned_is_counted(on_gpus):
+    """It is copied before the step begins, and held during it as the caller's own."""
+
+    def program(_):
+        _, python_function, (x,) = backwards()
+        step = tfswap.optimize(tf.function(python_function), memory_limit={"GPU:0": "90%", "GPU:1": "100%"})
+        found = []
+        for device in ("GPU:0", "GPU:1", "CPU:0", "GPU:0"):
+            with tf.device(device):
+                given = tf.identity(x)
+            loss, peaks = several_gpus.peaks_of(lambda given=given: step(given).numpy())
+            found.append([bool(loss > 0.0), *(peaks[each] <= step.plan(each).planned_peak_bytes for each in peaks)])
+        return {"found": found}
+
+    found = on_gpus(reporting(program))
+    assert all(map(all, found["found"])) and found["report"] == [], found
+
+
 def on_two_cpus(gpus):
     """A GPU's step with parts on two logical CPUs, which share an arena."""
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -257,11 +257,7 @@ def _optimized(
     given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
     feeds = {feed.name: number for number, feed in enumerate(given)}
     arguments = arguments_of(graph, given)
-    for node in graph_def.node:
-        if devices and node.name in devices:
-            node.device = _full_name(devices[node.name])
-        elif node.device.startswith("/device:"):
-            node.device = _full_name(unit(node.device))
+    _name_devices(graph_def, devices or {})
     fed = as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
     results, renamed = names_in_function(graph, given)
     add_results(graph_def, results, graph.fetches, _device_name(device))
@@ -298,6 +294,15 @@ def _optimized(
     result.feeds += reference_variables(result)
     result.variables = graph.variables
     return result
+
+
+def _name_devices(graph_def: graph_pb2.GraphDef, devices: Mapping[str, str]) -> None:
+    """Give nodes the full names of their devices, in place."""
+    for node in graph_def.node:
+        if node.name in devices:
+            node.device = _full_name(devices[node.name])
+        elif node.device.startswith("/device:"):
+            node.device = _full_name(unit(node.device))
 
 
 def _as_onednn(node: node_def_pb2.NodeDef) -> None:

@@ -73,6 +73,23 @@ def _stays(tensor: Any) -> bool:
     return tf.is_symbolic_tensor(tensor) or not machine.is_value_on_cpu(tensor)
 
 
+def with_copies_on(devices: Sequence[str], inputs: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a step on several devices, with copies of those that are elsewhere than planned: TensorFlow
+    would copy these during the step, at a time that no plan decides.
+
+    Args:
+        devices: where the plan has each argument, "/device:GPU:1"; empty where that does not matter.
+    """
+    import tensorflow as tf
+
+    found = list(inputs)
+    for number, (where, tensor) in enumerate(zip(devices, inputs, strict=False)):
+        if where and not tf.is_symbolic_tensor(tensor) and machine.device_of_value(tensor) not in ("", where):
+            with tf.device(where):
+                found[number] = tf.identity(tensor)
+    return found
+
+
 @functools.cache
 def _live(on_cpu: bool) -> LiveDevice:
     return LiveDevice(*machine.current_device(live=True, on_cpu=on_cpu))

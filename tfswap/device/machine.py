@@ -38,7 +38,15 @@ _IN_HOST_MEMORY = ("int32", *REFERENCES)
 
 def is_value_on_cpu(tensor: Any) -> bool:
     """Whether a tensor is on a CPU, and functions on a GPU take values of its type in device memory."""
-    return tensor.dtype.name not in _IN_HOST_MEMORY and type_of(getattr(tensor, "device", "") or "") == "CPU"
+    return type_of(device_of_value(tensor)) == "CPU"
+
+
+def device_of_value(tensor: Any) -> str:
+    """The device of a tensor, "/device:GPU:1", where functions on a GPU take values of its type in device memory; empty
+    of others, and where it is not known.
+    """
+    kind, _, number = (getattr(tensor, "device", "") or "").partition("/device:")[2].partition(":")
+    return f"/device:{kind.upper()}:{number}" if number and tensor.dtype.name not in _IN_HOST_MEMORY else ""
 
 
 def local_name(device: str) -> str:

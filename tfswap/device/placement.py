@@ -22,6 +22,7 @@ from tfswap.device.placer import Placer, has_gpu_kernel, inner_kernels, is_on_cp
 from tfswap.device.tensorflow_placer import tensorflow_placed
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import reads_variable, writes_variable
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import FIRST, unit, units
@@ -51,7 +52,7 @@ def place(
     """
     devices = [tensor.device for tensor in given if getattr(tensor, "device", None)]
     if device.is_gpu:
-        _place_softly(graph)
+        _place_softly(graph, given)
     used = _used(graph)
     named = {unit(device): device for device in devices} | used
     refuse_others(name, graph, devices)
@@ -59,7 +60,7 @@ def place(
     if device.is_gpu:
         _refuse_missing(name, named, gpus_here() if gpus is None else gpus)
     first = FIRST_GPU if device.is_gpu else FIRST
-    if len({*used, first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
+    if len({*used, *_of_handles(graph, given), first}) < 2 and not (device.is_gpu and _has_parts_on_cpu(graph, hosted)):
         return False
     Placer(name, graph, _homes(graph, given, first), first, hosted, cut=device.is_gpu).place()
     return device.is_gpu
@@ -73,7 +74,7 @@ def tensorflow_devices(graph: Graph, given: Sequence[Any], device: DeviceModel) 
     """
     if not device.is_gpu:
         return {}
-    _place_softly(graph)
+    _place_softly(graph, given)
     homes = dict(zip(graph.feeds, _homes(graph, given, FIRST_GPU), strict=False))
     found = tensorflow_placed(graph, homes, FIRST_GPU, _hosted(graph, given))
     return {node.name: where for node, where in found.items()} if len({*found.values()}) > 1 else {}
@@ -85,12 +86,21 @@ def _homes(graph: Graph, given: Sequence[Any], first: str) -> list[str]:
     return homes + [first] * (len(graph.feeds) - len(homes))
 
 
-def _place_softly(graph: Graph) -> None:
-    """Give nodes that name a GPU and have no kernel for it the CPU, in place, as TensorFlow does by default."""
+def _place_softly(graph: Graph, given: Sequence[Any]) -> None:
+    """Change devices that nodes name as TensorFlow does by default, in place: one that accesses a variable is on its
+    device, and one that has no kernel for GPUs on the CPU.
+    """
     from tensorflow.python.framework import config
 
     if not config.get_soft_device_placement():
         return
+    homes = {feed: tensor.device for feed, tensor in zip(graph.feeds, given, strict=False) if _is_handle(feed, tensor)}
+    for node in graph:
+        accessed = (
+            node.inputs[0].node if node.inputs and (reads_variable(node.op) or writes_variable(node.op)) else None
+        )
+        if node.device and accessed in homes:
+            node.device = homes[accessed]
     for part in (graph, *graph.all_bodies()):
         feeds = set(part.feeds)
         for node in part:
@@ -98,18 +108,19 @@ def _place_softly(graph: Graph) -> None:
                 node.device = f"/device:{FIRST}"
 
 
-def keep_on_host(graph: Graph, given: Sequence[Any], device: DeviceModel) -> None:
-    """Give the arguments of a GPU's step whose values are on a CPU that device, in place.
+def keep_where_given(graph: Graph, given: Sequence[Any], device: DeviceModel, *, several: bool) -> None:
+    """Give the arguments of a GPU's step the devices that their values are on, in place.
 
     Args:
         graph: as it is planned.
         given: as of `place`. Captured tensors are where they were made, and so are arguments of steps on several GPUs;
             those of steps on one GPU are on it (`LiveDevice.with_copies`).
+        several: whether the step is on several devices: then the plan copies what another one reads.
     """
-    if device.is_gpu:
-        for feed, tensor in zip(graph.feeds, given, strict=False):
-            if machine.is_value_on_cpu(tensor):
-                feed.device = f"/device:{FIRST}"
+    for feed, tensor in zip(graph.feeds, given, strict=False) if device.is_gpu else ():
+        where = machine.device_of_value(tensor)
+        if where and (several or type_of(where) == "CPU"):
+            feed.device = where
 
 
 def refuse_parts_on_cpu(name: str, graph: Graph, given: Mapping[str, Any], target: Target) -> None:
@@ -150,12 +161,19 @@ def _on_cpu(graph: Graph, given: Mapping[str, Any], *, own_ops: bool) -> Iterato
 
 def _hosted(graph: Graph, given: Sequence[Any]) -> set[Node]:
     """The feeds that are handles of variables and other objects on the CPU."""
+    return {feed for feed, tensor in zip(graph.feeds, given, strict=False) if _is_handle(feed, tensor, "CPU")}
+
+
+def _is_handle(feed: Node, tensor: Any, *kinds: str) -> bool:
+    """Whether an argument is a handle of an object on a device of these kinds; by default of any."""
+    where = type_of(getattr(tensor, "device", "") or "")
+    return feed.outputs[0].dtype == "resource" and (where in kinds if kinds else bool(where))
+
+
+def _of_handles(graph: Graph, given: Sequence[Any]) -> set[str]:
+    """The GPUs of variables and other objects, on which nodes that name no device run."""
     pairs = zip(graph.feeds, given, strict=False)
-    return {
-        feed
-        for feed, tensor in pairs
-        if feed.outputs[0].dtype == "resource" and type_of(getattr(tensor, "device", "") or "") == "CPU"
-    }
+    return {unit(tensor.device) for feed, tensor in pairs if _is_handle(feed, tensor, "GPU")}
 
 
 def _has_parts_on_cpu(graph: Graph, hosted: Collection[Node]) -> bool:

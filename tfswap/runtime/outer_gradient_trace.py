@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.device.placement import keep_on_host, place
+from tfswap.device.placement import keep_where_given, place
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
@@ -93,7 +93,7 @@ class OuterGradientTrace(Trace):
         graph = self._joint.import_graph(arguments)
         given = [*arguments, *with_placeholders(self.concrete)]
         several = place(self.name, graph, given, model)
-        keep_on_host(graph, given, model)
+        keep_where_given(graph, given, model, several=several)
         return self._joint.fix(graph, Target(model)), several
 
     def as_imported(self, graph: Graph) -> Imported:

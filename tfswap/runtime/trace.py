@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.compiler.grappler import as_planned
-from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device
-from tfswap.device.placement import keep_on_host, place, refuse_other_hosts, tensorflow_devices
+from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device, with_copies_on
+from tfswap.device.placement import keep_where_given, place, refuse_other_hosts, tensorflow_devices
 from tfswap.ir.graph import Graph
 from tfswap.passes.alike_parts import shared_results
 from tfswap.passes.device_carriers import FIRST
@@ -99,8 +99,10 @@ class Trace:
         return (self,) if len(self.devices) == 1 else [PartTrace(self, device) for device in self.devices]
 
     def on_device(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The arguments where a step on one GPU takes them; one on several copies them where its plan has it."""
-        return inputs if len(self.devices) > 1 else self.device.with_copies(inputs)
+        """The arguments where the step takes them: a step on several devices where they were when it was planned."""
+        if len(self.devices) == 1:
+            return self.device.with_copies(inputs)
+        return with_copies_on([feed.device for feed in self._parts.whole.feeds], inputs) if self._parts else inputs
 
     def planning(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while the step is planned."""
@@ -156,7 +158,7 @@ class Trace:
         graph = as_planned(graph, self.concrete, model, keeps=keeps, devices=devices if several else {})
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
-        keep_on_host(graph, given, model)
+        keep_where_given(graph, given, model, several=several)
         return graph, several
 
     def timed(self, lanes: Mapping[str, PartLanes]) -> dict[str, TimedPart]:

@@ -180,7 +180,7 @@ def test_without_the_tactic_such_a_limit_is_refused() -> None:
 def test_a_limit_below_the_floor_is_refused_with_the_bytes_that_stay() -> None:
     def program():
         net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit="1MiB", tactics=TACTICS)
+        step = tfswap.optimize(tf.function(net.train), memory_limit="512KiB", tactics=TACTICS)
         try:
             step(net.x)
         except tfswap.InfeasibleMemoryLimit as error:

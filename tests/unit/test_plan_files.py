@@ -69,6 +69,8 @@ def put(*path: Any) -> Change:
         (put("limit_bytes", "6GiB"), "plan.limit_bytes is '6GiB', and must be a whole number"),
         (put("limit_bytes", True), "plan.limit_bytes is True"),
         (put("limit_bytes", -5), "plan.limit_bytes is -5, and no size is"),
+        (put("slice_bytes", -1), "plan.slice_bytes is -1, and no size is"),
+        (put("slice_bytes", 64), "plan.at_home names no variables"),
         (put("planned_peak_bytes", 10**30), "plan.planned_peak_bytes"),
         (put("host_bytes", None), "plan.host_bytes is None"),
         (put("host_bytes", 1.5), "plan.host_bytes is 1.5"),

@@ -301,7 +301,9 @@ def kernel_seconds(node: Node, rates: Rates) -> float:
     return rates.launch_s + work_s + at_home_seconds(node, rates)
 
 
-PASSED_ON = frozenset({custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL, custom_ops.COMMIT_HOME})
+PASSED_ON = frozenset(
+    {custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL, custom_ops.AWAIT_STORE, custom_ops.COMMIT_HOME}
+)
 """Ops that pass on something in host memory, and take no time of the device."""
 
 

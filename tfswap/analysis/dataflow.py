@@ -20,7 +20,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
-from tfswap.ir.custom_ops import COMMIT_HOME, OUTSIDE, READ_HOME, STORE_HOME, TO_DEVICE, TO_HOST
+from tfswap.analysis.home_changes import home_changes
+from tfswap.ir.custom_ops import AWAIT_STORE, COMMIT_HOME, OUTSIDE, READ_HOME, STORE_HOME, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.kernels import kernel_memory
@@ -346,7 +347,13 @@ class Dataflow:
     @cached_property
     def commits(self) -> dict[int, int]:
         """By kernel that waits for such a copy, the kernel that starts it."""
-        return {i: self.place[node.inputs[2].node.name] for i, node in enumerate(self.nodes) if node.op == COMMIT_HOME}
+        waits = ((i, node) for i, node in enumerate(self.nodes) if node.op in (AWAIT_STORE, COMMIT_HOME))
+        return {i: self.place[node.inputs[-1].node.name] for i, node in waits}
+
+    @cached_property
+    def home_changes(self) -> dict[int, int]:
+        """By kernel, the host memory that it takes for a variable's new home, or frees."""
+        return home_changes(self.nodes)
 
     @cached_property
     def copying(self) -> frozenset[int]:

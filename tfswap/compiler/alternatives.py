@@ -34,16 +34,19 @@ from tfswap.ir.op_traits import READ_VARIABLE
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
+from tfswap.passes.tactics.sliced_updates import MOST_SLICES, count_slices
 from tfswap.passes.tactics.state_homes import movable_variables
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Problem
 
 AFFORDABLE = 4.0
 """Recomputing a tensor may take up to this multiple of the time of swapping it. Others are tried last."""
-MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 1
+SLICES = (2, 4, 16, 64, 256)
+"""Into how many slices the update of the largest variable is cut, where limits need it."""
+MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 1 + len(SLICES)
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-as sparse rows; and with variables at home on the host, alone and with encodings.
+as sparse rows; with variables at home on the host, alone and with encodings; and with their updates in slices.
 """
 
 
@@ -60,6 +63,7 @@ class Alternatives:
         self._device = device
         self._costs = costs
         self._at_home: dict[frozenset[str], list[Rewriting]] = {}
+        self._sliced: dict[Rewriting, list[Rewriting]] = {}
 
     @property
     def base(self) -> Rewriting:
@@ -167,6 +171,17 @@ class Alternatives:
                 found.append(found[-1]._replace(encoded=encoded.encoded))
             self._at_home[known] = found
         return self._at_home[known]
+
+    def in_slices(self, at_home: Rewriting) -> list[Rewriting]:
+        """`at_home` with updates in slices, from large slices to small ones."""
+        if at_home not in self._sliced:
+            graph = self._variants[at_home].graph
+            largest = max(self._movable[name] for name in at_home.at_home)
+            counts = {largest // share: count_slices(graph, largest // share) for share in SLICES}
+            self._sliced[at_home] = [
+                at_home._replace(slice_bytes=nbytes) for nbytes, count in counts.items() if 0 < count <= MOST_SLICES
+            ]
+        return self._sliced[at_home]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
         """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""

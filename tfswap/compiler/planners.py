@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.lossless_forms import most_spilled_bytes
 from tfswap.compiler.options import Options
-from tfswap.compiler.rewriting import Rewriting, Variant
+from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.variants import Variants
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.candidates import Candidate
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, bytes_before
@@ -133,6 +135,13 @@ class Planners:
             )
         return self._planners[rewriting]
 
+    def used(self, rewritings: Iterable[Rewriting]) -> Iterator[tuple[Variant, Planner]]:
+        """Each of these variants that may be chosen, with its planner, made one at a time."""
+        for rewriting in rewritings:
+            variant = self.variants[rewriting]
+            if self.has_room(variant):
+                yield variant, self.of(variant)
+
     @functools.cached_property
     def live_peak_bytes(self) -> int:
         """Bytes of the live tensors at the peak of the step's best order, with nothing moved."""
@@ -168,3 +177,34 @@ class Planners:
             return True
         everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
         return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
+
+
+def lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
+    """`least`, or a variant's candidate with a lower peak.
+
+    Args:
+        lowest: gives the lowest candidate with a peak below its argument.
+    """
+    if least is None:
+        found = lowest(math.inf)
+        assert found is not None
+        return Found(variant, found)
+    found = lowest(least.candidate.peak_bytes)
+    return least if found is None else Found(variant, found)
+
+
+def faster(
+    best: Found | None,
+    variant: Variant,
+    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
+    planner: Planner,
+    limit_bytes: int,
+) -> Found | None:
+    """`best`, or a faster candidate of a planner within the limit.
+
+    Args:
+        candidate: the planner's method that gives it.
+    """
+    faster_than = None if best is None else best.candidate
+    found = candidate(planner, limit_bytes, faster_than)
+    return best if found is None or found is faster_than else Found(variant, found)

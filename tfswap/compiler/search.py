@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from tfswap.analysis.body_encodings import is_inner
 from tfswap.analysis.cost import Costs
@@ -18,9 +17,10 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.concurrency import concurrent_rewritings
 from tfswap.compiler.options import Options
-from tfswap.compiler.planners import Bounds, Planners
+from tfswap.compiler.planners import Bounds, Planners, faster, lower
 from tfswap.compiler.precision import in_precision
-from tfswap.compiler.rewriting import Found, Rewriting, Variant
+from tfswap.compiler.rewriting import Found, Rewriting
+from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.permits import STATE
@@ -89,7 +89,8 @@ class Search:
         self._least = None
 
     def _bounds_of(self, rewriting: Rewriting) -> Bounds:
-        share = (1.0 if rewriting in self._stages or rewriting.at_home else OTHER_SHARE) / len(self._stages)
+        is_first = rewriting in self._stages or (rewriting.at_home and not rewriting.slice_bytes)
+        share = (1.0 if is_first else OTHER_SHARE) / len(self._stages)
         rung = self._rung_of.get(rewriting)
         if rung is None:
             return Bounds(share)
@@ -108,11 +109,11 @@ class Search:
         return [*stages, *found, *self._encoded_inside]
 
     @property
-    def _at_home(self) -> list[Rewriting]:
-        """With variables at home on the host, as far as they can be moved in the assumed arena."""
+    def _state(self) -> StatePlans | None:
+        """The plans with variables at home on the host; None where they stay."""
         if not self._chooses or STATE not in self._options.tactics:
-            return []
-        return self.alternatives.at_home(self.planners.of, self.planners.variables, self._encoded)
+            return None
+        return StatePlans(self.alternatives, self.planners, self._encoded)
 
     @property
     def _may_encode(self) -> bool:
@@ -155,13 +156,6 @@ class Search:
         if not (self._chooses and self.variants.plain.graph.bodies and self._target.runs_concurrently):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
-
-    def _planners_used(self, rewritings: Sequence[Rewriting]) -> Iterator[tuple[Variant, Planner]]:
-        """Each of these variants that may be chosen, with its planner, made one at a time."""
-        for rewriting in rewritings:
-            variant = self.variants[rewriting]
-            if self.planners.has_room(variant):
-                yield variant, self.planners.of(variant)
 
     @functools.cached_property
     def _inner_forms(self) -> dict[Rewriting, int]:
@@ -220,18 +214,15 @@ class Search:
             return None if unmoved is None else Found(self.variants.plain, unmoved)
         best: Found | None = None
         for variant in map(self.variants.__getitem__, self._grouped):
-            best = _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
+            best = faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         # Candidates without evictions are quickly judged for all variants, and often faster than those with some.
-        for variant, planner in self._planners_used(self._rewritings):
-            best = _faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
+        for variant, planner in self.planners.used(self._rewritings):
+            best = faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
-        for variant, planner in self._planners_used(self._rewritings):
-            best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
-        for rewriting in self._at_home:
-            least_s = self.planners.unmoved_s(self.variants.base) + self.alternatives.copies_s(rewriting)
-            if best is None or least_s < best.candidate.timing.total_s:
-                for variant, planner in self._planners_used([rewriting]):
-                    best = _faster(best, variant, Planner.candidate, planner, limit_bytes)
+        for variant, planner in self.planners.used(self._rewritings):
+            best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+        if self._state is not None:
+            best = self._state.fastest(best, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -248,7 +239,7 @@ class Search:
                     break
                 variant = self.variants[rewriting]
                 if self.planners.has_room(variant):
-                    best = _faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
+                    best = faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
 
     def fitting(self, plan: Plan, limit_bytes: int) -> Found | None:
@@ -285,7 +276,7 @@ class Search:
             if found is None:
                 failed.append(held)
             elif self._is_above_floor(found):
-                return _faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
+                return faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         return best
 
     def _is_above_floor(self, candidate: Candidate) -> bool:
@@ -303,8 +294,9 @@ class Search:
     def _lowest(self) -> Found:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
-        for variant, planner in [*self._planners_used([*self._rewritings, *self._at_home[-2:]])][::-1]:
-            least = _lower(least, variant, planner.lowest)
+        state = [] if self._state is None else self._state.last
+        for variant, planner in [*self.planners.used([*self._rewritings, *state])][::-1]:
+            least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))
         for form in self._inner_forms:
@@ -333,7 +325,7 @@ class Search:
                 variant = self.variants[rewriting]
                 if self.planners.has_room(variant):
                     planner = self.planners.of(variant)
-                    least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
+                    least = lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
             # The next rungs hold more bytes in the bodies, and as many around them.
             if by_bytes_alone and least is before and any_stands_for_others:
                 break
@@ -343,34 +335,3 @@ class Search:
 def _holds_as_much(held: Sequence[int], others: Sequence[Sequence[int]]) -> bool:
     """Whether groups that hold these bytes hold at least those of one of the `others`."""
     return any(all(map(operator.ge, held, other)) for other in others)
-
-
-def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
-    """`least`, or a variant's candidate with a lower peak.
-
-    Args:
-        lowest: gives the lowest candidate with a peak below its argument.
-    """
-    if least is None:
-        found = lowest(math.inf)
-        assert found is not None
-        return Found(variant, found)
-    found = lowest(least.candidate.peak_bytes)
-    return least if found is None else Found(variant, found)
-
-
-def _faster(
-    best: Found | None,
-    variant: Variant,
-    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
-    planner: Planner,
-    limit_bytes: int,
-) -> Found | None:
-    """`best`, or a faster candidate of a planner within the limit.
-
-    Args:
-        candidate: the planner's method that gives it.
-    """
-    faster_than = None if best is None else best.candidate
-    found = candidate(planner, limit_bytes, faster_than)
-    return best if found is None or found is faster_than else Found(variant, found)

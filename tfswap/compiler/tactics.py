@@ -30,6 +30,7 @@ from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.tactics.reduce_precision import reduce_precision
+from tfswap.passes.tactics.sliced_updates import slice_updates
 from tfswap.passes.tactics.state_homes import keep_at_home
 from tfswap.plan.plan import Inside
 from tfswap.planner.problem import Problem
@@ -139,6 +140,11 @@ FORM = (
         keep_at_home,
         lambda resolved, _: (resolved.rewriting.at_home,) if resolved.rewriting.at_home else None,
         "copies of variables are tensors like others to all that follows",
+    ),
+    PlanRow[ResolvedRewriting](
+        slice_updates,
+        lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
+        "slices read and write variables at home",
     ),
     PlanRow[ResolvedRewriting](
         swap_in_loops,

@@ -20,8 +20,8 @@ RELEASE: Final = "Tfswap>Release"
 # Allocates the tensor and starts the copy back.
 SWAP_IN: Final = "Tfswap>SwapIn"
 
-# (resource) -> (tensor: dtype, ticket: variant); attrs dtype, shape (for shape inference). Allocates the tensor and
-# starts the copy of a variable at home on the host.
+# (resource) -> (tensor: dtype, ticket: variant); attrs as of READ_HOME. Allocates the tensor and starts the copy of a
+# variable at home on the host.
 LOAD_HOME: Final = "Tfswap>LoadHome"
 
 STARTED: Final = frozenset((SWAP_IN, LOAD_HOME))
@@ -153,12 +153,20 @@ FROM_ENCODED: Final = frozenset(
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 
-# (resource) -> (value: dtype); attrs dtype, shape (for shape inference). Copies a variable at home on the host to a new
-# tensor on the device.
+# (resource) -> (value: dtype); attrs dtype, shape (for shape inference), begin and rows (ints; 0 and -1 for all).
+# Copies a variable at home on the host, or some of its rows, to a new tensor on the device.
 READ_HOME: Final = "Tfswap>ReadHome"
 
-# (value: T) -> (stored: variant); attr T. Starts the copy of a variable's new value to a new buffer in host memory.
+# (value: T, before: N * variant) -> (stored: variant); attrs T, N (0 or 1), begin and rows (ints; 0 and -1 for all).
+# Starts the copy of a variable's new value to a new buffer in host memory, or of a slice of it: to row `begin` of a
+# buffer of `rows` rows, a new one or that of the STORE_HOME `before`.
 STORE_HOME: Final = "Tfswap>StoreHome"
+
+# (value: T, stored: variant) -> (); attr T. Waits for that copy.
+AWAIT_STORE: Final = "Tfswap>AwaitStore"
+
+# (tensor: T) -> (output: T); attrs T, begin and rows (ints). Some rows of a tensor, in its buffer.
+ROWS: Final = "Tfswap>Rows"
 
 # (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.
 COMMIT_HOME: Final = "Tfswap>CommitHome"

@@ -108,6 +108,12 @@ def is_view(op: str) -> bool:
 
 
 @cache
+def is_elementwise(op: str) -> bool:
+    """Whether each element of the op's output depends on the elements of its inputs at the same place only."""
+    return Trait.ELEMENTWISE in traits(op)
+
+
+@cache
 def passes_on(op: str) -> bool:
     """Whether each output of the op is the input of the same position, with its shape (Identity, EnsureShape)."""
     return Trait.SAME in traits(op)

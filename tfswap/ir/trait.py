@@ -99,6 +99,8 @@ class Trait(Flag):
     control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
     COMMUTATIVE = auto()
     """TensorFlow's optimizers merge two nodes of it whose inputs are the same in another order."""
+    ELEMENTWISE = auto()
+    """Each element of its output depends on those elements of its inputs that are at the same place (broadcasting)."""
     EINSUM = auto()
     """Multiplies and sums over the labels of its `equation`."""
     ONLY_WAITS = auto()

@@ -65,7 +65,9 @@ RULES: dict[str, Entry] = {
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
     "Tfswap>ReadHome": FRESH,  # ops/csrc/core/home_ops.cc
     "Tfswap>StoreHome": Entry(outside_arena),
+    "Tfswap>AwaitStore": FREE,
     "Tfswap>CommitHome": Entry(update(0)),
+    "Tfswap>Rows": VIEW,
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),

@@ -27,6 +27,7 @@ _TENSOR_PROTO_TYPES = {
     "float32": 1,
     "float64": 2,
     "int32": 3,
+    "int64": 9,
 }
 """Numbers of types in a TensorProto (types.proto)."""
 

@@ -135,6 +135,7 @@ class Plan:
         concurrent: the bytes that the step's groups of kernels (planner/concurrent.py) hold while more than one kernel
             runs; 0 without groups.
         at_home: names of the handles of variables at home on the host.
+        slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
         lent_bytes: the memory of another device that swapped tensors take.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
@@ -163,6 +164,7 @@ class Plan:
     concurrent: int = 0
     exact_chunks: bool = False
     at_home: tuple[str, ...] = ()
+    slice_bytes: int = 0
     lent_bytes: int = 0
 
     @classmethod
@@ -199,6 +201,7 @@ class Plan:
             *lists,
             *smaller,
             self.at_home,
+            self.slice_bytes,
             self.inside,
         )
 
@@ -249,7 +252,7 @@ class Plan:
 def _check_form(plan: Plan) -> None:
     """Raise InvalidModel for values that no plan of any graph has."""
     sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "lent_bytes", "limit_bytes")
-    for name in sizes:
+    for name in (*sizes, "slice_bytes"):
         value = getattr(plan, name)
         if value is not None and not 0 <= value <= MAX_BYTES:
             raise InvalidModel(f"plan.{name} is {value}, and no size is")
@@ -268,6 +271,8 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
     if plan.at_home and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan with variables in host memory fixes an order")
+    if plan.slice_bytes and not plan.at_home:
+        raise InvalidModel("plan.at_home names no variables, and plan.slice_bytes is of those in host memory")
     for before, position in pairwise((-1, *plan.paired)):
         if not max(1, before + 2) <= position < len(plan.order):
             raise InvalidModel(

@@ -50,7 +50,7 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
         judged.append((memory.peak_bytes, held, len(judged), kernels, memory))
 
     for order in candidates:
-        kernels = [i for i in order if flow.is_kernel[i]]
+        kernels = _with_waits(flow, [i for i in order if flow.is_kernel[i]])
         if not any(kernels == other for *_, other, _ in judged):
             judge(kernels, _live(flow, kernels))
     *_, kernels, memory = min(judged)
@@ -60,6 +60,17 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
     return [kernels for *_, kernels, _ in judged]
+
+
+def _with_waits(flow: Dataflow, kernels: Sequence[int]) -> list[int]:
+    """`kernels`, but each wait for the copy of a slice to its home is right after the start of that, which alone it
+    depends on. It frees the slice; where there is room for this, planner/home_copies.py postpones it.
+    """
+    waits = {start: wait for wait, start in flow.commits.items() if not flow.updates[wait]}
+    if not waits:
+        return list(kernels)
+    moved = set(waits.values())
+    return [j for i in kernels if i not in moved for j in ((i, waits[i]) if i in waits else (i,))]
 
 
 def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
@@ -108,13 +119,14 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)
-    # The optimizer's arithmetic, element by element or of numbers, and copies of its slots from their homes and back:
-    # only for writes. The kernel before it, which computes the gradient, keeps its place.
+    # The optimizer's arithmetic, element by element or of numbers, and copies of its slots from their homes and back,
+    # with the waits for these: only for writes. The kernel before it, which computes the gradient, keeps its place.
+    copies = flow.copying | flow.commits.keys()
     optimiser = [False] * len(flow.nodes)
     for i in reversed(base):
         if flow.updates[i]:
             optimiser[i] = True
-        elif i not in fetched and users[i] and (flow.forwards[i] or i in flow.copying or _is_small(flow, i)):
+        elif i not in fetched and users[i] and (flow.forwards[i] or i in copies or _is_small(flow, i)):
             optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
     last = [-1] * len(flow.nodes)  # position in `base` of the last ancestor that is not of the optimizer
     due: dict[int, list[int]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import VARIABLE
 from tfswap.ir.permits import STATE
 from tfswap.kernels.hardware import Rates
+from tfswap.passes.tactics.sliced_updates import slices_of
 from tfswap.passes.tactics.state_homes import Accessed, accessed_variables
 from tfswap.plan.plan import Plan
 from tfswap.report.explain import Explanation
@@ -130,17 +132,25 @@ class VariableTable:
         nbytes = variable.type.nbytes or 0
         tactic, moved_bytes, reason = "keep", 0, self.homes.stays(handle, variable) or self.unused
         if handle in self.graph and is_at_home(self.graph[handle]):
-            ops = [self.graph[kernel].op for kernel, _ in self._accesses.get(handle, ())]
-            reads, writes = ops.count(custom_ops.READ_HOME), ops.count(custom_ops.COMMIT_HOME)
-            tactic, moved_bytes, reason = STATE, nbytes * (reads + writes), _described(reads, writes)
+            nodes = [self.graph[kernel] for kernel, _ in self._accesses.get(handle, ())]
+            read_bytes = sum(node.outputs[0].nbytes or 0 for node in nodes if node.op == custom_ops.READ_HOME)
+            writes = [node for node in nodes if node.op == custom_ops.COMMIT_HOME]
+            tactic, moved_bytes = STATE, read_bytes + nbytes * len(writes)
+            slices = max(map(slices_of, writes), default=1)
+            reason = _described(math.ceil(read_bytes / nbytes), len(writes), slices)
         name = self.homes.name_of(handle)
         return TensorRow(name, VARIABLE, nbytes, None, tactic, reason, moved_bytes, 0.0, None)
 
 
-def _described(reads: int, writes: int) -> str:
-    """What a step does with a variable at home on the host."""
+def _described(reads: int, writes: int, slices: int) -> str:
+    """What a step does with a variable at home on the host.
+
+    Args:
+        slices: how many its update runs in.
+    """
     if not reads and not writes:
         return "at home in host memory, where kernels read or update it"
     counts = [("to the device", reads), ("back", writes)]
     times = " and ".join(f"{where} {format_count(count, 'time')}" for where, count in counts if count)
-    return f"at home in host memory, copied {times} per step"
+    in_slices = f", updated in {slices} slices" if slices > 1 else ""
+    return f"at home in host memory, copied {times} per step{in_slices}"

@@ -211,14 +211,11 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], tiers: CopyTiers) -> tup
     for n, kind, subject in moves:
         tier = HOST
         if kind in KERNELS:
+            held[tier] += flow.home_changes.get(subject, 0)
             if subject in flow.loads:
                 in_bytes += flow.values[flow.loads[subject]].nbytes
             elif subject in flow.stores:
-                nbytes = flow.values[flow.stores[subject]].nbytes
-                held[tier] += round_up(nbytes)
-                out_bytes += nbytes
-            else:
-                held[tier] -= round_up(flow.values[flow.stores[flow.commits[subject]]].nbytes)
+                out_bytes += flow.values[flow.stores[subject]].nbytes
         elif kind in COPIES:
             nbytes, tier = flow.values[subject].nbytes, tiers.get(subject, HOST)
             if kind == OUT:

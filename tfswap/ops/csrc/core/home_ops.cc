@@ -3,8 +3,13 @@
 //   ReadHome   copies a variable to a new tensor on the device
 //   LoadHome   starts such a copy, for which an Await (swap_ops.cc) waits
 //   StoreHome  starts the copy of a new value to a new buffer in host memory
+//   AwaitStore waits for that copy
 //   CommitHome waits for that copy and gives the variable that buffer
 //   MoveHome   moves a variable's value to host memory, or back to the device's arena
+//   Rows       some rows of a tensor, in its buffer
+//
+// A range of rows can be read alone. A new value can be stored in slices: the first StoreHome makes the buffer, the
+// others fill it too, and CommitHome comes after all of them.
 //
 // The copies of LoadHome and StoreHome overlap with kernels. Others read the old value or the new one, never a part of
 // each, since a new value has a buffer of its own.
@@ -49,17 +54,31 @@ absl::Status LoadHomeShape(tensorflow::shape_inference::InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status RowsShape(tensorflow::shape_inference::InferenceContext* c) {
+  int64_t rows;
+  TF_RETURN_IF_ERROR(c->GetAttr("rows", &rows));
+  tensorflow::shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &shape));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->MakeDim(rows), &shape));
+  c->set_output(0, shape);
+  return absl::OkStatus();
+}
+
 REGISTER_OP("Tfswap>ReadHome")
     .Input("resource: resource")
     .Output("value: dtype")
     .Attr("dtype: type")
     .Attr("shape: shape = {unknown_rank: true}")
+    .Attr("begin: int = 0")
+    .Attr("rows: int = -1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ExplicitShape)
     .Doc(R"doc(
 Copies the value of a variable to a new tensor on the device. The variable keeps its buffer.
 
 shape: For shape inference only.
+begin: The first row that is read.
+rows: The number of rows that are read, or -1 for the whole value.
 )doc");
 
 REGISTER_OP("Tfswap>LoadHome")
@@ -68,6 +87,8 @@ REGISTER_OP("Tfswap>LoadHome")
     .Output("ticket: variant")
     .Attr("dtype: type")
     .Attr("shape: shape = {unknown_rank: true}")
+    .Attr("begin: int = 0")
+    .Attr("rows: int = -1")
     .SetIsStateful()
     .SetShapeFn(LoadHomeShape)
     .Doc(R"doc(
@@ -75,17 +96,38 @@ Allocates a tensor, starts the copy of a variable's value into it and returns im
 
 `value` has no values yet: read it only through Await. The variable may be assigned once that has ended.
 shape: For shape inference only.
+begin, rows: As of ReadHome.
 )doc");
 
 REGISTER_OP("Tfswap>StoreHome")
     .Input("value: T")
+    .Input("before: N * variant")
     .Output("stored: variant")
     .Attr("T: type")
+    .Attr("N: int >= 0 = 0")
+    .Attr("begin: int = 0")
+    .Attr("rows: int = -1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
 Starts the copy of a tensor to a new home for it in host memory and returns immediately. Fails with ResourceExhausted
 where host memory is at its limit.
+
+before: The StoreHome that has stored another slice of the same new value. Its home is filled, and none is made.
+begin: The first row of the home that the tensor is copied to.
+rows: The number of rows of the home, or -1 where the tensor is all of it.
+)doc");
+
+REGISTER_OP("Tfswap>AwaitStore")
+    .Input("value: T")
+    .Input("stored: variant")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Waits for the copy that StoreHome started.
+
+value: The tensor that is copied, which this node keeps until the copy has ended.
 )doc");
 
 REGISTER_OP("Tfswap>CommitHome")
@@ -113,6 +155,42 @@ variable's copy-on-read mode off.
 host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
 )doc");
 
+REGISTER_OP("Tfswap>Rows")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr("T: type")
+    .Attr("begin: int >= 0")
+    .Attr("rows: int >= 0")
+    .SetShapeFn(RowsShape)
+    .Doc(R"doc(
+Some rows of a tensor, in its buffer. Fails where they are not aligned as kernels need it.
+
+begin: The first row.
+rows: The number of rows.
+)doc");
+
+// A range of rows, of which -1 are all. It is a part of a tensor whose first dimension is that of rows.
+struct Rows {
+  int64_t begin;
+  int64_t rows;
+
+  static absl::Status Get(OpKernelConstruction* ctx, Rows* found) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("begin", &found->begin));
+    return ctx->GetAttr("rows", &found->rows);
+  }
+};
+
+// The address of `rows` rows of a tensor from `begin` on.
+absl::Status AddressOf(const Tensor& tensor, int64_t begin, int64_t rows, const std::string& node, char** address) {
+  const int64_t all = tensor.dims() > 0 ? tensor.dim_size(0) : 0;
+  if (begin < 0 || rows < 0 || begin > all - rows) {
+    return absl::InvalidArgumentError(absl::StrCat("'", node, "' accesses ", rows, " rows from row ", begin,
+                                                   " on of a variable of shape ", tensor.shape().DebugString(), "."));
+  }
+  *address = static_cast<char*>(tensor.data()) + (all > 0 ? tensor.TotalBytes() / all * begin : 0);
+  return absl::OkStatus();
+}
+
 // The value of the variable in input 0. The caller holds the variable's lock.
 absl::Status GetValue(const OpKernelContext* ctx, Var* variable, const Tensor** value) {
   *value = variable->tensor();
@@ -123,32 +201,58 @@ absl::Status GetValue(const OpKernelContext* ctx, Var* variable, const Tensor** 
                                                     tensorflow::DataTypeString(type), "."));
 }
 
+// A tensor that an op fills from a home: a new one on the device, and the values to copy.
+struct Filled {
+  Tensor* value;
+  Tensor held;  // refers to the variable's buffer
+  char* from;
+};
+
+absl::Status AllocateFilled(OpKernelContext* ctx, const Rows& range, Var* variable, Filled* filled) {
+  const Tensor* held;
+  TF_RETURN_IF_ERROR(GetValue(ctx, variable, &held));
+  tensorflow::TensorShape shape = held->shape();
+  filled->from = static_cast<char*>(held->data());
+  if (range.rows >= 0) {
+    TF_RETURN_IF_ERROR(AddressOf(*held, range.begin, range.rows, ctx->op_kernel().name(), &filled->from));
+    shape.set_dim(0, range.rows);
+  }
+  filled->held = *held;
+  return ctx->allocate_output(0, shape, &filled->value);
+}
+
+// The rows that are read, as a tensor that shares their buffer.
+Tensor SourceOf(const Filled& filled, const Rows& range) {
+  return range.rows < 0 ? filled.held : filled.held.Slice(range.begin, range.begin + range.rows);
+}
+
 class ReadHomeOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit ReadHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
 
   void Compute(OpKernelContext* ctx) override {
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
     tensorflow::tf_shared_lock lock(*variable->mu());
-    const Tensor* held;
-    OP_REQUIRES_OK(ctx, GetValue(ctx, variable.get(), &held));
-    Tensor* value;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, held->shape(), &value));
-    if (value->TotalBytes() > 0) CopyOnDevice(ctx, *held, value);
+    Filled filled;
+    OP_REQUIRES_OK(ctx, AllocateFilled(ctx, range_, variable.get(), &filled));
+    if (filled.value->TotalBytes() > 0) CopyOnDevice(ctx, SourceOf(filled, range_), filled.value);
   }
+
+ private:
+  Rows range_;
 };
 
 // The objects that a copy from a home, or to one, needs until it has ended. Only the copy holds them.
 struct HomeCopy {
   Tensor home;
-  Tensor tensor;  // on the device
+  Tensor tensor;  // on the device: a copy of the home, or of some of its rows
   std::shared_ptr<Transfer> copied;
 
   // Buffers are released before the end is announced: an op after Await may then be the tensor's only owner, and the
   // variable that of its home. They are dropped explicitly because TensorFlow may hold another copy of the callback.
   void End(Direction direction, const Copied& ended) {
-    Account().Add(direction, Tier::kHost, home.TotalBytes(), ended);
+    Account().Add(direction, Tier::kHost, tensor.TotalBytes(), ended);
     const auto transfer = std::move(copied);
     home = Tensor();
     tensor = Tensor();
@@ -159,39 +263,40 @@ struct HomeCopy {
 template <typename CopierFactory>
 class LoadHomeOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit LoadHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
     tensorflow::tf_shared_lock lock(*variable->mu());
-    const Tensor* held;
-    OP_REQUIRES_OK(ctx, GetValue(ctx, variable.get(), &held));
-    Tensor* value;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, held->shape(), &value));
+    Filled filled;
+    OP_REQUIRES_OK(ctx, AllocateFilled(ctx, range_, variable.get(), &filled));
     auto copied = std::make_shared<Transfer>();
-    SetVariantOutput(ctx, 1, Ticket{{}, copied, value->data(), Account()});
-    if (IsAtHome(*held)) {
-      Start(ctx, HomeCopy{*held, *value, std::move(copied)});
-      return;
+    SetVariantOutput(ctx, 1, Ticket{{}, copied, filled.value->data(), Account()});
+    if (filled.value->TotalBytes() == 0) {
+      copied->End(absl::OkStatus());
+    } else if (IsAtHome(filled.held)) {
+      Start(ctx, filled.from, HomeCopy{filled.held, *filled.value, std::move(copied)});
+    } else {
+      CopyOnDevice(ctx, SourceOf(filled, range_), filled.value);
+      copied->End(absl::OkStatus());
     }
-    if (value->TotalBytes() > 0) CopyOnDevice(ctx, *held, value);
-    copied->End(absl::OkStatus());
   }
 
  private:
-  static void Start(OpKernelContext* ctx, HomeCopy started) {
+  static void Start(OpKernelContext* ctx, const void* from, HomeCopy started) {
     auto copying = std::make_shared<HomeCopy>(std::move(started));
-    const void* const from = copying->home.data();
     Tensor* const to = &copying->tensor;
     CopierFactory::Make(ctx)->CopyIn(from, to, [copying = std::move(copying)](const Copied& ended) {
       copying->End(Direction::kIn, ended);
     });
   }
+
+  Rows range_;
 };
 
-// A value on its way to its home.
+// A value, or the latest slice of one, on its way to its home.
 struct Stored : ProcessLocal {
   static constexpr char kMaker[] = "StoreHome";
   Tensor home;
@@ -204,22 +309,63 @@ class StoreHomeOp : public OpKernel {
  public:
   explicit StoreHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, CheckSwapType(ctx->input_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
+    OP_REQUIRES_OK(ctx, Rows::Get(ctx, &home_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
     auto copying = std::make_shared<HomeCopy>(HomeCopy{{}, ctx->input(0), std::make_shared<Transfer>()});
-    OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), copying->tensor, name(), &copying->home));
+    char* to = nullptr;
+    OP_REQUIRES_OK(ctx, GetHome(ctx, copying->tensor, &copying->home, &to));
     SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied});
     if (copying->tensor.TotalBytes() == 0) {
       copying->copied->End(absl::OkStatus());
       return;
     }
     const Tensor* const from = &copying->tensor;
-    void* const to = copying->home.data();
     CopierFactory::Make(ctx)->CopyOut(from, to, [copying = std::move(copying)](const Copied& ended) {
       copying->End(Direction::kOut, ended);
     });
+  }
+
+ private:
+  // The home, which is made where no other slice has one, and the address in it that `value` is copied to.
+  absl::Status GetHome(OpKernelContext* ctx, const Tensor& value, Tensor* home, char** to) {
+    HostPool* const pool = CopierFactory::Pool(ctx->device());
+    if (home_.rows < 0) {
+      TF_RETURN_IF_ERROR(MakeHome(pool, value, value.shape(), name(), home));
+      *to = static_cast<char*>(home->data());
+      return absl::OkStatus();
+    }
+    tensorflow::TensorShape shape = value.shape();
+    if (shape.dims() == 0) return absl::InvalidArgumentError(absl::StrCat("'", name(), "' stores rows of a scalar."));
+    shape.set_dim(0, home_.rows);
+    if (ctx->num_inputs() > 1) {
+      const Stored* before;
+      TF_RETURN_IF_ERROR(GetVariantInput(ctx, 1, &before));
+      if (before->home.dtype() != value.dtype() || before->home.shape() != shape) {
+        return absl::InvalidArgumentError(absl::StrCat("'", name(), "' and the StoreHome before it store slices of "
+                                                       "different values."));
+      }
+      *home = before->home;
+    } else {
+      TF_RETURN_IF_ERROR(MakeHome(pool, value, shape, name(), home));
+    }
+    return AddressOf(*home, home_.begin, value.dim_size(0), name(), to);
+  }
+
+  Rows home_;  // the first row that is stored, and the number of all rows
+};
+
+class AwaitStoreOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const Stored* stored;
+    OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 1, &stored), done);
+    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, Account(),
+                    [](const absl::Status& status) { return status; });
   }
 };
 
@@ -262,7 +408,7 @@ class MoveHomeOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckSwapType(held.dtype(), absl::StrCat(" (node '", name(), "')")));
     Tensor moved;
     if (host_) {
-      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), held, name(), &moved));
+      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), held, held.shape(), name(), &moved));
     } else {
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(held.dtype(), held.shape(), &moved));
     }
@@ -274,6 +420,28 @@ class MoveHomeOp : public OpKernel {
   bool host_;
 };
 
+class RowsOp : public OpKernel {
+ public:
+  explicit RowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
+
+  void Compute(OpKernelContext* ctx) override {
+    char* address;
+    OP_REQUIRES_OK(ctx, AddressOf(ctx->input(0), range_.begin, range_.rows, name(), &address));
+    const Tensor made = ctx->input(0).Slice(range_.begin, range_.begin + range_.rows);
+    OP_REQUIRES(ctx, made.IsAligned(),
+                absl::InvalidArgumentError(absl::StrCat("'", name(), "' takes rows that are not aligned, from row ",
+                                                        range_.begin, " on.")));
+    ctx->set_output(0, made);
+  }
+
+  bool IsExpensive() override { return false; }
+
+ private:
+  Rows range_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Rows").Device(tensorflow::DEVICE_CPU), RowsOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Rows").Device(tensorflow::DEVICE_GPU), RowsOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_CPU), ReadHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"), ReadHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_CPU), LoadHomeOp<CpuCopierFactory>);
@@ -281,6 +449,8 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>LoadHome").Device(tensorflow::DEVICE_GPU).H
                         LoadHomeOp<GpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>StoreHome").Device(tensorflow::DEVICE_CPU), StoreHomeOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>StoreHome").Device(tensorflow::DEVICE_GPU), StoreHomeOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>AwaitStore").Device(tensorflow::DEVICE_CPU), AwaitStoreOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>AwaitStore").Device(tensorflow::DEVICE_GPU), AwaitStoreOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>CommitHome").Device(tensorflow::DEVICE_CPU), CommitHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>CommitHome").Device(tensorflow::DEVICE_GPU).HostMemory("resource"), CommitHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>MoveHome").Device(tensorflow::DEVICE_CPU), MoveHomeOp<CpuCopierFactory>);

@@ -113,7 +113,8 @@ class CopyOnHost {
     Tensor made;
     if (pooled_ && source.TotalBytes() > 0) {
       const std::string& name = ctx->op_kernel().name();
-      TF_RETURN_IF_ERROR(MakePooled<PooledBuffer>(CopierFactory::Pool(ctx->device()), source, name, &made));
+      TF_RETURN_IF_ERROR(
+          MakePooled<PooledBuffer>(CopierFactory::Pool(ctx->device()), source, source.shape(), name, &made));
     } else {
       made = Tensor(tensorflow::cpu_allocator_base(), source.dtype(), source.shape());
       if (!made.IsInitialized()) return NoHostMemory(HostPool::Failure::kSystem, ctx->op_kernel().name(), source.TotalBytes(), source);

@@ -36,14 +36,15 @@ class PooledBuffer : public tensorflow::TensorBuffer {
 
 // Makes a tensor like `like`, without a value, in a buffer of that class. `node` names the caller in the error.
 template <typename Buffer>
-absl::Status MakePooled(HostPool* pool, const tensorflow::Tensor& like, const std::string& node,
-                        tensorflow::Tensor* made) {
+absl::Status MakePooled(HostPool* pool, const tensorflow::Tensor& like, const tensorflow::TensorShape& shape,
+                        const std::string& node, tensorflow::Tensor* made) {
+  const size_t bytes = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(like.dtype());
   HostPool::Failure failure = HostPool::Failure::kNone;
-  void* const memory = pool->Allocate(like.TotalBytes(), &failure);
-  if (memory == nullptr) return NoHostMemory(failure, node, like.TotalBytes(), like);
-  *made = tensorflow::Tensor(like.dtype(), like.shape(),
+  void* const memory = pool->Allocate(bytes, &failure);
+  if (memory == nullptr) return NoHostMemory(failure, node, bytes, like);
+  *made = tensorflow::Tensor(like.dtype(), shape,
                              tensorflow::core::RefCountPtr<tensorflow::TensorBuffer>(
-                                 new Buffer(HostBuffer(pool, memory), like.TotalBytes())));
+                                 new Buffer(HostBuffer(pool, memory), bytes)));
   return absl::OkStatus();
 }
 

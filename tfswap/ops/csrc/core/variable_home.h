@@ -73,10 +73,10 @@ inline bool IsAtHome(const tensorflow::Tensor& tensor) {
   return buffer != nullptr && HomeBuffers::Get().Has(buffer);
 }
 
-// Makes a tensor like `like`, without a value, whose buffer is a home. `node` names the caller in the error.
-inline absl::Status MakeHome(HostPool* pool, const tensorflow::Tensor& like, const std::string& node,
-                             tensorflow::Tensor* made) {
-  return MakePooled<HomeBuffer>(pool, like, node, made);
+// Makes a tensor of the type of `like`, without a value, whose buffer is a home. `node` names the caller in the error.
+inline absl::Status MakeHome(HostPool* pool, const tensorflow::Tensor& like, const tensorflow::TensorShape& shape,
+                             const std::string& node, tensorflow::Tensor* made) {
+  return MakePooled<HomeBuffer>(pool, like, shape, node, made);
 }
 
 }  // namespace tfswap

@@ -143,7 +143,7 @@ class AssignInPlaceOp : public OpKernel {
       CopyOnDevice(ctx, value, held);
     } else if (IsAtHome(*held)) {
       Tensor renewed;
-      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), value, name(), &renewed));
+      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), value, value.shape(), name(), &renewed));
       CopyOnDevice(ctx, value, &renewed);
       *held = renewed;
     } else {

@@ -1,0 +1,152 @@
+"""Updates in slices, on graphs in text, and what keeps one whole."""
+
+from __future__ import annotations
+
+import pytest
+from test_passes import Golden
+
+from tfswap.analysis.home_changes import home_changes
+from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.sliced_updates import count_slices, slice_updates, slices_of
+
+TARGET = Target(DeviceModel("cpu"))
+
+
+@pytest.mark.parametrize(("name", "count"), [("sliced_updates", 3), ("sliced_sums_of_rows", 3)])
+def test_sliced_updates(name: str, count: int) -> None:
+    golden = Golden(name)
+    nbytes = int(golden.arguments[0])
+    assert count_slices(golden.graph, nbytes) == count
+    assert slice_updates(golden.graph, TARGET, nbytes) == count
+    golden.check()
+    assert [slices_of(node) for node in golden.graph if node.op == custom_ops.COMMIT_HOME] in ([count], [count] * 2)
+
+
+VARIABLE = "%{0} = Placeholder() {{_tfswap_at_home_bytes=4096, dtype=resource}} -> resource[]"
+READ = "%{0} = Tfswap>ReadHome(%{1}) {{dtype=float32, shape=[64,16]}} {2}-> float32[64,16]"
+WRITE = """\
+%{0}/store = Tfswap>StoreHome(%{2}) {{T=float32}} -> variant[]
+%{0} = Tfswap>CommitHome(%{1}, %{2}, %{0}/store) {{T=float32}} {3}"""
+"""Name, variable, value, what it waits for."""
+
+
+def graph(*lines: str, fetches: str = "", targets: str = "write") -> Graph:
+    """A step with variables v and w, and a gradient."""
+    start = ["%gradient = Placeholder() {dtype=float32} -> float32[64,16]", VARIABLE.format("v"), VARIABLE.format("w")]
+    end = ["feeds %gradient, %v, %w", *([f"fetches {fetches}"] if fetches else []), f"targets %{targets}"]
+    return parse_graph("\n".join([*start, *lines, *end]) + "\n")
+
+
+PLAIN = (
+    READ.format("read", "v", ""),
+    "%new = Sub(%read, %gradient) {T=float32} -> float32[64,16]",
+    WRITE.format("write", "v", "new", ""),
+)
+
+
+def test_the_size_of_slices() -> None:
+    for nbytes, slices in ((4096, 0), (2048, 2), (1024, 4), (1023, 6), (256, 16), (1, 16)):
+        step = graph(*PLAIN)
+        assert count_slices(step, nbytes) == slices
+        assert slice_updates(step, TARGET, nbytes) == slices
+
+
+def test_a_new_value_that_others_read_is_read_after_the_last_slice() -> None:
+    later = READ.format("later", "v", "^write ")
+    step = graph(*PLAIN, later, "%exp = Exp(%later) {T=float32} -> float32[64,16]", fetches="%exp")
+    assert slice_updates(step, TARGET, 1024) == 4
+    assert step["later"].op == custom_ops.READ_HOME and "rows" not in step["later"].attrs
+    assert step["later"].controls == (step["write"],)
+
+
+def test_the_forward_pass_reads_the_whole_variable() -> None:
+    step = graph(*PLAIN, "%exp = Exp(%read) {T=float32} -> float32[64,16]", fetches="%exp")
+    assert slice_updates(step, TARGET, 1024) == 4
+    assert step["exp"].inputs[0].node is step["read"]
+
+
+def test_of_two_writes_slices_store_the_last() -> None:
+    """As of AdamW, which decays a variable before it updates it."""
+    step = graph(
+        READ.format("read", "v", ""),
+        "%decayed = Mul(%read, %read) {T=float32} -> float32[64,16]",
+        WRITE.format("decay", "v", "decayed", ""),
+        READ.format("again", "v", "^decay "),
+        "%new = Sub(%again, %gradient) {T=float32} -> float32[64,16]",
+        WRITE.format("write", "v", "new", "^again"),
+        targets="decay, %again, %write",
+    )
+    assert slice_updates(step, TARGET, 1024) == 4
+    commits = [node for node in step if node.op == custom_ops.COMMIT_HOME]
+    assert [node.name for node in commits] == ["write"] and slices_of(commits[0]) == 4
+    assert sum(node.op == custom_ops.READ_HOME for node in step) == 4
+
+
+WHOLE = {
+    "two writes, and another reads between them": graph(
+        READ.format("read", "v", ""),
+        "%decayed = Mul(%read, %read) {T=float32} -> float32[64,16]",
+        WRITE.format("decay", "v", "decayed", ""),
+        READ.format("again", "v", "^decay "),
+        "%new = Sub(%again, %gradient) {T=float32} -> float32[64,16]",
+        "%exp = Exp(%again) {T=float32} -> float32[64,16]",
+        WRITE.format("write", "v", "new", "^again"),
+        fetches="%exp",
+    ),
+    "a kernel of the update waits for the new value": graph(
+        READ.format("slot/read", "w", ""),
+        "%slot/new = Sub(%slot/read, %gradient) {T=float32} -> float32[64,16]",
+        WRITE.format("slot/write", "w", "slot/new", ""),
+        READ.format("slot/later", "w", "^slot/write "),
+        "%axes = Const() {dtype=int32} -> int32[2] = (0, 1)",
+        "%norm = Sum(%slot/later, %axes) {T=float32, Tidx=int32, keep_dims=false} -> float32[]",
+        "%change = Mul(%slot/later, %norm) {T=float32} -> float32[64,16]",
+        READ.format("read", "v", ""),
+        "%new = Sub(%read, %change) {T=float32} -> float32[64,16]",
+        WRITE.format("write", "v", "new", ""),
+    ),
+    "the step returns the new value": graph(*PLAIN, fetches="%new"),
+    "another kernel than those of elements": graph(
+        READ.format("read", "v", ""),
+        "%axis = Const() {dtype=int32} -> int32[] = (0,)",
+        "%new = Cumsum(%read, %axis) {T=float32, Tidx=int32} -> float32[64,16]",
+        WRITE.format("write", "v", "new", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_updates_that_stay_whole(name: str) -> None:
+    step = WHOLE[name].copy()
+    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 0
+
+
+def test_too_many_slices_are_refused() -> None:
+    text = "\n".join(PLAIN).replace("64,16", "65536,16")
+    step = parse_graph(
+        "%gradient = Placeholder() {dtype=float32} -> float32[65536,16]\n"
+        f"{VARIABLE.format('v')}\n{text}\nfeeds %gradient, %v\ntargets %write\n"
+    )
+    with pytest.raises(InvalidModel, match="16384 slices, and plans have at most 768"):
+        slice_updates(step, TARGET, 1)
+
+
+def test_host_memory_of_new_values_is_taken_by_the_first_slice() -> None:
+    step = graph(*PLAIN)
+    slice_updates(step, TARGET, 1024)
+    nodes = step.topological()
+    first = next(i for i, node in enumerate(nodes) if node.op == custom_ops.STORE_HOME)
+    last = next(i for i, node in enumerate(nodes) if node.op == custom_ops.COMMIT_HOME)
+    assert home_changes(nodes) == {first: 4096, last: -4096}
+
+
+def test_rows_of_unknown_shapes_stay_whole() -> None:
+    step = graph(*PLAIN)
+    for node in step:
+        node.outputs = tuple(kind._replace(shape=None) if kind.dtype == "float32" else kind for kind in node.outputs)
+    assert slice_updates(step, TARGET, 1024) == 0

@@ -1,0 +1,159 @@
+"""Updates of variables at home on the host in slices: limits below what whole updates hold are kept, with the same
+values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import tensorflow as tf
+from processes import on_arena
+from step_peaks import measuring
+
+import tfswap
+from tfswap.ir.permits import TACTICS
+
+ROWS, WIDTH = 20_003, 24
+"""Of the table. Slices have a multiple of eight rows, and the last one has some elements that are no whole packet."""
+
+
+class Table:
+    """An embedding table, whose gradient has some rows several times, and a dense layer."""
+
+    def __init__(self, optimizer):
+        tf.keras.utils.set_random_seed(1)
+        self.table = tf.keras.layers.Embedding(ROWS, WIDTH)
+        self.model = tf.keras.Sequential([self.table, tf.keras.layers.Flatten(), tf.keras.layers.Dense(3)])
+        self.x = tf.constant([[7, 5, 7, 0], [ROWS - 1, 4096, 5, 7]] * 8)
+        self.model(self.x)
+        self.optimizer = optimizer()
+        self.optimizer.build(self.model.trainable_variables)
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(x, training=True)))
+        weights = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    @property
+    def state(self):
+        return [*self.model.variables, *self.optimizer.variables]
+
+
+class Layer(Table):
+    """One wide layer, whose gradient is a matrix product."""
+
+    def __init__(self, optimizer):
+        tf.keras.utils.set_random_seed(1)
+        dense = tf.keras.layers.Dense(701, "relu")
+        self.model = tf.keras.Sequential([tf.keras.Input((403,)), dense, tf.keras.layers.Dense(3)])
+        self.x = tf.random.stateless_normal([16, 403], (1, 2))
+        self.optimizer = optimizer()
+        self.optimizer.build(self.model.trainable_variables)
+
+
+KERAS = tf.keras.optimizers
+OPTIMIZERS = {
+    "adam": lambda: KERAS.Adam(0.01),
+    "amsgrad": lambda: KERAS.Adam(0.01, amsgrad=True),
+    "adamw": lambda: KERAS.AdamW(0.01, clipvalue=0.5),
+    "adamax": lambda: KERAS.Adamax(0.01),
+    "nadam": lambda: KERAS.Nadam(0.01),
+    "momentum": lambda: KERAS.SGD(0.01, momentum=0.9, nesterov=True),
+    "lion": lambda: KERAS.Lion(0.01),
+    "averages": lambda: KERAS.Adam(0.01, use_ema=True, ema_overwrite_frequency=None),
+    "clipped": lambda: KERAS.Adam(0.01, clipnorm=0.1),
+    "rmsprop": lambda: KERAS.RMSprop(0.01, centered=True, momentum=0.9),
+    "adagrad": lambda: KERAS.Adagrad(0.01),
+    "adadelta": lambda: KERAS.Adadelta(0.01),
+    "ftrl": lambda: KERAS.Ftrl(0.01),
+}
+DIVIDES = ("rmsprop", "adagrad", "adadelta", "ftrl")
+"""Of these Keras divides a sparse gradient in a conditional, in which tables stay whole."""
+
+
+def trained(net, limit=None, steps=3, device="CPU:0"):
+    """Losses and final values; under a limit also whether it was kept, and by what."""
+    step = tf.function(net.train)
+    if limit is not None:
+        step = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS)
+    losses, peaks = [], []
+    for _ in range(steps):
+        with measuring(peaks, device):
+            losses.append(float(step(net.x)))
+    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in net.state)).hexdigest()
+    if limit is None:
+        return {"result": [losses, digest]}
+    report = step.report()
+    rows = [row.reason for row in report.variables if row.tactic == "state"]
+    return {
+        "result": [losses, digest],
+        "peaks": peaks[1:],
+        "planned": report.planned_peak_bytes,
+        "sliced": sum("slices" in reason for reason in rows),
+    }
+
+
+def check(found, plain, limit):
+    assert found["result"] == plain["result"]
+    assert found["sliced"] >= 2, found
+    assert max(found["peaks"]) <= found["planned"] <= limit, found
+
+
+TABLE_LIMIT, LAYER_LIMIT = ROWS * WIDTH * 4 // 3, int(1.4 * 403 * 701 * 4)
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name not in DIVIDES])
+def test_a_table_trains_in_a_fraction_of_its_bytes(optimizer: str) -> None:
+    def program():
+        return trained(Table(OPTIMIZERS[optimizer]), TABLE_LIMIT)
+
+    def plain():
+        return trained(Table(OPTIMIZERS[optimizer]))
+
+    check(on_arena(program), on_arena(plain), TABLE_LIMIT)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_layer_trains_in_the_bytes_of_its_weight(optimizer: str) -> None:
+    def program():
+        return trained(Layer(OPTIMIZERS[optimizer]), LAYER_LIMIT)
+
+    def plain():
+        return trained(Layer(OPTIMIZERS[optimizer]))
+
+    check(on_arena(program), on_arena(plain), LAYER_LIMIT)
+
+
+def test_slices_are_as_large_as_the_limit_permits() -> None:
+    def program():
+        found = []
+        for share in (4, 1.5, 0.2):
+            net = Table(OPTIMIZERS["adam"])
+            step = tfswap.optimize(tf.function(net.train), memory_limit=int(share * 4 * ROWS * WIDTH), tactics=TACTICS)
+            step(net.x)
+            report = step.report()
+            found.append([step.plan().slice_bytes, report.floor_bytes < 0.15 * 4 * ROWS * WIDTH])
+        return found
+
+    whole, large, small = on_arena(program)
+    assert whole == [0, True]
+    assert large[0] > small[0] > 0
+
+
+@pytest.mark.emulated_gpu(memory=128 << 20)
+@pytest.mark.parametrize(("net", "limit"), [(Table, TABLE_LIMIT), (Layer, LAYER_LIMIT)])
+def test_slices_on_a_gpu(net, limit: int, on_gpus) -> None:
+    def program(gpus):
+        tf.config.experimental.enable_op_determinism()
+        return {**trained(net(OPTIMIZERS["adam"]), limit, device="GPU:0"), "races": gpus.report().splitlines()}
+
+    def plain():
+        tf.config.experimental.enable_op_determinism()
+        return trained(net(OPTIMIZERS["adam"]), device="GPU:0")
+
+    found = on_gpus(program)
+    check(found, on_gpus(plain), limit)
+    assert found["races"] == []

@@ -1,0 +1,37 @@
+"""The host memory of variables' new values. Each is stored in a buffer of its own, which replaces the old one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from tfswap.ir.custom_ops import COMMIT_HOME, STORE_HOME
+from tfswap.ir.graph import Node
+from tfswap.kernels.alignment import round_up
+
+
+def home_changes(nodes: Iterable[Node]) -> dict[int, int]:
+    """By position of a node, the bytes that it takes for a new value's home, or frees when that replaces an old one.
+
+    Args:
+        nodes: in topological order.
+    """
+    found: dict[int, int] = {}
+    homes: dict[Node, int] = {}  # by StoreHome, the bytes of the home that it copies to
+    for i, node in enumerate(nodes):
+        if node.op == STORE_HOME:
+            before = node.inputs[1].node if len(node.inputs) > 1 else None  # it stores another slice of the same value
+            homes[node] = _home_bytes(node) if before is None else homes[before]
+            if before is None:
+                found[i] = homes[node]
+        elif node.op == COMMIT_HOME:
+            found[i] = -homes[node.inputs[2].node]
+    return found
+
+
+def _home_bytes(store: Node) -> int:
+    """The bytes of the home that a StoreHome makes, of which it may store some rows."""
+    kind, rows = store.inputs[0].type, cast("int", store.attrs.get("rows", -1))
+    nbytes = kind.nbytes or 0
+    stored = kind.shape[0] if rows >= 0 and kind.shape else None
+    return round_up(nbytes // stored * rows if stored else nbytes)

@@ -1,0 +1,51 @@
+"""Plans with variables at home on the host: in stages, and with their updates in slices."""
+
+from __future__ import annotations
+
+from tfswap.compiler.alternatives import Alternatives
+from tfswap.compiler.planners import Planners, faster
+from tfswap.compiler.rewriting import Found, Rewriting
+from tfswap.planner.planner import Planner
+
+
+class StatePlans:
+    """Searches the plans of one step with variables at home on the host, as far as these can be moved in the arena.
+
+    Args:
+        encoded: the step with all encodings that gain something; None where there are none.
+    """
+
+    def __init__(self, alternatives: Alternatives, planners: Planners, encoded: Rewriting | None):
+        self._alternatives = alternatives
+        self._planners = planners
+        self._at_home = alternatives.at_home(planners.of, planners.variables, encoded)
+
+    def fastest(self, best: Found | None, limit_bytes: int) -> Found | None:
+        """`best`, or a faster plan within the limit; one with updates in slices where there is no other.
+
+        Planning slices takes long, so limits that can be kept without them have none.
+        """
+        for rewriting in self._at_home:
+            least_s = self._planners.unmoved_s(self._alternatives.base) + self._alternatives.copies_s(rewriting)
+            if best is None or least_s < best.candidate.timing.total_s:
+                for variant, planner in self._planners.used([rewriting]):
+                    best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+        return self._fastest_sliced(limit_bytes) if best is None else best
+
+    @property
+    def last(self) -> list[Rewriting]:
+        """Those that hold the least: with all variables at home, and these with the smallest slices."""
+        return [*self._at_home[-2:], *self._sliced[-1:]]
+
+    @property
+    def _sliced(self) -> list[Rewriting]:
+        """With updates in slices, from large slices to small ones."""
+        return [r for at_home in self._at_home[-1:] for r in self._alternatives.in_slices(at_home)]
+
+    def _fastest_sliced(self, limit_bytes: int) -> Found | None:
+        """The plan with the largest slices that fits without evictions, or else with them: smaller ones take longer."""
+        for candidate in (Planner.unmoved_candidate, Planner.candidate):
+            for variant, planner in self._planners.used(self._sliced):
+                if (found := candidate(planner, limit_bytes)) is not None:
+                    return Found(variant, found)
+        return None

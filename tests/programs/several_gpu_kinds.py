@@ -298,6 +298,44 @@ def stacked() -> Made:
     return [here, there], lambda x: trained([here, there], loss_of, x), [x]
 
 
+def branching_loop() -> Made:
+    """A loop with a conditional on both devices, through which gradients go. The branches save different tensors, of
+    either device, and one saves more.
+    """
+    first, second = gpus()[:2]
+    with tf.device(first):
+        here, x = tf.Variable(0.1 * draws(64, 64)), tf.constant(draws(20, 256, 64))
+    with tf.device(second):
+        there = tf.Variable(0.1 * draws(64, 64, seed=1))
+
+    def body(i, h, g):
+        with tf.device(first):
+            h = tf.tanh(h @ here + x[i])
+
+        def through():
+            with tf.device(second):
+                made = tf.tanh(g @ there + h)
+            with tf.device(first):
+                return made, tf.sin(h @ here)
+
+        def past():
+            with tf.device(second):
+                made = tf.sin(g @ there)
+            with tf.device(first):
+                return made, tf.cos(h)
+
+        g, h = tf.cond(i % 3 > 0, past, through)
+        return i + 1, h, g
+
+    def loss_of(x):
+        zeros = tf.zeros([256, 64])
+        _, h, g = tf.while_loop(lambda i, *_: i < 20, body, [0, zeros, zeros], maximum_iterations=20)
+        with tf.device(second):
+            return tf.reduce_mean(g * g) + tf.reduce_mean(h * h)
+
+    return [here, there], lambda x: trained([here, there], loss_of, x), [x]
+
+
 def micro_batches() -> Made:
     """A loop around the replicas' step, with collectives in it."""
     replicas = strategy()

@@ -471,3 +471,18 @@ def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
         # A condition that no number decides: the plan counts its result in an iteration after the last one too.
         slack = 256 if kind == "undecided_loop" else 0
         assert planned - slack <= measured <= planned <= found["limits"][device], found
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=4, kernel_us=20.0)
+def test_gradients_go_through_a_conditional_in_a_loop_on_both_devices(on_gpus):
+    def program(_):
+        # With conditionals bits are those of TensorFlow without its graph optimizers.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        make = several_gpu_kinds.branching_loop
+        expected = several_gpus.train(make(), lambda function: function)[0]
+        gc.collect()
+        found, peaks, step = several_gpus.train(make(), lambda f: tfswap.optimize(f, memory_limit="95%"))
+        exact = [peaks[each] == step.plan(each).planned_peak_bytes <= step.plan(each).limit_bytes for each in peaks]
+        return {"same": found == expected, "exact": exact}
+
+    assert on_gpus(reporting(program)) == {"same": True, "exact": [True, True], "report": []}

@@ -18,7 +18,7 @@ from typing import Any
 from tfswap.device.machine import type_of
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.op_traits import control_flow, is_const
+from tfswap.ir.op_traits import control_flow, is_const, wraps
 from tfswap.passes.device_bodies import is_counter, is_virtual, passed_through
 from tfswap.passes.device_carriers import FIRST, unit, units
 from tfswap.passes.prepare.text_on_host import is_text
@@ -81,6 +81,11 @@ class Placer:
             return self._results[tensor]
         node = tensor.node
         return None if is_const(node.op) or self._is_list(node) else self._unit[node]
+
+    def wrap_on(self, where: str | None, node: Node) -> None:
+        """Move a node that wraps a tensor for a result: branches save different tensors by it, on one device."""
+        if wraps(node.op) and not node.device:
+            self._unit[node] = where
 
     def _find(self) -> None:
         """Find the device of each node."""
@@ -181,6 +186,8 @@ class Placer:
                 for inner, body in zip(self._inner[node], self._graph.bodies[node], strict=True)
             )
             self._results[tensor] = next((each for each in found if each is not None), where)
+            for inner, body in zip(self._inner[node], self._graph.bodies[node], strict=True):
+                inner.wrap_on(self._results[tensor], body.fetches[i].node)
 
     def _find_in_loop(self, node: Node, given: Sequence[str | None]) -> None:
         where = self._unit[node] or self._first

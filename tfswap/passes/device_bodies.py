@@ -234,7 +234,7 @@ def _home_of_result(bodies: Sequence[Graph], number: int) -> str | None:
     """The device of a result: that of a function which computes it; None where none does."""
     for body in bodies:
         node = body.fetches[number].node
-        if node.device and node not in body.feeds and not is_const(node.op):
+        if node.device and node not in body.feeds and not is_const(node.op) and not makes_list(node):
             return unit(node.device)
     return None
 

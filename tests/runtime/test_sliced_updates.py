@@ -12,6 +12,7 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+import tfswap.ops as ops
 from tfswap.ir.permits import TACTICS
 
 ROWS, WIDTH = 20_003, 24
@@ -141,6 +142,29 @@ def test_slices_are_as_large_as_the_limit_permits() -> None:
     whole, large, small = on_arena(program)
     assert whole == [0, True]
     assert large[0] > small[0] > 0
+
+
+def test_host_memory_has_room_for_new_values() -> None:
+    """Until the last slice there are the old values and the new ones."""
+
+    def program(mib):
+        step = tfswap.optimize(
+            tf.function((net := Table(OPTIMIZERS["adam"])).train),
+            memory_limit=TABLE_LIMIT,
+            tactics=TACTICS,
+            host_memory_limit=f"{mib}MiB",
+        )
+        try:
+            losses = [float(step(net.x))]
+        except tfswap.InfeasibleMemoryLimit as error:
+            return str(error)
+        ops.reset_stats()
+        losses.append(float(step(net.x)))
+        report = step.report()
+        return [ops.stats().pool_peak_bytes == report.at_home_bytes + report.host_bytes, len(losses)]
+
+    assert "with at most 10.0 MiB of host memory" in on_arena(lambda: program(10))
+    assert on_arena(lambda: program(12)) == [True, 2]
 
 
 @pytest.mark.emulated_gpu(memory=128 << 20)

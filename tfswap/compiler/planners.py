@@ -179,17 +179,13 @@ class Planners:
         return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
 
 
-def lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
+def lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found | None:
     """`least`, or a variant's candidate with a lower peak.
 
     Args:
         lowest: gives the lowest candidate with a peak below its argument.
     """
-    if least is None:
-        found = lowest(math.inf)
-        assert found is not None
-        return Found(variant, found)
-    found = lowest(least.candidate.peak_bytes)
+    found = lowest(math.inf if least is None else least.candidate.peak_bytes)
     return least if found is None else Found(variant, found)
 
 

@@ -325,7 +325,8 @@ class Search:
                 variant = self.variants[rewriting]
                 if self.planners.has_room(variant):
                     planner = self.planners.of(variant)
-                    least = lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
+                    lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
+                    least = lower(least, variant, lowest) or least
             # The next rungs hold more bytes in the bodies, and as many around them.
             if by_bytes_alone and least is before and any_stands_for_others:
                 break

@@ -188,9 +188,15 @@ class Planner:
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
                 continue
             found = judged.fitting(limit_bytes)
-            if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
+            if found is None or not self._has_room_for_homes(found):
+                continue
+            if best is None or found.timing.total_s < best.timing.total_s:
                 best = found
         return best
+
+    def _has_room_for_homes(self, candidate: Candidate) -> bool:
+        """Whether host memory has room for the new values of variables at home, of a candidate without evictions."""
+        return not self.flow.home_changes or self.tiers.fit(candidate.memory)
 
     def drafted(self, live_bytes: int) -> Draft | None:
         """The fastest choice with at most `live_bytes` live, chunks aside; None where none does."""
@@ -219,7 +225,7 @@ class Planner:
         best: Candidate | None = None
         for judged in self.unmoved:
             found = judged.lowest(below_bytes)
-            if found is not None:
+            if found is not None and self._has_room_for_homes(found):
                 best, below_bytes = found, found.peak_bytes
         return best
 

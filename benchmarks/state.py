@@ -1,10 +1,13 @@
-"""Trains dense layers whose variables and Adam slots are many times larger than the arena, with and without tfswap.
+"""Trains nets whose variables and Adam slots are many times larger than the arena, with and without tfswap.
 
     python benchmarks/state.py                      # 0.23 GiB of state in 24 MiB, 4 GiB in 192 MiB; 5 minutes
+    python benchmarks/state.py --tables             # embedding tables, updated in slices: up to 3 GiB in 64 MiB
+    python benchmarks/state.py --rows 8388608 --width 64 --cap 64       # 6 GiB; takes 14 GiB of memory
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
     python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
 
-With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`. Without it the
+With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`. Keras makes the
+initial value of a table whole: there the arena has room for that, and the step's limit is the cap. Without tfswap the
 arena has room for all. Each is a process of its own, one after the other. Values are all losses and variables after the
 steps, bit by bit. The time is the median of the steps after the first.
 
@@ -32,12 +35,32 @@ ROOM_MIB = 1
 """Of the cap, left for what is not the step's: inputs and results."""
 SIZES = ((20, 1024, 24), (85, 2048, 192))
 """Layers, their width, and the cap in MiB."""
+TABLES = ((65_536, 16, 2), (1_048_576, 16, 8), (4_194_304, 64, 64))
+"""Rows of an embedding table, their width, and the cap in MiB."""
+IDS = 8
+"""Rows that an example reads."""
 
 
-def train(layers: int, width: int, batch: int, cap_mib: int | None, profiles: bool) -> dict[str, Any]:
+def model_of(layers: int, rows: int, width: int, batch: int) -> tuple[Any, Any]:
+    """Dense layers, or an embedding table where it has rows; and a batch."""
+    import tensorflow as tf
+
+    keras = tf.keras.layers
+    if rows:
+        table = [tf.keras.Input((IDS,), dtype="int32"), keras.Embedding(rows, width), keras.Flatten()]
+        return tf.keras.Sequential([*table, keras.Dense(10)]), tf.random.uniform(
+            (batch, IDS), 0, rows, tf.int32, seed=2
+        )
+    dense = [keras.Dense(width, "relu") for _ in range(layers)]
+    x = tf.random.stateless_normal((batch, width), (1, 2))
+    return tf.keras.Sequential([tf.keras.Input((width,)), *dense, keras.Dense(10)]), x
+
+
+def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, profiles: bool) -> dict[str, Any]:
     """The figures of some steps, under a cap or without one.
 
     Args:
+        rows: of an embedding table; 0 for dense layers.
         profiles: whether the step is profiled before it is planned.
     """
     import tensorflow as tf
@@ -47,8 +70,7 @@ def train(layers: int, width: int, batch: int, cap_mib: int | None, profiles: bo
 
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)
-        dense = [tf.keras.layers.Dense(width, "relu") for _ in range(layers)]
-        model = tf.keras.Sequential([tf.keras.Input((width,)), *dense, tf.keras.layers.Dense(10)])
+        model, x = model_of(layers, rows, width, batch)
         optimizer = tf.keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
 
@@ -62,7 +84,7 @@ def train(layers: int, width: int, batch: int, cap_mib: int | None, profiles: bo
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return loss
 
-    x, y = tf.random.stateless_normal((batch, width), (1, 2)), tf.zeros((batch,), tf.int32)
+    y = tf.zeros((batch,), tf.int32)
     called: Any = step
     limit = None if cap_mib is None else (cap_mib - ROOM_MIB) << 20
     profile = None
@@ -83,21 +105,27 @@ def train(layers: int, width: int, batch: int, cap_mib: int | None, profiles: bo
     for variable in (*model.variables, *optimizer.variables):
         value = variable.numpy()
         nbytes += value.nbytes
-        digest.update(value.tobytes())
+        digest.update(memoryview(value).cast("B") if value.ndim else value.tobytes())
     found = {"state": nbytes, "peak": max(peaks), "s": statistics.median(seconds[1:]), "digest": digest.hexdigest()}
     if cap_mib is not None:
         moved = called.stats()
         found |= {"planned": max(planned), "in": moved.in_bytes, "out": moved.out_bytes}
+        found |= {"floor": called.report().floor_bytes, "slice": called.plan().slice_bytes}
     return found
 
 
-def measured(layers: int, width: int, batch: int, cap_mib: int | None, link: float | None = None) -> dict[str, Any]:
+def measured(
+    layers: int, rows: int, width: int, batch: int, cap_mib: int | None, link: float | None = None
+) -> dict[str, Any]:
     """`train` in a process of its own, with copies as on such a link."""
-    room_mib = cap_mib or (layers + 8) * width * width * 4 * 4 // 2**20
+    table_mib = rows * width * 4 // 2**20
+    room_mib = (layers + 8) * width * width * 4 * 4 // 2**20 + 7 * table_mib + 64
+    if cap_mib is not None:
+        room_mib = 4 * table_mib + 16 if rows else cap_mib
     env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if link is not None:
         env["TFSWAP_COPY_BANDWIDTH"] = str(link)
-    command = [sys.executable, __file__, "--child", json.dumps([layers, width, batch, cap_mib, link is not None])]
+    command = [sys.executable, __file__, "--child", json.dumps([layers, rows, width, batch, cap_mib, link is not None])]
     ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(ran.stderr)
@@ -106,14 +134,26 @@ def measured(layers: int, width: int, batch: int, cap_mib: int | None, link: flo
 
 def compare(layers: int, width: int, batch: int, cap_mib: int) -> None:
     """Print a row of the step under the cap next to the unlimited one."""
-    plain, ours = measured(layers, width, batch, None), measured(layers, width, batch, cap_mib)
+    plain, ours = measured(layers, 0, width, batch, None), measured(layers, 0, width, batch, cap_mib)
     sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib} | {ours['planned']:,} | {ours['peak']:,}"
     print(f"| {layers} | {width} | {sizes} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |", flush=True)
 
 
+def compare_tables(rows: int, width: int, batch: int, cap_mib: int) -> None:
+    """As `compare`, of a step with an embedding table."""
+    plain, ours = measured(0, rows, width, batch, None), measured(0, rows, width, batch, cap_mib)
+    slices = -(-rows * width * 4 // ours["slice"]) if ours["slice"] else 1
+    sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib - ROOM_MIB}"
+    peaks = f"{ours['planned']:,} | {ours['peak']:,} | {ours['floor']:,}"
+    print(
+        f"| {rows:,} x {width} | {sizes} | {peaks} | {slices} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |",
+        flush=True,
+    )
+
+
 def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float) -> None:
     """Print a row of the step on a link next to the least time that its copies and its kernels allow."""
-    plain, ours = measured(layers, width, batch, None), measured(layers, width, batch, cap_mib, link)
+    plain, ours = measured(layers, 0, width, batch, None), measured(layers, 0, width, batch, cap_mib, link)
     copies_s = max(ours["in"], ours["out"]) / link
     least_s, stall_s = max(plain["s"], copies_s), ours["s"] - plain["s"]
     stalls = f"{stall_s / (least_s - plain['s']):.2f}" if least_s > plain["s"] else "none must be"
@@ -131,6 +171,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rows", type=int, help="of an embedding table in place of layers")
+    parser.add_argument("--tables", action="store_true", help="some embedding tables")
     parser.add_argument("--cap", type=int, default=24, help="MiB of the arena")
     parser.add_argument("--bandwidth", type=float, help="bytes per second of copies in each direction")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -142,6 +184,12 @@ def main() -> None:
         print("| link, GB/s | batch | MiB in | MiB out | copies | time | over the least | stall | values |")
         print("| --: | --: | --: | --: | --: | --: | --: | --: | --- |")
         compare_on_link(args.layers or SIZES[0][0], args.width, args.batch, args.cap, args.bandwidth)
+        return
+    if args.tables or args.rows:
+        print("| table | state, MiB | limit, MiB | planned | peak | floor | slices | values | time |")
+        print("| --- | --: | --: | --: | --: | --: | --: | --- | --: |")
+        for rows, width, cap_mib in [(args.rows, args.width, args.cap)] if args.rows else TABLES:
+            compare_tables(rows, width, args.batch, cap_mib)
         return
     print("| layers | width | state, MiB | arena, MiB | planned | peak | values | time |")
     print("| --: | --: | --: | --: | --: | --: | --- | --: |")

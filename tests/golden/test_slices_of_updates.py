@@ -68,6 +68,7 @@ def test_the_forward_pass_reads_the_whole_variable() -> None:
     step = graph(*PLAIN, "%exp = Exp(%read) {T=float32} -> float32[64,16]", fetches="%exp")
     assert slice_updates(step, TARGET, 1024) == 4
     assert step["exp"].inputs[0].node is step["read"]
+    assert step["read"] in step["write"].controls
 
 
 def test_of_two_writes_slices_store_the_last() -> None:
@@ -84,6 +85,7 @@ def test_of_two_writes_slices_store_the_last() -> None:
     assert slice_updates(step, TARGET, 1024) == 4
     commits = [node for node in step if node.op == custom_ops.COMMIT_HOME]
     assert [node.name for node in commits] == ["write"] and slices_of(commits[0]) == 4
+    assert step.topological()[-1] is commits[0]
     assert sum(node.op == custom_ops.READ_HOME for node in step) == 4
 
 

@@ -86,6 +86,19 @@ def test_an_update_in_place_becomes_a_read_an_operation_and_a_write(op: str, ari
     assert step["other"].op == "ReadVariableOp"
 
 
+def test_an_update_in_place_reads_what_was_written_before_it() -> None:
+    """It waits for that by way of the value that it subtracts."""
+    step = Step()
+    v = step.variable("v")
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, step.read("other", step.variable("w")))
+    change = step.compute("change", step.read("before", v, write), step["other"])
+    update = step.write("AssignSubVariableOp", "update", v, change)
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    read = update.inputs[1].node.inputs[0].node
+    assert read.op == custom_ops.READ_HOME and write in read.controls
+
+
 def test_waits_of_a_read_that_is_left_out_are_those_of_its_readers() -> None:
     step = Step()
     v, w = step.variable("v"), step.variable("w")

@@ -174,7 +174,7 @@ class _Facts:
         version = 0
         for node in self.followers[update.handle]:  # in order: accesses wait for writes before them
             version += node in update.commits
-            if node.op == custom_ops.READ_HOME:
+            if node.op in _READS:
                 self.version[node] = version
 
     def groups(self) -> Iterator[_Group]:
@@ -295,6 +295,7 @@ class _Slicer:
         self._updates = {update.handle: update for update in group.updates}
         self._read_only = facts.read_only
         self._version = facts.version
+        self._reads = {handle: [n for n in facts.followers[handle] if n in facts.version] for handle in self._updates}
         self._kind = group.updates[0].kind
         self._shape = cast("tuple[int, ...]", self._kind.shape)
         self._integers: dict[tuple[int, str, str], Output] = {}
@@ -305,25 +306,41 @@ class _Slicer:
 
     def cut(self, most_bytes: int) -> int:
         """Make the slices; returns how many."""
-        updates = self._updates.values()
         begins = _begins(self._kind, most_bytes)
         self._step = begins.step
         stores: dict[Node, Node] = {}
-        waits: dict[Node, list[Node]] = {update.handle: [] for update in updates}
+        waits: dict[Node, list[Node]] = {handle: [] for handle in self._updates}
         for self._begin in begins:
             self._rows, self._made = min(begins.step, self._shape[0] - self._begin), {}
             values = {handle: self._slice(update.values[-1]) for handle, update in self._updates.items()}
-            for handle, value in values.items():
-                commit = self._updates[handle].commits[-1]
-                stores[handle] = store = self._store(commit.inputs[2].node, value, stores.get(handle))
-                if self._begin != begins[-1]:
-                    inputs, attrs = (value, store.out()), {"T": Dtype(value.type.dtype)}
-                    waits[handle].append(self._add(commit, custom_ops.AWAIT_STORE, inputs, attrs, outputs=()))
-                    continue
-                commit.inputs = (commit.inputs[0], value, store.out())
-                commit.controls = tuple(dict.fromkeys((*self._outer_controls(commit), *waits[handle])))
+            stores = {h: self._store(self._commit(h).inputs[2].node, v, stores.get(h)) for h, v in values.items()}
             self._before = list(stores.values())
+            for handle, value in values.items():
+                if self._begin != begins[-1]:
+                    inputs, attrs = (value, stores[handle].out()), {"T": Dtype(value.type.dtype)}
+                    kind = custom_ops.AWAIT_STORE
+                    waits[handle].append(self._add(self._commit(handle), kind, inputs, attrs, outputs=()))
+                else:
+                    self._end(handle, value, stores[handle], waits[handle])
         return len(begins)
+
+    def _commit(self, handle: Node) -> Node:
+        """The last write of a variable."""
+        return self._updates[handle].commits[-1]
+
+    def _end(self, handle: Node, value: Output, store: Node, waits: Iterable[Node]) -> None:
+        """Have a variable's last write follow the last slice."""
+        commit = self._commit(handle)
+        commit.inputs = (commit.inputs[0], value, store.out())
+        # Other updates in this slice may read the variable.
+        controls = (*self._outer_controls(commit), *self._earlier_reads(handle), *waits, *self._before)
+        commit.controls = tuple(dict.fromkeys(c for c in controls if c is not store))
+
+    def _earlier_reads(self, handle: Node) -> list[Node]:
+        """The reads of a variable before it is written. Kernels that read them came before the write; their slices read
+        the variable themselves.
+        """
+        return [node for node in self._reads[handle] if not self._version[node]]
 
     def _slice(self, tensor: Output) -> Output:
         """The present slice of a tensor; the tensor where each row reads all of it."""
@@ -350,7 +367,7 @@ class _Slicer:
 
     def _compute(self, node: Node) -> Output:
         """A copy of a kernel that computes the present slice."""
-        left_out = [t.node for t in node.inputs if self._version.get(t.node) and t.node.inputs[0].node in self._updates]
+        left_out = [t.node for t in node.inputs if self._is_replaced(t.node)]
         controls = [control for each in (node, *left_out) for control in self._outer_controls(each)]
         kind = TensorType(node.outputs[0].dtype, (self._rows, *self._shape[1:]))
         attrs = without_colocation(node.attrs)
@@ -396,7 +413,8 @@ class _Slicer:
         """
         earlier = () if before is None else (before.out(),)
         attrs = {**whole.attrs, "N": len(earlier), "begin": self._begin, "rows": self._shape[0]}
-        return self._add(whole, whole.op, (value, *earlier), attrs, outputs=whole.outputs)
+        others = [store for store in self._before if store is not before]
+        return self._add(whole, whole.op, (value, *earlier), attrs, controls=others, outputs=whole.outputs)
 
     def _integer(self, value: int, dtype: str, device: str) -> Output:
         """A constant."""
@@ -410,8 +428,12 @@ class _Slicer:
         return self._integers[key]
 
     def _outer_controls(self, node: Node) -> list[Node]:
-        """What a node waits for that is not done in slices."""
-        return [c for c in node.controls if c not in self._members]
+        """What a node waits for that is neither done in slices nor a read of what slices write."""
+        return [c for c in node.controls if c not in self._members and not self._is_replaced(c)]
+
+    def _is_replaced(self, node: Node) -> bool:
+        """Whether a node reads a value that slices have just computed."""
+        return bool(self._version.get(node)) and node.inputs[0].node in self._updates
 
     def _add(
         self,

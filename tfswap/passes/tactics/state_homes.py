@@ -105,9 +105,12 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
         if handle.name in names:
             for marked in {handle: 0} | {use.handle: 0 for use in uses}:
                 mark_at_home(marked, movable[handle.name].nbytes or 0)
-    updates = [node for nodes in _accesses(graph, handles).values() for node in nodes if node.op in ARITHMETIC]
-    for node in updates:
-        _split(graph, node, movable[node.inputs[0].node.name])
+    for handle, nodes in _accesses(graph.topological(), handles).items():
+        written: list[Node] = []  # the latest write
+        for node in nodes:
+            if node.op in ARITHMETIC:
+                _split(graph, node, movable[handle.name], written)
+            written = written if node.op == READ_VARIABLE else [node]
     in_rows = _reads_of_rows(graph, handles)
     nodes = graph.topological()
     later = _followers(nodes)
@@ -254,15 +257,20 @@ def _followers(nodes: Sequence[Node]) -> Mapping[Node, Sequence[Node]]:
     return found
 
 
-def _split(graph: Graph, update: Node, kind: TensorType) -> None:
-    """Replace an update in place by a read, an operation and an assignment, which takes the update's name."""
+def _split(graph: Graph, update: Node, kind: TensorType, written: Sequence[Node]) -> None:
+    """Replace an update in place by a read, an operation and an assignment, which takes the update's name.
+
+    Args:
+        written: the write before it. The update may wait for that by way of its other input, for which the read does
+            not wait.
+    """
     handle, term = update.inputs
     stem = f"tfswap/{update.name}"
     read = graph.add(
         READ_VARIABLE,
         graph.unique_name(f"{stem}/read"),
         (handle,),
-        controls=update.controls,
+        controls=dict.fromkeys((*update.controls, *written)),
         attrs={"dtype": Dtype(kind.dtype)},
         outputs=(kind,),
         device=update.device,

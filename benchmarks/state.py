@@ -66,7 +66,6 @@ def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, p
     import tensorflow as tf
 
     import tfswap
-    from tfswap.ir.permits import TACTICS
 
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)
@@ -86,12 +85,11 @@ def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, p
 
     y = tf.zeros((batch,), tf.int32)
     called: Any = step
-    limit = None if cap_mib is None else (cap_mib - ROOM_MIB) << 20
     profile = None
     if profiles:
-        profile = tfswap.profile(tfswap.optimize(step, memory_limit=limit, tactics=TACTICS), x, y)
+        profile = tfswap.profile(tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20), x, y)
     if cap_mib is not None:
-        called = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS, profile=profile)
+        called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, profile=profile)
     digest, peaks, planned, seconds = hashlib.sha256(), [], [], []
     for _ in range(STEPS):
         tf.config.experimental.reset_memory_stats("CPU:0")

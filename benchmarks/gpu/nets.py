@@ -144,17 +144,24 @@ def _without_optimizers(how: str) -> contextlib.AbstractContextManager[None]:
 def _measured(name: str, how: str) -> dict[str, Any]:
     import tensorflow as tf
 
+    import tfswap
+
     with machine(fcntl.LOCK_SH):
         prepare(MEMORY_MIB)
-        step, arguments, variables = build_net(name, **({"wrap": tf.recompute_grad} if how == "recompute_grad" else {}))
+        limited = how not in (DEFAULT, *REFERENCES, *PEERS)
+        # Without a scope, a first step begins with all variables on the device: no limit is lower.
+        with tfswap.scope() if limited else contextlib.nullcontext():
+            step, arguments, variables = build_net(
+                name, **({"wrap": tf.recompute_grad} if how == "recompute_grad" else {})
+            )
         function = tf.function(step, jit_compile=True if how == "xla" else None)
         reported: dict[str, Any] = {"variables_bytes": sum(v.dtype.size * int(tf.size(v)) for v in variables)}
         began = time.perf_counter()
-        if how in (DEFAULT, *REFERENCES, *PEERS):
+        if limited:
+            function, steps = first_step(function, how, arguments, reported)
+        else:
             steps = Steps(lambda: function(*arguments))
             steps.run(1)
-        else:
-            function, steps = first_step(function, how, arguments, reported)
         reported["first_s"] = time.perf_counter() - began
         steps.run(CHECKED_STEPS - 1)
         digest = steps.digest.copy()
@@ -169,7 +176,7 @@ def _measured(name: str, how: str) -> dict[str, Any]:
     timed = steps.seconds[CHECKED_STEPS + SETTLED_STEPS :][:TIMED_STEPS]
     return (
         reported
-        | (planned(function) if how not in (DEFAULT, *PEERS) else {})
+        | (planned(function) if limited else {})
         | {
             "first_peaks": steps.peaks[:CHECKED_STEPS],
             "peak_bytes": max(steps.peaks[CHECKED_STEPS:]),

@@ -15,6 +15,7 @@ WIDTH, LAYERS = 256, 5
 NBYTES = 4 * WIDTH * WIDTH
 
 
+@tfswap.scope()
 def net():
     """Dense layers with Adam."""
     tf.keras.backend.clear_session()  # for its names

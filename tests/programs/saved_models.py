@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from typing import Any
 
@@ -209,7 +210,8 @@ def refused(path: str, batch: int) -> dict[str, Any]:
     except tfswap.InfeasibleMemoryLimit as infeasible:
         floor = infeasible.floor_bytes
     after = [v.numpy().tobytes() for model in (plain, loaded) for v in (*model.weights, *model.momenta)]
-    del plain
+    del plain, loaded
+    gc.collect()  # another one's first step begins without their variables
     enough = run(tfswap.load(path, memory_limit=floor), x, y)
     del others
     return {"error": error, "rise": rise, "floor": floor, "same": before == after, "enough": enough}

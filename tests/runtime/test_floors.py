@@ -15,6 +15,7 @@ from arena_programs import MIB, Dense, floor_of, info, peak_of, run, settle
 from slow import slow
 
 import tfswap
+from tfswap.ir.permits import TENSOR_TACTICS
 from tfswap.runtime.arena_watch import ArenaWatch
 from tfswap.runtime.function_maker import FunctionMaker
 
@@ -24,7 +25,8 @@ pytest.importorskip("tensorflow")
 
 
 def floor_and_runs(width, rows, settled, floor=None, tried=(0, -1, 0), other=False):
-    """A floor, and whether the step runs in each of some limits, which are given as bytes above the floor.
+    """A floor, and whether the step runs in each of some limits, which are given as bytes above the floor. Variables
+    stay on the device: each step begins with the same bytes there.
 
     Args:
         other: whether another tensor is in the arena.
@@ -38,13 +40,13 @@ def floor_and_runs(width, rows, settled, floor=None, tried=(0, -1, 0), other=Fal
 
     def runs(limit):
         try:
-            step = tfswap.optimize(function, memory_limit=limit, on_exceeded="raise")
+            step = tfswap.optimize(function, memory_limit=limit, on_exceeded="raise", tactics=TENSOR_TACTICS)
             peak = max(peak_of(step, x) for _ in range(3))
             return peak <= limit and step.report().floor_bytes <= limit
         except tfswap.InfeasibleMemoryLimit:
             return False
 
-    floor = floor or floor_of(function, x)
+    floor = floor or floor_of(function, x, tactics=TENSOR_TACTICS)
     return [floor, [runs(floor + more) for more in tried]]
 
 

@@ -386,11 +386,9 @@ def test_what_a_kernel_makes_on_the_device_and_the_host_reads_has_a_place_in_the
     "net", ["mlp", "lstm", "transformer", *emulated.SMALL, *slow("mobilenet_v2", "resnet50", "vgg16")]
 )
 def test_models_keep_their_limit_and_their_values(on_gpus, net):
-    """The nets of `benchmarks/emulated.py` peak as planned at 60% of their peaks. VGG16 has no plan for that unless its
-    variables may leave the device, and has more.
-    """
+    """The nets of `benchmarks/emulated.py` peak as planned at 60% of their peaks."""
     plain = on_gpus(lambda gpus: emulated.train(net, "unoptimised", gpus))
-    limit = plain["peak"] * (emulated.NETS | emulated.SMALL)[net].percent // 100
+    limit = plain["peak"] * emulated.PERCENT // 100
     found = on_gpus(lambda gpus: emulated.train(net, str(limit), gpus))
     assert found["races"] == [] and found["values"] == plain["values"]
     assert found["peak"] == found["planned"] <= found["limit"] == limit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import logging
 import threading
 
 import pytest
@@ -22,6 +21,7 @@ WIDTH, LAYERS, ROWS = 384, 6, 32
 class Net:
     """Dense layers, trained by Keras' Adam, or by updates in place."""
 
+    @tfswap.scope()
     def __init__(self, optimizer="adam"):
         tf.keras.utils.set_random_seed(1)
         dense = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
@@ -83,13 +83,13 @@ def trained(optimizer="adam", share=None, how="untouched", folder="", steps=5):
     for call in range(steps):
         if call:
             net.between(how if call % 2 else "untouched", folder, held)
-        with measuring(peaks):  # where it begins with variables in the arena, these count too
+        with measuring(peaks):  # where others have put variables in the arena, these count too
             losses.append(float(step(net.x)))
         planned.append(share and step.report().planned_peak_bytes)
-    found = {"result": [losses, net.digest()], "limit": limit, "state": net.state_bytes, "peaks": peaks[2::2]}
+    found = {"result": [losses, net.digest()], "limit": limit, "state": net.state_bytes, "peaks": peaks[::2]}
     if share is not None:
         report = step.report()
-        found |= {"planned": planned[2::2], "home": len(step.plan().at_home), "floor": report.floor_bytes}
+        found |= {"planned": planned[::2], "home": len(step.plan().at_home), "floor": report.floor_bytes}
     return found
 
 
@@ -119,7 +119,8 @@ def test_another_thread_reads_old_values_or_new_ones() -> None:
     """A reader would see a part of a value, or an older one, in a buffer that is being filled."""
 
     def program():
-        counters = [tf.Variable(tf.zeros([2048, 1024])) for _ in range(6)]
+        with tfswap.scope():
+            counters = [tf.Variable(tf.zeros([2048, 1024])) for _ in range(6)]
 
         def count():
             for counter in counters:
@@ -148,20 +149,6 @@ def test_another_thread_reads_old_values_or_new_ones() -> None:
 
     found = on_arena(program)
     assert found["home"] >= 20 << 20 and found["read"] > 20 and not found["wrong"]
-
-
-def test_a_step_that_begins_above_its_limit_says_so_once() -> None:
-    def program():
-        said = []
-        logging.getLogger("tfswap").addFilter(lambda record: said.append(record.getMessage()))
-        net = Net()
-        step = tfswap.optimize(tf.function(net.train), memory_limit=net.state_bytes // 2, tactics=TACTICS)
-        for _ in range(2):
-            step(net.x)
-        return [each for each in said if "above its limit" in each]
-
-    (said,) = on_arena(program)
-    assert "tfswap.scope()" in said
 
 
 def test_without_the_tactic_such_a_limit_is_refused() -> None:
@@ -260,6 +247,7 @@ def test_two_functions_share_variables() -> None:
 class Updates:
     """Eight weights of 256 KiB with slots."""
 
+    @tfswap.scope()
     def __init__(self):
         self.weights, self.slots = weights(*[[256, 256]] * 8), weights(*[[256, 256]] * 8)
 
@@ -323,6 +311,7 @@ def fused(op, variable, slots, gradient):
 class Fused:
     """Eight weights, trained by a fused optimizer."""
 
+    @tfswap.scope()
     def __init__(self, op, slots):
         self.op, self.weights = op, weights(*[[256, 256]] * 8)
         self.slots = [weights(*[[256, 256]] * slots) for _ in self.weights]
@@ -341,6 +330,7 @@ class Fused:
 class Table:
     """An embedding table and dense layers. The optimizer updates the rows that a batch has, or all."""
 
+    @tfswap.scope()
     def __init__(self, optimizer):
         self.optimizer = optimizer
         self.table = tf.Variable(tf.random.stateless_normal([20000, 32], (3, 1)))
@@ -377,6 +367,7 @@ class Table:
 class Loops:
     """Twenty-four weights, four of them read by a loop; or all of them trained by a loop inside of the step."""
 
+    @tfswap.scope()
     def __init__(self, steps):
         self.steps = steps
         self.weights, self.slots = weights(*[[256, 256]] * 24), weights(*[[256, 256]] * 24)
@@ -431,7 +422,7 @@ def results(net, x, share=None, steps=4, device="CPU:0"):
     report = step.report()
     return {
         "result": [losses, digest],
-        "kept": max(peaks[2:]) <= report.planned_peak_bytes <= limit,
+        "kept": max(peaks) <= report.planned_peak_bytes <= limit,
         "home": report.at_home_bytes / state_bytes,
         "figures": [peaks, report.planned_peak_bytes, limit],
     }

@@ -43,6 +43,7 @@ class Keras:
 class Gan(Keras):
     """A generator and a discriminator, with an optimizer each."""
 
+    @tfswap.scope()
     def __init__(self):
         tf.keras.utils.set_random_seed(1)
         adam, rmsprop = tf.keras.optimizers.Adam(0.01), tf.keras.optimizers.RMSprop(0.01)
@@ -60,6 +61,7 @@ class Gan(Keras):
 class Scaled(Keras):
     """Layers in float16 with weights in float32, whose updates a conditional leaves out where values overflow."""
 
+    @tfswap.scope()
     def __init__(self):
         tf.keras.utils.set_random_seed(1)
         optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(0.01), initial_scale=2.0**10)
@@ -76,6 +78,7 @@ class Scaled(Keras):
 class Accumulated(Keras):
     """Keras' own accumulation of gradients over two steps."""
 
+    @tfswap.scope()
     def __init__(self):
         tf.keras.utils.set_random_seed(1)
         super().__init__((dense(8), tf.keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)))
@@ -90,6 +93,7 @@ class Accumulated(Keras):
 class MicroBatches:
     """A loop over parts of the batch that adds gradients to variables; an update follows it. Two steps in a call."""
 
+    @tfswap.scope()
     def __init__(self):
         self.weights, self.slots = weights(*[[WIDTH, WIDTH]] * 8), weights(*[[WIDTH, WIDTH]] * 8)
         self.state = [*self.weights, *self.slots]
@@ -141,7 +145,7 @@ def test_each_replica_has_its_variables_at_home(on_gpus) -> None:
         tf.config.experimental.enable_op_determinism()
         apart = tf.distribute.HierarchicalCopyAllReduce(num_packs=0)
         strategy = tf.distribute.MirroredStrategy(cross_device_ops=apart)
-        with strategy.scope():
+        with tfswap.scope(), strategy.scope():
             tf.keras.utils.set_random_seed(1)
             model, optimizer = dense(8), tf.keras.optimizers.SGD(0.01, momentum=0.9)
             optimizer.build(model.trainable_variables)
@@ -168,11 +172,12 @@ def test_each_replica_has_its_variables_at_home(on_gpus) -> None:
                     losses.append(float(step(x)))
                 del call
             digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()
-            return [losses, digest], [max(each[2:]) for each in peaks.values()]
+            return [losses, digest], [max(each) for each in peaks.values()]
 
         expected, _ = run(tf.function(train))
-        for v, value in zip(state, start, strict=True):
-            v.assign(value)
+        with tfswap.scope():
+            for v, value in zip(state, start, strict=True):
+                v.assign(value)
         limit = int(0.6 * sum(value.nbytes for value in start))
         step = tfswap.optimize(tf.function(train), memory_limit=limit, tactics=TACTICS)
         found, peaks = run(step)
@@ -208,7 +213,7 @@ def test_variables_that_are_arguments_are_at_home() -> None:
             with measuring(peaks):
                 losses.append(float(called(x, *sets[number])))
         values = [v.numpy().tobytes() for pair in sets for each in pair for v in each]
-        return {"result": [losses, hashlib.sha256(b"".join(values)).hexdigest()], "peak": max(peaks[1:])}
+        return {"result": [losses, hashlib.sha256(b"".join(values)).hexdigest()], "peak": max(peaks)}
 
     limit = int(0.5 * 12 * 4 * WIDTH * WIDTH)
 

@@ -35,9 +35,9 @@ def settle(cap_mib=512):
     reset()
 
 
-def floor_of(function, *args):
+def floor_of(function, *args, **asked):
     try:
-        tfswap.optimize(function, memory_limit=1)(*args)
+        tfswap.optimize(function, memory_limit=1, **asked)(*args)
     except tfswap.InfeasibleMemoryLimit as error:
         return error.floor_bytes
 

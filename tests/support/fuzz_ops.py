@@ -138,7 +138,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
-        (core.tfswap_move_home, {"resource": variable.handle, "host": rows % 2 == 0}),
+        (core.tfswap_move_home, {"resource": variable.handle, "host": rows % 2 == 0, "limit": rows % 3}),
         (core.tfswap_store_home, {"value": x}),
         (core.tfswap_commit_home, {"resource": variable.handle, "value": x, "stored": core.tfswap_store_home(value=x)}),
         (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype}),

@@ -14,6 +14,8 @@ from tfswap.ir.types import TensorType
 
 MAX_FOLDED_BYTES = 10 << 20
 """The largest result that TensorFlow keeps."""
+KEPT_BYTES = 100 << 10
+"""Grappler keeps folded constants of up to this size (constant_folding.cc, kMaxConstantSize)."""
 UNIFORM = frozenset({"Fill", "OnesLike", "ZerosLike"})
 """Ops whose result has the same value in all elements."""
 _SPREADS = {"BroadcastTo": 0, "Fill": 1, "Tile": 0}
@@ -134,6 +136,36 @@ def too_large_to_fold(graph: Graph, room_bytes: float) -> list[Node]:
             else:
                 known.add(node)
     return found
+
+
+def folding_room(graph: Graph) -> int:
+    """The bytes of the arena that Grappler may take to fold a node while a limit is on it.
+
+    Every limit has room for the step's largest kernel. The limit itself is not used: the step's last bits, and the
+    graph whose floor is reported, would depend on it.
+    """
+    return max(largest_kernel_bytes(graph), KEPT_BYTES)
+
+
+def folded_bytes(graph: Graph) -> int:
+    """The most bytes that Grappler holds to fold a node whose size it knows, in `folding_room`.
+
+    It folds none that is large and larger than its inputs (constant_folding.cc, IsFoldableUncached).
+    """
+    known: set[Node] = set()
+    unfolded = {*too_large_to_fold(graph, folding_room(graph))}
+    most_bytes = 0
+    for node in graph.topological():
+        if is_const(node.op) or reads_metadata_only(node.op):
+            known.add(node)
+        elif is_folded(node.op) and node not in unfolded and _reads_only(known, node):
+            read, made = (sum(t.nbytes or 0 for t in types) for types in ([t.type for t in node.inputs], node.outputs))
+            if is_view(node.op) or node.op in UNIFORM:
+                known.add(node)
+            elif made <= max(read, KEPT_BYTES):
+                known.add(node)
+                most_bytes = max(most_bytes, read + made)
+    return most_bytes
 
 
 def largest_kernel_bytes(graph: Graph) -> int:

@@ -200,10 +200,9 @@ class Alternatives:
         movable = movable_variables(self._variants.plain.graph)
         return {name: kind.nbytes or 0 for name, kind in movable.items()}
 
-    def copies_s(self, rewriting: Rewriting) -> float:
-        """A lower bound of the seconds that copies of variables at home take: each is copied once."""
-        nbytes = sum(self._movable[name] for name in rewriting.at_home)
-        return nbytes / max(self._costs.rates.in_bytes_per_s, self._costs.rates.out_bytes_per_s)
+    def bytes_at_home(self, rewriting: Rewriting) -> int:
+        """The bytes of the variables that a rewriting has at home."""
+        return sum(self._movable[name] for name in rewriting.at_home)
 
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
         """Stages of swapping tensors saved by loops, from none to all.

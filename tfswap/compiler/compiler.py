@@ -135,9 +135,9 @@ class Optimizer:
         """The total seconds of the step's kernels, run one after the other."""
         return sum(s for s, k in zip(self.costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
 
-    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
-        """From now on plan for this arena. The unoptimised peak stays the same, once the variables are known."""
-        self.search.assume_arena(snapshot)
+    def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
+        """As `Planners.assume_arena`. The unoptimised peak stays the same, once the variables are known."""
+        self.search.assume_arena(snapshot, begin_bytes)
         self._arena_bytes = snapshot.total_bytes
         self.unoptimised.assume_variables(snapshot)
 
@@ -273,9 +273,9 @@ class Optimizer:
 
     def _peak_here(self, plan: Plan) -> int:
         """The peak to promise for `plan` in the assumed arena."""
-        form = self.form_of(plan)
-        snapshot = self.search.planners.snapshot_of(form.variant.rewriting)
-        return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
+        form, planners = self.form_of(plan), self.search.planners
+        peak = promised(form.peak_bytes(planners.snapshot_of(form.variant.rewriting)))
+        return max(peak, planners.least_bytes(plan.at_home)) + self.extra_margin_bytes
 
     @progress.task("searching the smallest limit")
     @without_collector
@@ -291,7 +291,7 @@ class Optimizer:
             self.floor_bytes(),
             lowest=self.search.lowest(),
             homes=homes_of(self),
-            persistent_bytes=self.search.planners.resident_bytes(self.search.lowest().variant),
+            planners=self.search.planners,
             options=self.options,
             locate=self.locate,
         )
@@ -336,7 +336,7 @@ class Optimizer:
         form = self.form_of(plan)
         made = lower(form, self.graph, self.target, gate)
         if checked_by_gate:
-            prepare_in_gate(made, form, self.target)
+            prepare_in_gate(made, form, self.target, gate)
         return made
 
     def report(self, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:

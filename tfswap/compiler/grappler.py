@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.analysis.constants import largest_kernel_bytes, too_large_to_fold
+from tfswap.analysis.constants import folding_room, too_large_to_fold
 from tfswap.compiler.grappler_function import (
     add_results,
     arguments_of,
@@ -66,8 +66,6 @@ log = logging.getLogger("tfswap")
 HOST = "CPU:0"
 CPU_DEVICE_BYTES = 256 << 20
 """The memory size that TensorFlow reports for any CPU (threadpool_device_factory.cc)."""
-KEPT_BYTES = 100 << 10
-"""Grappler keeps folded constants of up to this size (constant_folding.cc, kMaxConstantSize)."""
 MOST_NODES = 100_000
 """A larger graph is planned as it was traced: Grappler's copies take more memory than all of tfswap, and it may exceed
 its limit of five minutes, after which optimizers are left out (meta_optimizer.cc)."""
@@ -247,7 +245,7 @@ def _optimized(
     if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
         options.constant_folding = options.OFF
     if not device.host_is_separate:
-        room_bytes = min(room_bytes, _folding_room(graph))
+        room_bytes = min(room_bytes, folding_room(graph))
     unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
     graph = graph.copy()
     add_by_kernels(graph)
@@ -393,15 +391,6 @@ def _processor() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return ""
-
-
-def _folding_room(graph: Graph) -> float:
-    """The bytes of the arena that folding a node may take while a limit is on it.
-
-    Every limit has room for the step's largest kernel. The limit itself is not used: the step's last bits, and the
-    graph whose floor is reported, would depend on it.
-    """
-    return max(largest_kernel_bytes(graph), KEPT_BYTES)
 
 
 def _device_name(device: DeviceModel) -> str:

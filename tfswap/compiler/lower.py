@@ -20,6 +20,9 @@ from tfswap.passes.tactics.swap import carry_out
 from tfswap.passes.verify import require_stock, verify
 from tfswap.plan.plan import Plan
 
+ALWAYS_OPEN = 0
+"""The number of a file's gates, which no process closes."""
+
 
 class Lowering(NamedTuple):
     """Arguments of the passes of `LOWER`.
@@ -84,11 +87,12 @@ def lower(form: PlannedForm, traced: Graph, target: Target, gate: int | None = N
     return made
 
 
-def prepare_in_gate(made: Graph, form: PlannedForm, target: Target) -> None:
+def prepare_in_gate(made: Graph, form: PlannedForm, target: Target, gate: int | None) -> None:
     """Have a lowered step do before it begins what Python does elsewhere, in place: move variables home, and check the
-    limit.
+    limit. A file's step also checks with how much in the arena it begins: planning did not know that.
     """
+    limit_bytes = form.plan.limit_bytes
     if form.plan.at_home:
-        move_before(made, target)
-    if form.plan.limit_bytes is not None:
-        write_limit(made, target, form.plan.limit_bytes, form.requests_of_one())
+        move_before(made, target, limit_bytes or 0 if gate == ALWAYS_OPEN else 0)
+    if limit_bytes is not None:
+        write_limit(made, target, limit_bytes, form.requests_of_one())

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.device_times import assume_times, note_times, times_of
+from tfswap.compiler.lower import ALWAYS_OPEN
 from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
@@ -43,12 +44,14 @@ ARENA_NOTE = (
     "and so can holes between tensors, of up to the bytes of one; tfswap.load, or tfswap.optimize on the function "
     "itself, plans for the arena as it is."
 )
+SCOPE_NOTE = (
+    "the limit is below the bytes of the variables: load this model in `with tfswap.scope():`, which puts each of them "
+    "in host memory as soon as it has its value. Otherwise the first step fails before it begins"
+)
 PORTABLE_NOTE = (
     "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "
     "are assigned, chunks are handed out whole, and TensorFlow may optimize the model again where it is loaded"
 )
-ALWAYS_OPEN = 0
-"""The number of a file's gates, which no process closes."""
 SLACK_SHARE = 0.02
 """Loading may put a variable into a chunk of up to twice its size, since the allocator does not split off small
 remainders. The bytes of one variable are kept free for that, at most this share of the live bytes.
@@ -352,6 +355,8 @@ def _refuse_several_gpus(graph: Graph) -> None:
 def _report(step: str, where: str, offline: OfflineStep, plan: Plan, optimizer: Optimizer) -> Report:
     report = optimizer.report(plan)
     notes = [*report.notes, ARENA_NOTE]
+    if plan.at_home and plan.limit_bytes is not None and plan.limit_bytes < optimizer.resident_bytes:
+        notes.append(SCOPE_NOTE)
     if optimizer.options.portable:
         notes.append(PORTABLE_NOTE)
     graph = offline.graph

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import DEFAULT_TACTICS, STATE, TACTICS
+from tfswap.ir.permits import STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
@@ -48,7 +48,7 @@ class Options:
         policy: gives the tactics that are allowed for each tensor. None: all are.
     """
 
-    tactics: tuple[str, ...] = DEFAULT_TACTICS
+    tactics: tuple[str, ...] = TACTICS
     host_limit_bytes: int | None = None
     spill: Spill | None = None
     keep: frozenset[str] = frozenset()

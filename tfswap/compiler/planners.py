@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
@@ -19,6 +19,7 @@ from tfswap.plan.schedule import build_schedule
 from tfswap.planner.candidates import Candidate
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
+from tfswap.planner.promise import promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, bytes_before
 from tfswap.simulator.memory import simulate_memory
 
@@ -42,6 +43,8 @@ class Planners:
     Attributes:
         variants: the step's variants.
         lent_bytes: memory that another device lends for swapped tensors.
+        begin_bytes: the most bytes in the arena before variables leave it, in the call that plans the step first. No
+            peak of that call is lower. 0 in later calls, and where that arena is unknown.
     """
 
     def __init__(
@@ -58,12 +61,17 @@ class Planners:
         self._options = options
         self._costs = costs
         self._bounds_of = bounds_of
-        self.lent_bytes = 0
+        self.lent_bytes = self.begin_bytes = 0
         self.assume_arena(snapshot)
 
-    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
-        """Plan from now on for an arena with this content."""
+    def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
+        """Plan from now on for an arena with this content.
+
+        Args:
+            begin_bytes: the attribute of that name; by default it stays.
+        """
         self._snapshot = snapshot
+        self.begin_bytes = self.begin_bytes if begin_bytes is None else begin_bytes
         self._made: dict[Rewriting, ArenaSnapshot] = {}  # by rewriting without plans of bodies, which add no constants
         self._moved: dict[tuple[str, ...], ArenaSnapshot] = {}  # by variables at home on the host
         self._planners: dict[Rewriting, Planner] = {}
@@ -79,6 +87,10 @@ class Planners:
         if nbytes != self.lent_bytes:
             self.lent_bytes = nbytes
             self._planners = {}
+
+    def least_bytes(self, at_home: Collection[str]) -> int:
+        """A lower bound of the peak that plans with these variables at home promise."""
+        return promised(self.begin_bytes) if at_home and self.begin_bytes else 0
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content: that of `assume_arena`, and the variant's constants.
@@ -152,6 +164,19 @@ class Planners:
     def unmoved_s(self, form: Rewriting) -> float:
         """A lower bound of the seconds of a variant's plans."""
         return min(judged.seconds for judged in self.of(self.variants[form]).unmoved)
+
+    def least_at_home_s(self, rewriting: Rewriting, nbytes: int, limit_bytes: int) -> float:
+        """About the least seconds of plans with variables at home: those of a plan with them in the arena and as much
+        more room, and one copy of each.
+
+        Args:
+            nbytes: of these variables.
+        """
+        planner = self.of(self.variants[rewriting._replace(at_home=())])
+        roomy = planner.candidate(limit_bytes + nbytes)
+        rates = self._costs.rates
+        copies_s = nbytes / max(rates.in_bytes_per_s, rates.out_bytes_per_s)
+        return copies_s + (math.inf if roomy is None else roomy.timing.total_s)
 
     def unmoved_bytes(self, form: Rewriting) -> int:
         """A lower bound of the peaks of plans with evictions in bodies only."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tfswap.analysis.constants import kept_constants
 from tfswap.compiler.options import Options
+from tfswap.compiler.planners import Planners
 from tfswap.compiler.policy import allowed_everywhere
 from tfswap.compiler.rewriting import Found
 from tfswap.compiler.search import Search
@@ -13,7 +14,7 @@ from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.permits import ANYTHING, STATE, TENSOR_TACTICS
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
-from tfswap.planner.promise import MARGIN_BYTES
+from tfswap.planner.promise import MARGIN_BYTES, promised
 from tfswap.report.variables import Homes
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support.sizes import format_bytes
@@ -28,7 +29,7 @@ def refuse(
     *,
     lowest: Found,
     homes: Homes,
-    persistent_bytes: int,
+    planners: Planners,
     options: Options,
     locate: Callable[[str], str | None],
 ) -> InfeasibleMemoryLimit:
@@ -39,10 +40,20 @@ def refuse(
         floor_bytes: the smallest possible one.
         lowest: the plan with this peak.
         homes: what decides where variables are at home, with the prepared step.
-        persistent_bytes: bytes in the arena before the step.
+        planners: those of the step.
         options: the user's options.
         locate: from a node's name to the user's line that made it.
     """
+    if lowest.variant.rewriting.at_home and lowest.candidate.peak_bytes == promised(planners.begin_bytes):
+        return InfeasibleMemoryLimit(
+            f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step begins with "
+            f"{format_bytes(planners.begin_bytes)} in use on the device: its variables are there. Make the model in "
+            "`with tfswap.scope():`, which puts variables in host memory as soon as they have their values, or ask for "
+            f"memory_limit={floor_bytes} or more.",
+            floor_bytes=floor_bytes,
+            limit_bytes=limit_bytes,
+        )
+    persistent_bytes = planners.resident_bytes(lowest.variant)
     host = options.host_limit_bytes
     disk = None if options.spill is None else options.spill.limit_bytes
     everywhere = allowed_everywhere(homes.settled)

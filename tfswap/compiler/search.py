@@ -78,9 +78,9 @@ class Search:
         self._least: Found | None = None
         self.planners = Planners(self.variants, target, options, costs, self._bounds_of, snapshot)
 
-    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
+    def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
         """As `Planners.assume_arena`."""
-        self.planners.assume_arena(snapshot)
+        self.planners.assume_arena(snapshot, begin_bytes)
         self._least = None
 
     def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
@@ -93,7 +93,7 @@ class Search:
         share = (1.0 if is_first else OTHER_SHARE) / len(self._stages)
         rung = self._rung_of.get(rewriting)
         if rung is None:
-            return Bounds(share)
+            return Bounds(share, least_bytes=self.planners.least_bytes(rewriting.at_home))
         return Bounds(share, self._least_s(rewriting, rung), self._least_bytes(rewriting, rung))
 
     @functools.cached_property

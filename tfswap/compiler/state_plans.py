@@ -26,7 +26,8 @@ class StatePlans:
         Planning slices takes long, so limits that can be kept without them have none.
         """
         for rewriting in self._at_home:
-            least_s = self._planners.unmoved_s(self._alternatives.base) + self._alternatives.copies_s(rewriting)
+            nbytes = self._alternatives.bytes_at_home(rewriting)
+            least_s = self._planners.least_at_home_s(rewriting, nbytes, limit_bytes)
             if best is None or least_s < best.candidate.timing.total_s:
                 for variant, planner in self._planners.used([rewriting]):
                     best = faster(best, variant, Planner.candidate, planner, limit_bytes)

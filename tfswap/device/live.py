@@ -32,6 +32,12 @@ class LiveDevice:
         """Whether it has an arena that can be read."""
         return arena.memory_info(self.name) is not None
 
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of its arena; 0 without one."""
+        info = arena.memory_info(self.name)
+        return 0 if info is None else info.peak_bytes
+
     @functools.cached_property
     def _arena_reader(self) -> tuple[Callable[[int, bool], CArenaReading], int]:
         """The function that reads its allocator, and the allocator."""

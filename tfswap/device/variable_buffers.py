@@ -78,10 +78,9 @@ class StepVariables:
                     own_buffer(handle)
 
     def keep_at_home(self, names: Collection[str]) -> None:
-        """From now on, keep the variables behind these feeds at home on the host, and all others in the arena."""
+        """From now on, `shared` moves the variables behind these feeds to the host, and all others to the arena."""
         self._at_home = frozenset(names)
         self._usual = bytes(AT_HOME if name in self._at_home else OWN for name in self._names)
-        self.shared()
 
     def at_home(self) -> list[str]:
         """Feeds of the variables that are at home on the host now."""
@@ -96,8 +95,8 @@ class StepVariables:
         return tuple(map(Variable, self._names, addresses, nbytes))
 
     def shared(self) -> frozenset[str]:
-        """Feeds of the variables whose buffers other tensors share. All others have a buffer in the arena from then
-        on.
+        """Feeds of the variables whose buffers other tensors share. All others have a buffer of their own from then on,
+        at home or in the arena, as `keep_at_home` has it.
         """
         self._read_states()
         if bytes(self._states) == self._usual:

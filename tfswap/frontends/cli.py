@@ -24,7 +24,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import cli_values
 from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
-from tfswap.ir.permits import DEFAULT_TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import NAMES, SYSTEMS
 from tfswap.report.printed import HEADS, merged_rows
 from tfswap.report.report import HTML, PNG, TRACE, require_kind
@@ -472,8 +472,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tactics",
         type=cli_values.tactics,
-        default=",".join(DEFAULT_TACTICS),
-        help='of "swap,recompute,encode,state", all but the last by default; "" for order alone',
+        default=",".join(TACTICS),
+        help='of "swap,recompute,encode,state", all by default; "" for order alone',
     )
     parser.add_argument(
         "--host_memory_limit", type=cli_values.host_limit, help="the most host memory for swapped tensors"

@@ -32,7 +32,7 @@ from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import optimize
 from tfswap.frontends.scope import scope
-from tfswap.ir.permits import DEFAULT_TACTICS, STATE
+from tfswap.ir.permits import STATE, TACTICS
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
 from tfswap.runtime.batches import batches_ahead
@@ -97,7 +97,7 @@ class Training:
         self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
         # Whether variables that the first step would make are made at home.
-        self._builds = STATE in options.get("tactics", DEFAULT_TACTICS)
+        self._builds = STATE in options.get("tactics", TACTICS)
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""

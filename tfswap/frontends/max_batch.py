@@ -30,7 +30,7 @@ from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.profile import restored
 from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.frontends.simulate import target
-from tfswap.ir.permits import DEFAULT_TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import THIS, Machine
 from tfswap.kernels.profile import Profile
 from tfswap.native.forks import refuse_in_late_child
@@ -65,7 +65,7 @@ def max_batch(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,

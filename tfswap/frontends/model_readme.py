@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from tfswap.compiler.model_file import PLAN_NAME, README_NAME
-from tfswap.compiler.offline import Planned
+from tfswap.compiler.offline import SCOPE_NOTE, Planned
 from tfswap.compiler.options import Options
 from tfswap.compiler.origin import REQUEST_NAME, Origin, numbered
 from tfswap.ir.custom_ops import NAMESPACE
@@ -96,6 +97,8 @@ def _figures(name: str, made: Planned) -> list[str]:
             f"  host memory    {format_bytes(plan.host_bytes)}",
             f"  disk           {format_bytes(plan.disk_bytes)}",
         ]
+        if SCOPE_NOTE in report.notes:
+            lines += ["", *textwrap.wrap(f"  {SCOPE_NOTE[0].upper()}{SCOPE_NOTE[1:]}.", 100, subsequent_indent="  ")]
     return lines
 
 

@@ -12,7 +12,7 @@ from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
-from tfswap.ir.permits import DEFAULT_TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.support.limit_file import from_environment
@@ -44,7 +44,7 @@ def optimize(
     function: Any = None,
     *,
     memory_limit: Limit = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
@@ -68,8 +68,8 @@ def optimize(
             step's predicted peak ("60%"), or None for all that the device's allocator may have. Of several GPUs
             each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}. "file:/run/job/limit" names a file
             that has the limit, read before each call; processes can share a budget in it.
-        tactics: of ("swap", "recompute", "encode"); () for an order of kernels alone, which is always chosen. With
-            "state" too, variables and optimizer slots may be at home in host memory.
+        tactics: of ("swap", "recompute", "encode", "state"); () for an order of kernels alone, which is always chosen.
+            With "state", variables and optimizer slots may be at home in host memory.
         host_memory_limit: the most host memory for swapped tensors, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.

@@ -38,7 +38,6 @@ from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.tracing import bind_call, stand_ins
 from tfswap.ir.graph import Graph
-from tfswap.ir.permits import TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import THIS, Machine, default_rates
 from tfswap.kernels.profile import Density, Profile, Timed, types_of
@@ -111,14 +110,13 @@ def profile(
             "one replica: its rates, also those between devices, hold for all"
         )
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
-    options = Options(TACTICS)  # the step may be decorated with any
-    optimizer = Optimizer(graph, model, options, snapshot=arena.snapshot(device), keeps_results=True)
+    optimizer = Optimizer(graph, model, snapshot=arena.snapshot(device), keeps_results=True)
     view = ArenaView(live_device())
     own = len(concrete.inputs) - len(captures)
     view.own_buffers(optimizer, {feed.name: each for feed, each in zip(graph.feeds[own:], captures, strict=True)})
     optimizer.assume_arena(view.snapshot())
     plan = _serial_plan(optimizer, arena.device_limit_bytes(device) if limit is None else limit)
-    ordered = OptimizedFunction(traced, Request(None, options, plan, "optimize"), "warn")
+    ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
     with restored(concrete):
         ordered(*args)
         runs = _traced(lambda: [_finish(ordered(*args)) for _ in range(steps)], {n.name for n in optimizer.flow.nodes})

@@ -31,7 +31,7 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_readme import readme
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
-from tfswap.ir.permits import DEFAULT_TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.ir.types import Shape
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
@@ -87,7 +87,7 @@ def optimize_graph(
     signature: str | None = None,
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",

@@ -29,7 +29,7 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
             model = build()
             optimizer.build(model.trainable_variables)
             model.load_weights("first.weights.h5")  # or tf.train.Checkpoint(...).restore(...), tf.saved_model.load(...)
-        train_step = tfswap.optimize(step, memory_limit="1GiB", tactics=("swap", "recompute", "encode", "state"))
+        train_step = tfswap.optimize(step, memory_limit="1GiB")
 
     Each variable is moved as soon as it has its value. So the device holds one variable at a time, with the temporary
     tensors of its initializer. Everything else reads and writes the variables as before. A step with `"state"` in its

@@ -18,7 +18,7 @@ from tfswap.compiler.request import Precision, as_profile, check, whole
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
-from tfswap.ir.permits import DEFAULT_TACTICS
+from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import NAMES, THIS, Machine, described, described_devices
 from tfswap.kernels.profile import Profile
 from tfswap.planner.promise import promised
@@ -38,7 +38,7 @@ def simulate(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,

@@ -171,7 +171,8 @@ ROWS: Final = "Tfswap>Rows"
 # (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.
 COMMIT_HOME: Final = "Tfswap>CommitHome"
 
-# (resource) -> (); attr host: bool. Moves a variable to its home on the host; does nothing where it is there.
+# (resource) -> (); attrs host: bool, limit: int, 0 for none. Moves a variable to its home on the host. Fails until once
+# no more than `limit` bytes are in the arena.
 MOVE_HOME: Final = "Tfswap>MoveHome"
 
 # (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a small result to one of the result slots that

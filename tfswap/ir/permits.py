@@ -9,9 +9,7 @@ TENSOR_TACTICS = ("swap", "recompute", "encode")
 STATE = "state"
 """The tactic for variables: it keeps them at home on the host."""
 TACTICS = (*TENSOR_TACTICS, STATE)
-"""All tactics."""
-DEFAULT_TACTICS = TENSOR_TACTICS
-"""The tactics that are used unless the user chooses."""
+"""All tactics, which is the default."""
 
 
 class Permit(NamedTuple):

@@ -163,6 +163,8 @@ class Planner:
         """
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
+        if self.least_bytes > limit_bytes:
+            return best
         best = self.unmoved_candidate(limit_bytes, best)
         # Evictions take time: where an order is no faster than the best, no rung on it is.
         ladders = [ladder for ladder in self.ladders if best is None or ladder.unmoved_s < best.timing.total_s]
@@ -183,7 +185,7 @@ class Planner:
         """As `candidate`, among the orders without evictions, for which no solver is needed."""
         for problem, judged in zip(self.problems, self.unmoved, strict=True):
             # An allocator never needs fewer bytes than are live.
-            if problem.live_peak_bytes > limit_bytes:
+            if max(problem.live_peak_bytes, self.least_bytes) > limit_bytes:
                 continue
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
                 continue

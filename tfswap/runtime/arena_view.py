@@ -51,10 +51,20 @@ class ArenaView:
         variables = self._variables.places() if self._variables is not None and found.chunks else ()
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared, variables=variables)
 
-    def keep_at_home(self, names: Collection[str]) -> None:
+    def at_home(self) -> list[str]:
         """As of `StepVariables`."""
+        return [] if self._variables is None else self._variables.at_home()
+
+    def keep_at_home(self, names: Collection[str], *, move: bool = False) -> None:
+        """As of `StepVariables`.
+
+        Args:
+            move: move the variables now, and not before the next step.
+        """
         if self._variables is not None:
             self._variables.keep_at_home(names)
+            if move:
+                self._variables.shared()
 
     def copied_bytes(self, optimizer: Optimizer) -> int:
         """The bytes of variables that this step's updates copy, since other tensors share their buffers."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.compiler.compiler import Optimizer
-from tfswap.compiler.offline import ALWAYS_OPEN
+from tfswap.compiler.lower import ALWAYS_OPEN
 from tfswap.compiler.origin import Origin, SavedStep, policy_answers, sized
 from tfswap.compiler.request import Request
 from tfswap.device.lent_block import LentBlock

@@ -80,15 +80,6 @@ def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
     )
 
 
-def begins_above_limit(step: str, before_bytes: int, limit_bytes: int) -> str:
-    """Of a step whose variables are on the device when it is planned, and leave it now."""
-    return (
-        f"{step} is called with {format_bytes(before_bytes)} in use on the device, above its limit of "
-        f"{format_bytes(limit_bytes)}. Variables are moved to host memory first, and the limit holds from then on. "
-        "Make them in `with tfswap.scope():` to have them there from the beginning."
-    )
-
-
 def device_is_full(step: str, arena_bytes: int, planned_bytes: int, limit_bytes: int) -> str:
     """A device gave its allocator less than the step takes, which is within its limit.
 

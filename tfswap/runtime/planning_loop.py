@@ -36,7 +36,6 @@ from tfswap.device.live import free_functions
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
-from tfswap.runtime import messages
 from tfswap.runtime.function_maker import Chosen, FunctionMaker
 from tfswap.runtime.lending import Lending
 from tfswap.runtime.limit import report_floor
@@ -122,6 +121,7 @@ class PartPlanning:
     requests: Requests | None = None
     peak_bytes: int = 0
     lacking_bytes: int = 0
+    _at_home_before: Sequence[str] | None = None  # None while no variable was moved
 
     def choose(self, drop_function: Callable[[], None]) -> Outcome | None:
         """Choose a plan. The outcome, where that ends the try.
@@ -174,18 +174,22 @@ class PartPlanning:
         raise limit.refusal(error, optimizer, self.snapshot) from None
 
     def place_variables(self) -> None:
-        """Move the part's variables to where the plan has them."""
-        limit_bytes, before_bytes = self.part.limit.bytes, self.snapshot.total_bytes
-        leaves = self.first and self.fits and self.plan.at_home
-        if leaves and limit_bytes is not None and before_bytes > limit_bytes:
-            log.warning("tfswap: %s", messages.begins_above_limit(self.part.trace.name, before_bytes, limit_bytes))
-        self.part.arena.keep_at_home(self.plan.at_home)
+        """Have the part's variables where the plan has them."""
+        if self._at_home_before is None:
+            self._at_home_before = self.part.arena.at_home()
+        self.part.arena.keep_at_home(self.plan.at_home, move=self.live)
+
+    def put_variables_back(self) -> None:
+        """Have the part's variables where they were before it was planned."""
+        if self._at_home_before is not None:
+            self.part.arena.keep_at_home(self._at_home_before, move=self.live)
 
     def judge(self) -> bool:
         """Simulate the plan in the arena with its function in it; returns whether it keeps the limit."""
         optimizer, snapshot, plan, part = self.optimizer, self.snapshot, self.plan, self.part
         self.requests = optimizer.form_of(plan).requests(snapshot)
-        self.peak_bytes = peak = self.requests.peak_bytes(snapshot)
+        begin_bytes = optimizer.search.planners.begin_bytes if plan.at_home else 0
+        self.peak_bytes = peak = max(self.requests.peak_bytes(snapshot), begin_bytes)
         margin = min(optimizer.extra_margin_bytes, part.margins.others_bytes)
         if self.given or part.request.plan or (self.fits and part.limit.has_room(promised(peak), margin)):
             there = snapshot.total_bytes if snapshot.instantiated else max(plan.persistent_bytes, snapshot.total_bytes)
@@ -259,7 +263,7 @@ class PlanningLoop:
 
     def _begun(self, number: int, part: StepPart) -> PartPlanning:
         live = self.live and part.trace.device.has_arena
-        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live)
+        optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live, first=self.first)
         given = None if self.given is None else self.given[number]
         return PartPlanning(part, optimizer, snapshot, live, given, self.ordered, self.first)
 
@@ -307,7 +311,9 @@ class PlanningLoop:
         except InfeasibleMemoryLimit:
             if self._lending.give_back():
                 return Outcome.LENT
-            self._function = None  # a held refusal holds this loop, and with it constants in the arena
+            self._drop_function()  # a held refusal holds this loop, and with it constants in the arena
+            for each in self._parts:
+                each.put_variables_back()
             raise
         if all(unchanged):
             self._place_variables()
@@ -362,8 +368,8 @@ class PlanningLoop:
                 each.snapshot = each.part.arena.snapshot(instantiated=True)
 
     def _place_variables(self) -> None:
-        """Move the variables of the step to where the chosen plans have them."""
-        for each in self._parts if self.live else ():
+        """Have the variables of the step where the chosen plans have them."""
+        for each in self._parts:
             each.place_variables()
 
     def _drop_function(self) -> None:

@@ -79,7 +79,7 @@ class Step:
         self.instead_of = instead_of
         self.name = trace.name
         self.shapes = shapes
-        self.planned = False
+        self.planned = self._was_planned = False  # a step with another limit than before is not planned yet, and was
         self._trace = trace
         self._request = request
         self._program = program
@@ -277,12 +277,12 @@ class Step:
                 live=live,
                 given=given,
                 ordered=ordered or self._trace.always_ordered,
-                first=not self.planned,
+                first=not self._was_planned,
             ).run()
             self.function, self._gate = planned[0].function, planned[0].gate
             self.parts.renew(planned)
             self._calls_steps = self._gate is None and calls_steps(self._trace.concrete)
-            self.planned = True
+            self.planned = self._was_planned = True
             if self.plan.limit_bytes is not None and self._trace.device.model.uses_cudnn:
                 without_redzones()
             report = self.parts[0].watch.report

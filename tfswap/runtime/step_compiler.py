@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tfswap.analysis.constants import folded_bytes
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
@@ -70,6 +71,7 @@ class StepCompiler:
         self.optimizer: Optimizer | None = None
         self.waits = False
         self.slots: list[Any] = []
+        self._import_peak_bytes = 0  # of the arena, where importing the step has raised it
 
     def import_step(self, inputs: Sequence[Any], *, first: bool) -> bool:
         """Make the optimizer, and give the variables buffers of their own; returns whether there was no optimizer.
@@ -77,8 +79,10 @@ class StepCompiler:
         Args:
             first: whether the step has not been planned yet.
         """
-        is_new = self.optimizer is None
+        is_new, before_bytes = self.optimizer is None, self._trace.device.peak_bytes
         optimizer = self._make_optimizer(inputs) if self.optimizer is None else self.optimizer
+        peak_bytes = self._trace.device.peak_bytes
+        self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self.own_buffers(inputs)
         if is_new:
@@ -87,11 +91,12 @@ class StepCompiler:
             self._limit.compute(optimizer, snapshot)
         return is_new
 
-    def for_arena(self, inputs: Sequence[Any], *, live: bool) -> tuple[Optimizer, ArenaSnapshot]:
+    def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
         """The optimizer, set to the arena as it is or may be when the step runs, and that arena's snapshot.
 
         Args:
             live: whether the step runs now.
+            first: as of `import_step`.
         """
         optimizer = self.optimizer
         assert optimizer is not None, "the step is imported"
@@ -101,10 +106,17 @@ class StepCompiler:
             if largest >= max(batches):
                 self._margins.batches_have_slots()
         snapshot = self._arena.snapshot()
+        begin_bytes = self._begin_bytes(optimizer, snapshot) if first else 0
         if not live:
             snapshot = snapshot.unseen().with_allocations(self._made_around(optimizer.graph, inputs))
-        optimizer.assume_arena(snapshot)
+        optimizer.assume_arena(snapshot, begin_bytes)
         return optimizer, snapshot
+
+    def _begin_bytes(self, optimizer: Optimizer, snapshot: ArenaSnapshot) -> int:
+        """The most bytes in the arena before any variable leaves it: Grappler takes some while the step is imported."""
+        traced = optimizer.graph.traced
+        folded = 0 if traced is None or optimizer.device.host_is_separate else folded_bytes(traced)
+        return max(snapshot.total_bytes + folded, self._import_peak_bytes)
 
     def own_buffers(self, inputs: Sequence[Any]) -> None:
         """As of `ArenaView`, for captured variables and those among these arguments.

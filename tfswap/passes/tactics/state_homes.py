@@ -151,10 +151,13 @@ def _store_and_commit(graph: Graph, write: Node) -> None:
     requires="a gate, and marked handles",
     ensures="marked variables are at home on the host before the gate runs",
 )
-def move_before(graph: Graph, _: Target) -> int:
+def move_before(graph: Graph, _: Target, limit_bytes: int) -> int:
     """Move variables home before the step, where Python does not: in a file, and in a step that another function calls.
 
     Returns how many are moved.
+
+    Args:
+        limit_bytes: the most bytes on the device when the step is first called, or it fails; 0 for any.
     """
     gate = next(node for node in graph if node.op == custom_ops.GATE)
     moved = [
@@ -162,7 +165,7 @@ def move_before(graph: Graph, _: Target) -> int:
             custom_ops.MOVE_HOME,
             graph.unique_name(f"tfswap/{feed.name}/move"),
             (feed.out(),),
-            attrs={"host": True},
+            attrs={"host": True, "limit": limit_bytes},
             device=gate.device,
         )
         for feed in graph.feeds

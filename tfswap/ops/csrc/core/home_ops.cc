@@ -14,11 +14,14 @@
 // The copies of LoadHome and StoreHome overlap with kernels. Others read the old value or the new one, never a part of
 // each, since a new value has a buffer of its own.
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "arena.h"
 #include "copy_wait.h"
 #include "device_copier.h"
 #include "device_copy.h"
@@ -146,6 +149,7 @@ value: The tensor that is copied, which this node keeps until the copy has ended
 REGISTER_OP("Tfswap>MoveHome")
     .Input("resource: resource")
     .Attr("host: bool")
+    .Attr("limit: int = 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
@@ -153,6 +157,8 @@ Moves the value of a variable to a buffer in host memory that nothing else holds
 variable's copy-on-read mode off.
 
 host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
+limit: Of a saved step: fails with ResourceExhausted where more than these bytes are in use in the arena, until once no
+  more are. 0 for no such check.
 )doc");
 
 REGISTER_OP("Tfswap>Rows")
@@ -394,30 +400,51 @@ class CommitHomeOp : public AsyncOpKernel {
 template <typename CopierFactory>
 class MoveHomeOp : public OpKernel {
  public:
-  explicit MoveHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("host", &host_)); }
+  explicit MoveHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("host", &host_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_bytes_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
+    if (limit_bytes_ > 0 && !begun_.load()) OP_REQUIRES_OK(ctx, CheckBegin(ctx));
+    begun_.store(true);
+    OP_REQUIRES_OK(ctx, Move(ctx));
+  }
+
+ private:
+  absl::Status CheckBegin(OpKernelContext* ctx) const {
+    const auto stats = DeviceAllocator(ctx)->GetStats();
+    if (!stats || stats->bytes_in_use <= limit_bytes_) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "The step begins with ", stats->bytes_in_use, " bytes in use on the device, above its limit of ", limit_bytes_,
+        ": its variables are there. Load the model in `with tfswap.scope():`, which puts variables in host memory as "
+        "soon as they have their values."));
+  }
+
+  absl::Status Move(OpKernelContext* ctx) const {
     tensorflow::core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
+    TF_RETURN_IF_ERROR(GetVariable(ctx, 0, &variable));
     tensorflow::mutex_lock lock(*variable->mu());
     variable->copy_on_read_mode.store(false);
     const bool is_own = variable->tensor()->RefCountIsOne();
     const Tensor held = *variable->tensor();
-    if (!variable->is_initialized || held.TotalBytes() == 0) return;
-    if (IsAtHome(held) == host_ && (is_own || !host_)) return;
-    OP_REQUIRES_OK(ctx, CheckSwapType(held.dtype(), absl::StrCat(" (node '", name(), "')")));
+    if (!variable->is_initialized || held.TotalBytes() == 0) return absl::OkStatus();
+    if (IsAtHome(held) == host_ && (is_own || !host_)) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(CheckSwapType(held.dtype(), absl::StrCat(" (node '", name(), "')")));
     Tensor moved;
     if (host_) {
-      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), held, held.shape(), name(), &moved));
+      TF_RETURN_IF_ERROR(MakeHome(CopierFactory::Pool(ctx->device()), held, held.shape(), name(), &moved));
     } else {
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(held.dtype(), held.shape(), &moved));
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(held.dtype(), held.shape(), &moved));
     }
     CopyOnDevice(ctx, held, &moved);
     *variable->tensor() = moved;
+    return absl::OkStatus();
   }
 
- private:
   bool host_;
+  int64_t limit_bytes_;
+  std::atomic<bool> begun_{false};  // the limit has been checked
 };
 
 class RowsOp : public OpKernel {

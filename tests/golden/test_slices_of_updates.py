@@ -71,6 +71,13 @@ def test_the_forward_pass_reads_the_whole_variable() -> None:
     assert step["read"] in step["write"].controls
 
 
+def test_rows_are_gathered_before_the_write() -> None:
+    gather = "%rows = ResourceGather(%v, %places) {dtype=float32, Tindices=int32} -> float32[3,16]"
+    step = graph("%places = Const() {dtype=int32} -> int32[3] = (1, 2, 3)", gather, *PLAIN, fetches="%rows")
+    assert slice_updates(step, TARGET, 1024) == 4
+    assert step["rows"] in step["write"].controls
+
+
 def test_of_two_writes_slices_store_the_last() -> None:
     """As of AdamW, which decays a variable before it updates it."""
     step = graph(
@@ -126,6 +133,27 @@ WHOLE = {
 def test_updates_that_stay_whole(name: str) -> None:
     step = WHOLE[name].copy()
     assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 0
+
+
+def test_of_updates_that_wait_for_each_other_some_stay_whole() -> None:
+    """Of each pair one waits for the first of the other pair: not all of both can come before that."""
+    lines: list[str] = []
+    for pair, other in (("a", "b"), ("b", "a")):
+        for number, waits in (("1", ""), ("2", f"^{other}1/write")):
+            name = pair + number
+            lines += [
+                f"{VARIABLE.format(name)}",
+                READ.format(f"{name}/read", name, ""),
+                f"%{name}/sum = AddV2(%{name}/read, %{pair}/change) {{T=float32}} {waits} -> float32[64,16]",
+                WRITE.format(f"{name}/write", name, f"{name}/sum", ""),
+            ]
+    changes = [f"%{pair}/change = Placeholder() {{dtype=float32}} -> float32[64,16]" for pair in "ab"]
+    text = "\n".join([*changes, *lines])
+    names = ("a1", "a2", "b1", "b2")
+    feeds, targets = ", ".join(f"%{n}" for n in names), ", ".join(f"%{n}/write" for n in names)
+    step = parse_graph(f"{text}\nfeeds %a/change, %b/change, {feeds}\ntargets {targets}\n")
+    assert slice_updates(step, TARGET, 1024) == 4
+    assert len(step.topological()) == len(step)
 
 
 def test_too_many_slices_are_refused() -> None:

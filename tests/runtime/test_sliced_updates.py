@@ -57,6 +57,26 @@ class Layer(Table):
         self.optimizer.build(self.model.trainable_variables)
 
 
+class Gathered:
+    """A table whose rows `tf.gather` reads by its handle, with a slot."""
+
+    @tfswap.scope()
+    def __init__(self):
+        self.state = [
+            tf.Variable(tf.random.stateless_normal([ROWS, WIDTH], (1, 2))),
+            tf.Variable(tf.zeros([ROWS, WIDTH])),
+        ]
+        self.x = tf.constant([[7, 5, 7, ROWS - 1]] * 8)
+
+    def train(self, x):
+        table, slot = self.state
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.gather(table, x)))
+        slot.assign(0.9 * slot + tape.gradient(loss, table))
+        table.assign_sub(0.1 * slot)
+        return loss
+
+
 KERAS = tf.keras.optimizers
 OPTIMIZERS = {
     "adam": lambda: KERAS.Adam(0.01),
@@ -115,6 +135,16 @@ def test_a_table_trains_in_a_fraction_of_its_bytes(optimizer: str) -> None:
 
     def plain():
         return trained(Table(OPTIMIZERS[optimizer]))
+
+    check(on_arena(program), on_arena(plain), TABLE_LIMIT)
+
+
+def test_a_table_whose_rows_are_gathered_by_its_handle() -> None:
+    def program():
+        return trained(Gathered(), TABLE_LIMIT)
+
+    def plain():
+        return trained(Gathered())
 
     check(on_arena(program), on_arena(plain), TABLE_LIMIT)
 

@@ -98,6 +98,13 @@ def test_a_copy_takes_its_lane_and_no_time_of_kernels() -> None:
     assert timing.stall_s == pytest.approx(0.0)
 
 
+def test_what_a_copy_to_a_home_holds_does_not_leave() -> None:
+    """Between its start and its wait the tensor's buffer would not be free."""
+    flow = dense(4)
+    (problem, *_) = Planner(flow, Target(CPU), costs=Costs(RATES)).problems
+    assert flow.stores and problem.refusals.keys() >= set(flow.stores.values())
+
+
 @slow
 @given(training_steps())
 def test_plans_stay_plans_and_hold_no_more(graph) -> None:

@@ -81,7 +81,7 @@ def _with_early_loads(
 def _with_late_commits(
     flow: Dataflow, choice: Choice, computing_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
 ) -> Choice:
-    """`choice` with copies to homes awaited later, but those of evicted tensors."""
+    """`choice` with copies to homes awaited later."""
     order = choice.order
     commits = [position for position, kernel in enumerate(order) if kernel in flow.commits]
     starts = starts_of(order, computing_s, {})
@@ -90,13 +90,8 @@ def _with_late_commits(
     began = {kernel: starts[position] for position, kernel in enumerate(order) if kernel in flow.stores}
     behind: dict[int, int] = {}  # by position of a commit, the position before which it comes
     lane = 0.0
-    late: dict[int, int] = {}  # by evicted tensor, the last position that it comes back for
-    for a in choice.intervals:
-        late[a.value] = max(a.use, late.get(a.value, -1))
     for position in commits:
         store = flow.commits[order[position]]
-        if late.get(flow.stores[store], -1) >= position:
-            continue  # it is the reader that an evicted tensor comes back for
         nbytes = round_up(flow.values[flow.stores[store]].nbytes)
         lane = max(lane, began[store]) + PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.out_bytes_per_s)
         wanted = min(latest[order[position]], int(starts.searchsorted(lane)))

@@ -437,6 +437,8 @@ def _refusals(flow: Dataflow) -> dict[int, str]:
         for update in updates:
             if update.adopted is not None:
                 reasons[update.adopted] = "a variable's update reuses its buffer"
+    for v in flow.stores.values():
+        reasons[v] = "a copy to a variable's home may hold it"
     for v in flow.fetched:
         reasons[v] = "the caller gets it"
     for kept in flow.kept.values():

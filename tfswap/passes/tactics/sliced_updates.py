@@ -19,72 +19,20 @@ kernels. They stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import gcd, prod
-from typing import Final, NamedTuple, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast
 
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
-from tfswap.ir.homes import is_at_home
-from tfswap.ir.op_traits import READ_VARIABLE, VARIABLE_SHAPE, is_elementwise
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_scalar, without_colocation
-from tfswap.passes.tactics.home_values import uses_of
-from tfswap.support.reach import reach
-
-ELEMENTS: Final = 64
-"""A slice has a multiple of this many elements. Kernels compute several elements in one packet, and what is left over
-one by one, with other last bits for some functions (Eigen's TensorExecutor.h): a multiple leaves nothing over. It also
-aligns slices of each type."""
+from tfswap.passes.tactics.update_groups import SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
 
 MOST_SLICES: Final = 768
 """The most slices of all updates of a step. Each has some twenty kernels, which are planned one by one."""
-SUM_ROWS: Final = "UnsortedSegmentSum"
-"""The op that adds up rows: (rows, their places, the number of places)."""
-_READS: Final = frozenset((custom_ops.READ_HOME, READ_VARIABLE, VARIABLE_SHAPE))
-
-
-class _Update(NamedTuple):
-    """All writes of a variable.
-
-    Attributes:
-        commits: the nodes that write it, in order.
-        values: what each of them writes.
-    """
-
-    handle: Node
-    commits: tuple[Node, ...]
-    values: tuple[Output, ...]
-
-    @property
-    def kind(self) -> TensorType:
-        """The type of the variable."""
-        return self.values[-1].type
-
-    @property
-    def nodes(self) -> dict[Node, Output]:
-        """The nodes that write new values, and start the copies of these, with these values."""
-        writes = zip(self.commits, self.values, strict=True)
-        return {node: value for commit, value in writes for node in (commit, commit.inputs[2].node)}
-
-
-class _Group(NamedTuple):
-    """Updates that share tensors, and are cut into slices together.
-
-    Attributes:
-        kernels: the nodes that compute element by element, and make rows of gradients, for these updates only.
-    """
-
-    updates: list[_Update]
-    kernels: set[Node]
-
-    @property
-    def members(self) -> set[Node]:
-        """The nodes whose work is done in slices."""
-        return self.kernels.union(*(update.nodes for update in self.updates))
 
 
 @graph_pass(
@@ -103,7 +51,7 @@ def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
             f"this plan runs the updates of this graph's variables in {wanted} slices, and plans have at most "
             f"{MOST_SLICES}. Plan again for this graph."
         )
-    facts = _Facts(graph, most_bytes)
+    facts = UpdateFacts(graph, most_bytes)
     left_out: dict[Node, Node] = {}  # by write of a value that only slices read: the last write
     for group in facts.groups():
         count += _Slicer(graph, group, facts).cut(most_bytes)
@@ -119,8 +67,8 @@ def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
 
 def count_slices(graph: Graph, most_bytes: int) -> int:
     """The number of slices that `slice_updates` makes; 0 where it changes nothing."""
-    facts = _Facts(graph, most_bytes)
-    return sum(len(_begins(group.updates[0].kind, most_bytes)) for group in facts.groups())
+    facts = UpdateFacts(graph, most_bytes)
+    return sum(len(first_rows(group.updates[0].kind, most_bytes)) for group in facts.groups())
 
 
 def slices_of(commit: Node) -> int:
@@ -131,156 +79,6 @@ def slices_of(commit: Node) -> int:
     return count
 
 
-def _begins(kind: TensorType, most_bytes: int) -> range:
-    """The first rows of the slices of a tensor."""
-    rows, *inner = cast("tuple[int, ...]", kind.shape)
-    elements = prod(inner)
-    step = ELEMENTS // gcd(ELEMENTS, elements)
-    return range(0, rows, max(1, most_bytes // (step * elements * ELEMENT_BYTES[kind.dtype])) * step)
-
-
-class _Facts:
-    """What can be cut into slices in a graph.
-
-    Attributes:
-        updates: by handle, the writes of variables that are larger than a slice.
-        read_only: handles of variables at home that the step does not write.
-        version: by node that reads a variable of `updates`, the number of writes before it.
-    """
-
-    def __init__(self, graph: Graph, most_bytes: int):
-        self._nodes = graph.topological()
-        self.followers: dict[Node, list[Node]] = {node: [] for node in self._nodes}
-        for node in self._nodes:
-            for source in {*(tensor.node for tensor in node.inputs), *node.controls}:
-                self.followers[source].append(node)
-        self._kept = {tensor.node for tensor in graph.fetches} | {*graph.targets}
-        self.updates: dict[Node, _Update] = {}
-        self.read_only: set[Node] = set()
-        self.version: dict[Node, int] = {}
-        for handle, uses in uses_of(graph).items():
-            if not is_at_home(handle) or any(use.graph is not graph for use in uses):
-                continue
-            writes = tuple(node for node in self.followers[handle] if node.op not in _READS)
-            if not writes:
-                self.read_only.add(handle)
-            elif all(node.op == custom_ops.COMMIT_HOME and len(node.inputs) == 3 for node in writes):
-                update = _Update(handle, writes, tuple(node.inputs[1] for node in writes))
-                if _is_cut(update.kind, most_bytes):
-                    self._add(update)
-
-    def _add(self, update: _Update) -> None:
-        self.updates[update.handle] = update
-        version = 0
-        for node in self.followers[update.handle]:  # in order: accesses wait for writes before them
-            version += node in update.commits
-            if node.op in _READS:
-                self.version[node] = version
-
-    def groups(self) -> Iterator[_Group]:
-        """The groups of updates that can be cut into slices."""
-        kernels, updates = self._in_slices()
-        joined = {update: [update] for update in updates}
-        owner: dict[Output, _Update] = {update.handle.out(): update for update in updates}
-        parts: dict[_Update, set[Node]] = {}
-        for update in updates:
-            found = list(reach(update.values, lambda tensor: _read_in_slices(tensor, kernels)))
-            parts[update] = {tensor.node for tensor in found} & kernels
-            read = [t.node.inputs[0] for t in found if t.node.op == custom_ops.READ_HOME]
-            for tensor in (*found, *(handle for handle in read if handle in owner)):
-                others = joined[owner.setdefault(tensor, update)]
-                if others is not joined[update]:
-                    others += joined[update]
-                    joined.update(dict.fromkeys(joined[update], others))
-        for group in {id(group): group for group in joined.values()}.values():
-            made = _Group(group, set[Node]().union(*(parts[update] for update in group)))
-            if self._is_independent(made):
-                yield made
-
-    def _in_slices(self) -> tuple[set[Node], list[_Update]]:
-        """The nodes that compute slices, and the updates that do so for all that they write."""
-        updates = list(self.updates.values())
-        while True:
-            kernels = self._kernels(updates)
-            left = [update for update in updates if self._is_computed(update, kernels)]
-            if left == updates:
-                return kernels, updates
-            updates = left
-
-    def _kernels(self, updates: Iterable[_Update]) -> set[Node]:
-        """The nodes that compute slices: all that follows them computes slices too, or stores them."""
-        found: set[Node] = set()
-        stored = {node: value for update in updates for node, value in update.nodes.items()}
-        for node in reversed(self._nodes):
-            after = self.followers[node]
-            if node in self._kept or not after or not (_is_elementwise(node) or is_sum_of_rows(node)):
-                continue
-            made = node.out()
-            if all(
-                stored[each] == made if each in stored else each in found and each.outputs[0].shape == made.type.shape
-                for each in after
-            ):
-                found.add(node)
-        return found
-
-    def _is_computed(self, update: _Update, kernels: Collection[Node]) -> bool:
-        """Whether slices compute all values that are written, and nothing else reads those between the writes."""
-        inner = {*kernels, *update.nodes}
-        between = (n for n in self.followers[update.handle] if 0 < self.version.get(n, 0) < len(update.commits))
-        return all(value.node in kernels for value in update.values) and all(
-            inner.issuperset(self.followers[node]) for node in between
-        )
-
-    def _is_independent(self, group: _Group) -> bool:
-        """Whether all slices can come before all that waits for one of the new values, other than these updates."""
-        members = group.members
-        commits = {commit for update in group.updates for commit in update.commits}
-        handles = (update.handle for update in group.updates)
-        replaced = commits.union(n for handle in handles for n in self.followers[handle] if self.version.get(n))
-        later = reach(commits, lambda node: [n for n in self.followers[node] if n not in members])
-        return all(node in replaced or members.isdisjoint(self.followers[node]) for node in later)
-
-
-def _read_in_slices(tensor: Output, kernels: Collection[Node]) -> list[Output]:
-    """The tensors whose slices the slices of a tensor are computed from."""
-    if tensor.node not in kernels or tensor.node.op == SUM_ROWS:
-        return []
-    return [t for t in tensor.node.inputs if t.type.shape == tensor.type.shape]
-
-
-def _is_cut(kind: TensorType, most_bytes: int) -> bool:
-    """Whether a variable of this type has several slices."""
-    if not kind.shape or None in kind.shape or kind.bound:
-        return False
-    return (kind.nbytes or 0) > most_bytes and len(_begins(kind, most_bytes)) > 1
-
-
-def _is_elementwise(node: Node) -> bool:
-    """Whether each element of a node's output is computed from elements of the same place, or of each row's place."""
-    if not is_elementwise(node.op) or len(node.outputs) != 1 or node.outputs[0].bound:
-        return False
-    shape = node.outputs[0].shape
-    if not shape or None in shape:
-        return False
-    return all(t.type.shape == shape or _is_same_in_rows(t.type, len(shape)) for t in node.inputs)
-
-
-def _is_same_in_rows(kind: TensorType, rank: int) -> bool:
-    """Whether each row of a tensor of this rank reads the same elements of a tensor."""
-    shape = kind.shape
-    return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))
-
-
-def is_sum_of_rows(node: Node) -> bool:
-    """Whether a node adds up rows, each at the place that another tensor has for it."""
-    if node.op != SUM_ROWS:
-        return False
-    rows, places, shape = node.inputs[0].type, node.inputs[1].type, node.outputs[0].shape
-    return bool(
-        shape and rows.shape and places.shape == rows.shape[:1] and rows.shape[1:] == shape[1:] and None not in shape
-    )
-
-
 class _Slicer:
     """Cuts the updates of a group into slices.
 
@@ -288,13 +86,13 @@ class _Slicer:
         facts: those of the graph before any change.
     """
 
-    def __init__(self, graph: Graph, group: _Group, facts: _Facts):
+    def __init__(self, graph: Graph, group: UpdateGroup, facts: UpdateFacts):
         self._graph = graph
         self._kernels = group.kernels
         self._members = group.members
         self._updates = {update.handle: update for update in group.updates}
         self._read_only = facts.read_only
-        self._version = facts.version
+        self._facts = facts
         self._reads = {handle: [n for n in facts.followers[handle] if n in facts.version] for handle in self._updates}
         self._kind = group.updates[0].kind
         self._shape = cast("tuple[int, ...]", self._kind.shape)
@@ -306,7 +104,7 @@ class _Slicer:
 
     def cut(self, most_bytes: int) -> int:
         """Make the slices; returns how many."""
-        begins = _begins(self._kind, most_bytes)
+        begins = first_rows(self._kind, most_bytes)
         self._step = begins.step
         stores: dict[Node, Node] = {}
         waits: dict[Node, list[Node]] = {handle: [] for handle in self._updates}
@@ -340,7 +138,7 @@ class _Slicer:
         """The reads of a variable before it is written. Kernels that read them came before the write; their slices read
         the variable themselves.
         """
-        return [node for node in self._reads[handle] if not self._version[node]]
+        return [node for node in self._reads[handle] if not self._facts.version[node]]
 
     def _slice(self, tensor: Output) -> Output:
         """The present slice of a tensor; the tensor where each row reads all of it."""
@@ -357,8 +155,10 @@ class _Slicer:
         rows = {"begin": self._begin, "rows": self._rows}
         kind = TensorType(tensor.type.dtype, (self._rows, *self._shape[1:]))
         handle = node.inputs[0].node if node.op == custom_ops.READ_HOME else None
-        if handle in self._updates and self._version[node]:
-            return self._slice(self._updates[handle].values[self._version[node] - 1])  # which has just been computed
+        if handle in self._updates and self._is_replaced(node):
+            return self._slice(
+                self._updates[handle].values[self._facts.version[node] - 1]
+            )  # which is in this slice too
         if handle in self._updates or handle in self._read_only:
             attrs = {**node.attrs, **rows, "shape": Dims(kind.shape or ())}
             controls = (*self._outer_controls(node), *self._before)
@@ -433,7 +233,7 @@ class _Slicer:
 
     def _is_replaced(self, node: Node) -> bool:
         """Whether a node reads a value that slices have just computed."""
-        return bool(self._version.get(node)) and node.inputs[0].node in self._updates
+        return self._facts.is_after_write(node) and node.inputs[0].node in self._updates
 
     def _add(
         self,

@@ -125,7 +125,7 @@ def check(found, plain, limit):
     assert max(found["peaks"]) <= found["planned"] <= limit, found
 
 
-TABLE_LIMIT, LAYER_LIMIT = ROWS * WIDTH * 4 // 3, int(1.4 * 403 * 701 * 4)
+TABLE_LIMIT, LAYER_LIMIT = ROWS * WIDTH * 4 // 3, int(1.5 * 403 * 701 * 4)
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name not in DIVIDES])

@@ -99,6 +99,7 @@ class _Slicer:
         self._integers: dict[tuple[int, str, str], Output] = {}
         self._relative: dict[Output, Output] = {}  # by places of rows: the same, less the first row of a slice
         self._made: dict[Output, Output] = {}  # the present slice of each tensor
+        self._loads: dict[Node, Node] = {}  # by handle, the latest load of rows
         self._before: list[Node] = []  # what stores the slice before
         self._step = self._begin = self._rows = 0
 
@@ -130,9 +131,9 @@ class _Slicer:
         """Have a variable's last write follow the last slice."""
         commit = self._commit(handle)
         commit.inputs = (commit.inputs[0], value, store.out())
-        # Other updates in this slice may read the variable.
-        controls = (*self._outer_controls(commit), *self._earlier_reads(handle), *waits, *self._before)
-        commit.controls = tuple(dict.fromkeys(c for c in controls if c is not store))
+        loads = [self._loads[handle]] if handle in self._loads else []  # perhaps for other updates in this slice
+        controls = (*self._outer_controls(commit), *self._earlier_reads(handle), *waits, *loads)
+        commit.controls = tuple(dict.fromkeys(controls))
 
     def _earlier_reads(self, handle: Node) -> list[Node]:
         """The reads of a variable before it is written. Kernels that read them came before the write; their slices read
@@ -162,7 +163,9 @@ class _Slicer:
         if handle in self._updates or handle in self._read_only:
             attrs = {**node.attrs, **rows, "shape": Dims(kind.shape or ())}
             controls = (*self._outer_controls(node), *self._before)
-            return self._add(node, node.op, node.inputs, attrs, controls=controls, outputs=(kind,)).out()
+            load = self._add(node, node.op, node.inputs, attrs, controls=controls, outputs=(kind,))
+            self._loads[handle] = load
+            return load.out()
         return self._add(node, custom_ops.ROWS, (tensor,), {"T": Dtype(kind.dtype), **rows}, outputs=(kind,)).out()
 
     def _compute(self, node: Node) -> Output:

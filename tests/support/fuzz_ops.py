@@ -127,6 +127,8 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
     )
     handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
     variable = tf.Variable(x)
+    stored = core.tfswap_store_home(value=x, before=[])
+    half = core.tfswap_store_home(value=x, before=[], begin=0, rows=2 * rows)
     return [
         (core.tfswap_swap_out, {"tensor": x}),
         (core.tfswap_swap_out, {"tensor": x, **RESERVATION, "spill_dir": draw.choice(FOLDERS)}),
@@ -138,11 +140,14 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
-        (core.tfswap_move_home, {"resource": variable.handle, "host": rows % 2 == 0, "limit": rows % 3}),
-        (core.tfswap_store_home, {"value": x}),
-        (core.tfswap_commit_home, {"resource": variable.handle, "value": x, "stored": core.tfswap_store_home(value=x)}),
-        (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype}),
-        (core.tfswap_load_home, {"resource": variable.handle, "dtype": x.dtype}),
+        (core.tfswap_move_home, {"resource": variable.handle, "host": rows % 2 == 0, "limit": rows % 2 << 40}),
+        (core.tfswap_store_home, {"value": x, "before": []}),
+        (core.tfswap_store_home, {"value": x, "before": [half], "begin": rows, "rows": 2 * rows}),
+        (core.tfswap_await_store, {"value": x, "stored": half}),
+        (core.tfswap_commit_home, {"resource": variable.handle, "value": x, "stored": stored}),
+        (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype, "begin": 0, "rows": rows}),
+        (core.tfswap_load_home, {"resource": variable.handle, "dtype": x.dtype, "begin": rows - 1, "rows": 1}),
+        (core.tfswap_rows, {"tensor": x, "begin": 0, "rows": rows}),
         (core.tfswap_require_place, {"variables": [variable.handle], "place": "CPU:0"}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
     ]

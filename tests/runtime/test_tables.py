@@ -12,12 +12,13 @@ from processes import on_arena
 from step_peaks import measuring
 
 from tfswap.ir import op_traits
+from tfswap.ir.permits import TENSOR_TACTICS
 
 pytest.importorskip("tensorflow")
 
 
 class PlannedStep:
-    """The step of a net of tables under the lowest limit, its peaks and its losses."""
+    """The step of a net of tables on the device under the lowest limit, its peaks and its losses."""
 
     def __init__(self, net: str, different: int) -> None:
         import tensorflow as tf
@@ -32,8 +33,8 @@ class PlannedStep:
         self.nothing = tf.IndexedSlices(self.arguments[1] * 0.0, self.arguments[0])
         self.net = NETS[net]()
         function = tf.function(self.net.step)
-        self.limit = floor_of(function, *self.arguments)
-        self.step = tfswap.optimize(function, memory_limit=self.limit)
+        self.limit = floor_of(function, *self.arguments, tactics=TENSOR_TACTICS)
+        self.step = tfswap.optimize(function, memory_limit=self.limit, tactics=TENSOR_TACTICS)
         self.peaks: list[int] = []
         self.losses: list[str] = []
 

@@ -12,6 +12,7 @@ from step_peaks import measuring
 from test_state_at_home import results
 
 import tfswap
+from tfswap.exporters.function import memory_optimizer_off
 from tfswap.ir.permits import TACTICS
 
 WIDTH = 256
@@ -174,7 +175,8 @@ def test_each_replica_has_its_variables_at_home(on_gpus) -> None:
             digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()
             return [losses, digest], [max(each) for each in peaks.values()]
 
-        expected, _ = run(tf.function(train))
+        with memory_optimizer_off():
+            expected, _ = run(tf.function(train))
         with tfswap.scope():
             for v, value in zip(state, start, strict=True):
                 v.assign(value)
@@ -210,10 +212,10 @@ def test_variables_that_are_arguments_are_at_home() -> None:
             called = tfswap.optimize(called, memory_limit=limit, tactics=TACTICS)
         x = tf.random.stateless_normal([32, WIDTH], (1, 2))
         for number in (0, 0, 1, 0, 1, 1):
-            with measuring(peaks):
+            with memory_optimizer_off() if limit is None else measuring(peaks):
                 losses.append(float(called(x, *sets[number])))
         values = [v.numpy().tobytes() for pair in sets for each in pair for v in each]
-        return {"result": [losses, hashlib.sha256(b"".join(values)).hexdigest()], "peak": max(peaks)}
+        return {"result": [losses, hashlib.sha256(b"".join(values)).hexdigest()], "peak": max(peaks, default=0)}
 
     limit = int(0.5 * 12 * 4 * WIDTH * WIDTH)
 

@@ -47,6 +47,14 @@ PLAIN = (
     "%new = Sub(%read, %gradient) {T=float32} -> float32[64,16]",
     WRITE.format("write", "v", "new", ""),
 )
+DECAYED = (
+    READ.format("read", "v", ""),
+    "%decayed = Mul(%read, %read) {T=float32} -> float32[64,16]",
+    WRITE.format("decay", "v", "decayed", ""),
+    READ.format("again", "v", "^decay "),
+    "%new = Sub(%again, %gradient) {T=float32} -> float32[64,16]",
+)
+"""A variable is written, and read for a second write."""
 
 
 def test_the_size_of_slices() -> None:
@@ -81,11 +89,7 @@ def test_rows_are_gathered_before_the_write() -> None:
 def test_of_two_writes_slices_store_the_last() -> None:
     """As of AdamW, which decays a variable before it updates it."""
     step = graph(
-        READ.format("read", "v", ""),
-        "%decayed = Mul(%read, %read) {T=float32} -> float32[64,16]",
-        WRITE.format("decay", "v", "decayed", ""),
-        READ.format("again", "v", "^decay "),
-        "%new = Sub(%again, %gradient) {T=float32} -> float32[64,16]",
+        *DECAYED,
         WRITE.format("write", "v", "new", "^again"),
         targets="decay, %again, %write",
     )
@@ -98,11 +102,7 @@ def test_of_two_writes_slices_store_the_last() -> None:
 
 WHOLE = {
     "two writes, and another reads between them": graph(
-        READ.format("read", "v", ""),
-        "%decayed = Mul(%read, %read) {T=float32} -> float32[64,16]",
-        WRITE.format("decay", "v", "decayed", ""),
-        READ.format("again", "v", "^decay "),
-        "%new = Sub(%again, %gradient) {T=float32} -> float32[64,16]",
+        *DECAYED,
         "%exp = Exp(%again) {T=float32} -> float32[64,16]",
         WRITE.format("write", "v", "new", "^again"),
         fetches="%exp",

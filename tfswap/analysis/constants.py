@@ -153,16 +153,15 @@ def folded_bytes(graph: Graph) -> int:
     It folds none that is large and larger than its inputs (constant_folding.cc, IsFoldableUncached).
     """
     known: set[Node] = set()
-    unfolded = {*too_large_to_fold(graph, folding_room(graph))}
-    most_bytes = 0
+    room_bytes, most_bytes = folding_room(graph), 0
     for node in graph.topological():
         if is_const(node.op) or reads_metadata_only(node.op):
             known.add(node)
-        elif is_folded(node.op) and node not in unfolded and _reads_only(known, node):
+        elif is_folded(node.op) and _reads_only(known, node):
             read, made = (sum(t.nbytes or 0 for t in types) for types in ([t.type for t in node.inputs], node.outputs))
             if is_view(node.op) or node.op in UNIFORM:
                 known.add(node)
-            elif made <= max(read, KEPT_BYTES):
+            elif made <= max(read, KEPT_BYTES) and read + made <= room_bytes:
                 known.add(node)
                 most_bytes = max(most_bytes, read + made)
     return most_bytes

@@ -14,7 +14,7 @@ from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.permits import ANYTHING, STATE, TENSOR_TACTICS
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
-from tfswap.planner.promise import MARGIN_BYTES, promised
+from tfswap.planner.promise import MARGIN_BYTES
 from tfswap.report.variables import Homes
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support.sizes import format_bytes
@@ -44,7 +44,7 @@ def refuse(
         options: the user's options.
         locate: from a node's name to the user's line that made it.
     """
-    if lowest.variant.rewriting.at_home and lowest.candidate.peak_bytes == promised(planners.begin_bytes):
+    if lowest.candidate.peak_bytes == planners.least_bytes(lowest.variant.rewriting.at_home):
         return InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step begins with "
             f"{format_bytes(planners.begin_bytes)} in use on the device: its variables are there. Make the model in "

@@ -221,8 +221,8 @@ class Search:
         best = self._fastest_concurrent(best, limit_bytes)
         for variant, planner in self.planners.used(self._rewritings):
             best = faster(best, variant, Planner.candidate, planner, limit_bytes)
-        if self._state is not None:
-            best = self._state.fastest(best, limit_bytes)
+        if (state := self._state) is not None:
+            best = state.fastest(best, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -294,8 +294,8 @@ class Search:
     def _lowest(self) -> Found:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
-        state = [] if self._state is None else self._state.last
-        for variant, planner in [*self.planners.used([*self._rewritings, *state])][::-1]:
+        last = [] if (state := self._state) is None else state.last
+        for variant, planner in [*self.planners.used([*self._rewritings, *last])][::-1]:
             least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))

@@ -25,13 +25,17 @@ class StatePlans:
 
         Planning slices takes long, so limits that can be kept without them have none.
         """
+        if any(self._planners.least_bytes(rewriting.at_home) > limit_bytes for rewriting in self._at_home[:1]):
+            return best  # the step begins with more in the arena, whatever leaves it
         for rewriting in self._at_home:
-            nbytes = self._alternatives.bytes_at_home(rewriting)
-            least_s = self._planners.least_at_home_s(rewriting, nbytes, limit_bytes)
-            if best is None or least_s < best.candidate.timing.total_s:
+            if best is None or self._least_s(rewriting, limit_bytes) < best.candidate.timing.total_s:
                 for variant, planner in self._planners.used([rewriting]):
                     best = faster(best, variant, Planner.candidate, planner, limit_bytes)
         return self._fastest_sliced(limit_bytes) if best is None else best
+
+    def _least_s(self, rewriting: Rewriting, limit_bytes: int) -> float:
+        """As `Planners.least_at_home_s`."""
+        return self._planners.least_at_home_s(rewriting, self._alternatives.bytes_at_home(rewriting), limit_bytes)
 
     @property
     def last(self) -> list[Rewriting]:

@@ -30,13 +30,13 @@ class LiveDevice:
     @functools.cached_property
     def has_arena(self) -> bool:
         """Whether it has an arena that can be read."""
-        return arena.memory_info(self.name) is not None
+        return self.peak_bytes is not None
 
     @property
-    def peak_bytes(self) -> int:
-        """The peak of its arena; 0 without one."""
+    def peak_bytes(self) -> int | None:
+        """The allocator's peak; None where it keeps none."""
         info = arena.memory_info(self.name)
-        return 0 if info is None else info.peak_bytes
+        return None if info is None else info.peak_bytes
 
     @functools.cached_property
     def _arena_reader(self) -> tuple[Callable[[int, bool], CArenaReading], int]:

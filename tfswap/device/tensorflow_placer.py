@@ -14,13 +14,7 @@ from tfswap.device.placer import HANDLES, is_on_cpu
 from tfswap.ir.graph import Graph, Node
 from tfswap.passes.device_carriers import FIRST, unit
 
-READS_SHAPE = frozenset(
-    {
-        "Rank",
-        "Shape",
-        "Size",
-    }
-)
+READS_SHAPE = frozenset({"Rank", "Shape", "Size"})
 """Ops that are on the device of their input (IsMetadata)."""
 PASSES_ON = "Identity"
 """The op that is on the device of its input where that has as many readers as it (MatchIdentityOperation)."""

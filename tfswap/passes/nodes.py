@@ -38,6 +38,15 @@ VARIANT = TensorType("variant", ())
 """The type of handles and tickets."""
 
 
+def followers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """By node, the nodes that wait for it, in the order of `nodes`."""
+    found: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        for source in {*(tensor.node for tensor in node.inputs), *node.controls}:
+            found[source].append(node)
+    return found
+
+
 def without_colocation(attrs: Mapping[str, object]) -> Mapping[str, object]:
     """`attrs` without the names of nodes that the node must be on one device with: those of another graph."""
     return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs

@@ -79,9 +79,9 @@ class StepCompiler:
         Args:
             first: whether the step has not been planned yet.
         """
-        is_new, before_bytes = self.optimizer is None, self._trace.device.peak_bytes
+        is_new, before_bytes = self.optimizer is None, self._trace.device.peak_bytes or 0
         optimizer = self._make_optimizer(inputs) if self.optimizer is None else self.optimizer
-        peak_bytes = self._trace.device.peak_bytes
+        peak_bytes = self._trace.device.peak_bytes or 0
         self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self.own_buffers(inputs)

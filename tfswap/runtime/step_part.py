@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.request import Request
-from tfswap.device.arena import memory_info
 from tfswap.errors import TfswapError
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
@@ -162,8 +161,7 @@ class StepParts(tuple[StepPart, ...]):
 
     def device_peaks(self) -> dict[str, int | None]:
         """The allocator's peak on each device, by its name; None where it keeps none."""
-        found = {part.trace.device.name: memory_info(part.trace.device.name) for part in self}
-        return {name: None if info is None else info.peak_bytes for name, info in found.items()}
+        return {part.trace.device.name: part.trace.device.peak_bytes for part in self}
 
     def on(self, device: str | None) -> StepPart:
         """The part on a device, by its name; for None the first. Raises TfswapError where there is none."""

@@ -45,16 +45,16 @@ def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
     A slice has at least a few rows, whatever that number is. Raises InvalidModel where there are more than
     `MOST_SLICES`.
     """
-    since, count = len(graph), 0
-    if (wanted := count_slices(graph, most_bytes)) > MOST_SLICES:
+    since, facts = len(graph), UpdateFacts(graph, most_bytes)
+    groups = [*facts.groups()]
+    if (count := _count(groups, most_bytes)) > MOST_SLICES:
         raise InvalidModel(
-            f"this plan runs the updates of this graph's variables in {wanted} slices, and plans have at most "
+            f"this plan runs the updates of this graph's variables in {count} slices, and plans have at most "
             f"{MOST_SLICES}. Plan again for this graph."
         )
-    facts = UpdateFacts(graph, most_bytes)
     left_out: dict[Node, Node] = {}  # by write of a value that only slices read: the last write
-    for group in facts.groups():
-        count += _Slicer(graph, group, facts).cut(most_bytes)
+    for group in groups:
+        _Slicer(graph, group, facts).cut(most_bytes)
         left_out.update({c: update.commits[-1] for update in group.updates for c in update.commits[:-1]})
     if count:
         graph.bring_forward(since)
@@ -67,8 +67,11 @@ def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
 
 def count_slices(graph: Graph, most_bytes: int) -> int:
     """The number of slices that `slice_updates` makes; 0 where it changes nothing."""
-    facts = UpdateFacts(graph, most_bytes)
-    return sum(len(first_rows(group.updates[0].kind, most_bytes)) for group in facts.groups())
+    return _count(UpdateFacts(graph, most_bytes).groups(), most_bytes)
+
+
+def _count(groups: Iterable[UpdateGroup], most_bytes: int) -> int:
+    return sum(len(first_rows(group.updates[0].kind, most_bytes)) for group in groups)
 
 
 def slices_of(commit: Node) -> int:
@@ -103,8 +106,8 @@ class _Slicer:
         self._before: list[Node] = []  # what stores the slice before
         self._step = self._begin = self._rows = 0
 
-    def cut(self, most_bytes: int) -> int:
-        """Make the slices; returns how many."""
+    def cut(self, most_bytes: int) -> None:
+        """Make the slices."""
         begins = first_rows(self._kind, most_bytes)
         self._step = begins.step
         stores: dict[Node, Node] = {}
@@ -121,7 +124,6 @@ class _Slicer:
                     waits[handle].append(self._add(self._commit(handle), kind, inputs, attrs, outputs=()))
                 else:
                     self._end(handle, value, stores[handle], waits[handle])
-        return len(begins)
 
     def _commit(self, handle: Node) -> Node:
         """The last write of a variable."""
@@ -156,10 +158,8 @@ class _Slicer:
         rows = {"begin": self._begin, "rows": self._rows}
         kind = TensorType(tensor.type.dtype, (self._rows, *self._shape[1:]))
         handle = node.inputs[0].node if node.op == custom_ops.READ_HOME else None
-        if handle in self._updates and self._is_replaced(node):
-            return self._slice(
-                self._updates[handle].values[self._facts.version[node] - 1]
-            )  # which is in this slice too
+        if handle in self._updates and self._is_replaced(node):  # what it reads is in this slice too
+            return self._slice(self._updates[handle].values[self._facts.version[node] - 1])
         if handle in self._updates or handle in self._read_only:
             attrs = {**node.attrs, **rows, "shape": Dims(kind.shape or ())}
             controls = (*self._outer_controls(node), *self._before)

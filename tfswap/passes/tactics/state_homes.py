@@ -26,7 +26,7 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import VARIANT, await_copy
+from tfswap.passes.nodes import VARIANT, await_copy, followers
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
 
@@ -113,7 +113,7 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
             written = written if node.op == READ_VARIABLE else [node]
     in_rows = _reads_of_rows(graph, handles)
     nodes = graph.topological()
-    later = _followers(nodes)
+    later = followers(nodes)
     accesses = _accesses(nodes, handles)
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
@@ -247,15 +247,6 @@ def _accesses(nodes: Iterable[Node], handles: Iterable[Node]) -> dict[Node, list
     found: dict[Node, list[Node]] = {handle: [] for handle in handles}
     for node in nodes:
         for source in {tensor.node for tensor in node.inputs} & found.keys():
-            found[source].append(node)
-    return found
-
-
-def _followers(nodes: Sequence[Node]) -> Mapping[Node, Sequence[Node]]:
-    """By node, the nodes that wait for it."""
-    found: dict[Node, list[Node]] = {node: [] for node in nodes}
-    for node in nodes:
-        for source in {*(tensor.node for tensor in node.inputs), *node.controls}:
             found[source].append(node)
     return found
 

@@ -13,6 +13,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import is_elementwise, writes_variable
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.passes.nodes import followers
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.support.reach import reach
 
@@ -88,10 +89,7 @@ class UpdateFacts:
 
     def __init__(self, graph: Graph, most_bytes: int):
         self._nodes = graph.topological()
-        self.followers: dict[Node, list[Node]] = {node: [] for node in self._nodes}
-        for node in self._nodes:
-            for source in {*(tensor.node for tensor in node.inputs), *node.controls}:
-                self.followers[source].append(node)
+        self.followers = followers(self._nodes)
         self._kept = {tensor.node for tensor in graph.fetches} | {*graph.targets}
         self.updates: dict[Node, Update] = {}
         self.read_only: set[Node] = set()

@@ -6,10 +6,9 @@
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
     python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
 
-With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`. Keras makes the
-initial value of a table whole: there the arena has room for that, and the step's limit is the cap. Without tfswap the
-arena has room for all. Each is a process of its own, one after the other. Values are all losses and variables after the
-steps, bit by bit. The time is the median of the steps after the first.
+With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`, tables in slices.
+Without tfswap the arena has room for all. Each is a process of its own, one after the other. Values are all losses and
+variables after the steps, bit by bit. The time is the median of the steps after the first.
 
 With `--bandwidth` copies take as long as on such a link, and the step is planned with a profile that has measured it.
 The least time is that of the step without a limit, or that of the copies in one direction, whichever is longer: all
@@ -117,9 +116,7 @@ def measured(
 ) -> dict[str, Any]:
     """`train` in a process of its own, with copies as on such a link."""
     table_mib = rows * width * 4 // 2**20
-    room_mib = (layers + 8) * width * width * 4 * 4 // 2**20 + 7 * table_mib + 64
-    if cap_mib is not None:
-        room_mib = 4 * table_mib + 16 if rows else cap_mib
+    room_mib = cap_mib or (layers + 8) * width * width * 4 * 4 // 2**20 + 7 * table_mib + 64
     env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if link is not None:
         env["TFSWAP_COPY_BANDWIDTH"] = str(link)

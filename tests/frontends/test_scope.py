@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import hashlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from processes import on_arena
@@ -130,6 +133,75 @@ def test_variables_stay_on_the_device_while_there_is_room() -> None:
     found = on_arena(program)
     assert 3 << 20 < found["some"] <= 4 << 20
     assert found["same"]
+
+
+def made(kernel="glorot_uniform"):
+    """Variables whose largest has 10 MiB, with slots."""
+    keras = tf.keras
+    keras.utils.set_random_seed(1)
+    generator = tf.random.Generator.from_seed(3)
+    shared = keras.random.SeedGenerator(4)
+    layers = [keras.layers.Embedding(40_961, 64), keras.layers.Dense(700, kernel_initializer=kernel)]
+    kernels = ("truncated_normal", "ones", keras.initializers.Constant(0.3), keras.initializers.HeNormal(shared))
+    layers += [keras.layers.Dense(401, kernel_initializer=each) for each in kernels]
+    layers += [keras.layers.Dense(40, kernel_initializer=keras.initializers.RandomNormal(seed=shared))]
+    for layer in layers:
+        layer.build((None, 803))
+    variables = [variable for layer in layers for variable in layer.variables]
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(variables)
+    makers = {
+        "drawn": lambda: generator.normal([700, 77]),
+        "array": lambda: np.arange(300_000.0).reshape(100, 3000),
+        "constant": lambda: tf.constant(2.0, shape=[300, 500]),
+        "cast": lambda: tf.cast(tf.random.stateless_uniform([501, 501], (1, 2), -1, 1), tf.bfloat16) * 3,
+        "eager": lambda: tf.random.uniform([7, 50]),  # keeps a generator's state
+    }
+    variables += [tf.Variable(make, name=name) for name, make in makers.items()]
+    return [*variables, *optimizer.variables, generator.state, shared.state]
+
+
+def digests(variables):
+    return [hashlib.sha256(variable.numpy().tobytes()).hexdigest() for variable in variables]
+
+
+def test_variables_that_are_larger_than_the_limit_are_made_in_slices() -> None:
+    def program():
+        figures, peaks, expected = [], [], digests(made())
+        for limit in (512 << 10, 24 << 20, None):
+            gc.collect()
+            with measuring(peaks), tfswap.scope(limit):
+                variables = made()
+            info = tf.config.experimental.get_memory_info("CPU:0")
+            figures.append([digests(variables) == expected, peaks[-1], info["current"]])
+            del variables
+        with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused, tfswap.scope("512KiB"):
+            made("orthogonal")
+        with pytest.raises(tfswap.InfeasibleMemoryLimit) as in_slices, tfswap.scope("48KiB"):
+            made()
+        return [figures, [str(refused.value), str(in_slices.value)], refused.value.floor_bytes]
+
+    figures, errors, floor = on_arena(program, 256)
+    for (same, peak, _), limit in zip(figures, (512 << 10, 24 << 20, 16 << 20), strict=True):
+        assert same and peak <= limit, figures
+    assert figures[0][2] < 64 << 10 and figures[1][2] > 6 << 20 and figures[2][2] < 64 << 10, figures
+    assert "variable 'kernel' of 2.1 MiB" in errors[0] and "as a whole: " in errors[0], errors
+    assert "variable 'embeddings' of 10.0 MiB" in errors[1] and "even in slices" in errors[1], errors
+    assert floor > 803 * 700 * 4
+
+
+@pytest.mark.emulated_gpu(memory=64 << 20)
+def test_a_variable_that_is_larger_than_the_limit_is_made_on_a_gpu(on_gpus) -> None:
+    def program(gpus):
+        tf.config.experimental.enable_op_determinism()
+        expected, peaks = digests(made()[:4]), []
+        gc.collect()
+        with measuring(peaks, "GPU:0"), tfswap.scope("512KiB"):
+            found = digests(made()[:4])
+        return [found == expected, peaks, gpus.report().splitlines()]
+
+    same, (peak,), races = on_gpus(program)
+    assert same and peak <= 512 << 10 and races == []
 
 
 @pytest.mark.parametrize("limit", ["60%", "much", -1])

@@ -8,6 +8,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 needs TensorFlow
+from tfswap.ir import philox  # noqa: E402
 from tfswap.ir.op_table import TRAITS  # noqa: E402
 from tfswap.ir.trait import Trait  # noqa: E402
 from tfswap.native.load import load  # noqa: E402
@@ -104,6 +105,19 @@ def test_rows_of_a_tensor_are_in_its_buffer(ops) -> None:
         ops.tfswap_rows(tensor=tf.ones([64, 3]), begin=1, rows=3)
 
 
+def test_a_home_is_filled_and_becomes_a_variables(ops) -> None:
+    home = ops.tfswap_make_home(shape=[10, 6], dtype=tf.float32)
+    for begin, end in ((0, 7), (7, 60)):
+        ops.tfswap_fill_home(home=home, value=VALUE.reshape(-1)[begin:end], begin=begin)
+    for begin, values in ((54, np.ones(7)), (-1, np.ones(1)), (2**62, np.ones(1))):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"elements from element .* of shape \[10,6\]"):
+            ops.tfswap_fill_home(home=home, value=tf.constant(values, tf.float32), begin=begin)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fills no home"):
+        ops.tfswap_fill_home(home=tf.zeros([4]), value=tf.zeros([1]), begin=0)
+    variable = tf.Variable(home)
+    assert variable.numpy().tobytes() == VALUE.tobytes()
+
+
 # ---------------------------------------------------------------------------------------------------
 # Bits
 
@@ -148,3 +162,21 @@ def test_elements_of_slices_have_the_bits_of_the_whole(op: str) -> None:
             assert b"".join(map(run, firsts, ends)) == whole, (op, dtype, size)
         tried += 1
     assert tried >= 1
+
+
+@pytest.mark.parametrize("op", ["StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"])
+def test_random_numbers_of_slices_have_the_bits_of_the_whole(op: str) -> None:
+    """From counters at the ends of both of their words too."""
+    count = 400 * ELEMENTS + 37
+    for dtype in FLOATS:
+        for counter in ((0, 0), (2**64 - 900, 5), (2**64 - 900, 2**64 - 1)):
+
+            def draw(begin, end, dtype=dtype, counter=counter):
+                first = philox.advanced(counter, philox.counters_before(op, dtype.size, begin))
+                key, first = tf.constant([77], tf.uint64), tf.constant(first, tf.uint64)
+                made = tf.raw_ops.__dict__[op](shape=[end - begin], key=key, counter=first, alg=1, dtype=dtype)
+                return made.numpy().tobytes()
+
+            whole = draw(0, count)
+            for size in (ELEMENTS, 77 * ELEMENTS):
+                assert b"".join(draw(begin, min(begin + size, count)) for begin in range(0, count, size)) == whole

@@ -128,6 +128,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
     handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
     variable = tf.Variable(x)
     stored = core.tfswap_store_home(value=x, before=[])
+    home = core.tfswap_make_home(shape=tf.constant([2, rows, columns], tf.int64), dtype=dtype)
     half = core.tfswap_store_home(value=x, before=[], begin=0, rows=2 * rows)
     return [
         (core.tfswap_swap_out, {"tensor": x}),
@@ -148,6 +149,8 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_read_home, {"resource": variable.handle, "dtype": x.dtype, "begin": 0, "rows": rows}),
         (core.tfswap_load_home, {"resource": variable.handle, "dtype": x.dtype, "begin": rows - 1, "rows": 1}),
         (core.tfswap_rows, {"tensor": x, "begin": 0, "rows": rows}),
+        (core.tfswap_make_home, {"shape": tf.constant([2, rows, columns], tf.int64), "dtype": dtype}),
+        (core.tfswap_fill_home, {"home": home, "value": x, "begin": tf.constant(rows * columns, tf.int64)}),
         (core.tfswap_require_place, {"variables": [variable.handle], "place": "CPU:0"}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
     ]

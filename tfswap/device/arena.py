@@ -94,6 +94,7 @@ def free_bytes(device: str) -> float:
     return math.inf if limit is None or info is None else limit - info.current_bytes
 
 
+@functools.cache
 def device_limit_bytes(device: str) -> int | None:
     """The limit of the device's allocator; None where it has none."""
     if device.startswith("CPU"):

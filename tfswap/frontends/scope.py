@@ -1,5 +1,8 @@
 """Variables that are at home in host memory from the start: a model may be larger than the device.
 
+A variable whose initial value is a callable, as those of Keras are, is made at home, in slices where the value can be
+made so (initial_values.py). So it may itself be larger than the device.
+
 Whatever assigns a variable as a whole in a scope, outside of a graph, is followed by the variable's move home: its
 creation, `assign`, Keras' `load_weights`, a checkpoint's `restore`. TensorFlow restores all objects of a checkpoint by
 one op, so in a scope it restores one after the other.
@@ -12,13 +15,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
-from tfswap.device.arena import memory_info
+from tfswap.device.arena import device_limit_bytes, memory_info
 from tfswap.device.variable_buffers import move_home
-from tfswap.errors import TfswapError
-from tfswap.support.sizes import is_share, parse_limit
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends.initial_values import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    SLACK,
+    ArrayInSlices,
+    InSlices,
+    Traced,
+    make_at_home,
+    peak_bytes,
+    traced,
+)
+from tfswap.support.sizes import format_bytes, is_share, parse_limit
 
 
 @contextlib.contextmanager
@@ -31,18 +45,24 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
             model.load_weights("first.weights.h5")  # or tf.train.Checkpoint(...).restore(...), tf.saved_model.load(...)
         train_step = tfswap.optimize(step, memory_limit="1GiB")
 
-    Each variable is moved as soon as it has its value. So the device holds one variable at a time, with the temporary
+    A variable whose initial value is a callable is made in slices, if each element of the value is computed by itself:
+    constants, and numbers by a seed that are uniform, normal or truncated normal, as by all initializers of Keras but
+    those of orthogonal and identity matrices. The callable is traced, and called again where that is not so. Other
+    variables are moved as soon as they have their value. So the device holds one of these at a time, with the temporary
     tensors of its initializer. Everything else reads and writes the variables as before. A step with `"state"` in its
     tactics leaves them there as far as its limit requires; other optimized steps bring them back.
 
     Args:
-        memory_limit: variables stay on the device as long as its bytes in use leave room under this limit for another
-            one of the largest size so far: bytes or a size ("6GiB"). None: none stays.
+        memory_limit: of the device, while variables are made: bytes or a size ("6GiB"). They stay on it as long as its
+            bytes in use leave room for another one of the largest size so far. None: none stays, and the limit is the
+            arena's size.
 
     Raises:
         TfswapError: the limit is malformed.
+        InfeasibleMemoryLimit: a variable can't be made under the limit.
         ResourceExhaustedError: there is too little host memory.
     """
+    import tensorflow as tf
     from tensorflow.python.framework import op_callbacks
 
     if memory_limit is not None and is_share(memory_limit):
@@ -53,13 +73,66 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
     _restore_one_by_one()
     op_callbacks.add_op_callback(moves)
     try:
-        yield
+        with tf.variable_creator_scope(moves.create):
+            yield
     finally:
         op_callbacks.remove_op_callback(moves)
 
 
+_OTHERS: Final = (
+    "Give it an initial value that is computed element by element (zeros, constants, random numbers by a seed), or a "
+    "function that returns a NumPy array: these are made in slices."
+)
+
+
+class _Room(NamedTuple):
+    """What a device has left under a limit.
+
+    Attributes:
+        limit_bytes: None where nothing is counted.
+    """
+
+    limit_bytes: int | None
+    in_use_bytes: int = 0
+    peak_bytes: int = 0
+
+    @classmethod
+    def of(cls, device: str, limit_bytes: int | None) -> _Room:
+        """That of a device; without a limit, that of its arena."""
+        info = memory_info(device)
+        if info is None:
+            return cls(None)
+        return cls(limit_bytes or device_limit_bytes(device), info.current_bytes, info.peak_bytes)
+
+    @classmethod
+    def here(cls, limit_bytes: int | None) -> _Room:
+        """That of the device on which tensors are made now."""
+        import tensorflow as tf
+
+        return cls.of(_device_of(tf.zeros([])), limit_bytes)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the limit has been kept so far."""
+        return self.limit_bytes is None or self.peak_bytes <= self.limit_bytes
+
+    def has(self, nbytes: int) -> bool:
+        """Whether there is room for as many more bytes."""
+        return self.limit_bytes is None or self.in_use_bytes + nbytes <= self.limit_bytes
+
+    def refusal(self, name: str, nbytes: int, floor_bytes: int, why: str) -> InfeasibleMemoryLimit:
+        """The error for a variable that needs more."""
+        limit_bytes = self.limit_bytes or 0
+        return InfeasibleMemoryLimit(
+            f"variable '{name}' of {format_bytes(nbytes)} can't be made within {limit_bytes:,} bytes, of which "
+            f"{self.in_use_bytes:,} are in use. It takes at least {floor_bytes:,} {why}",
+            floor_bytes=floor_bytes,
+            limit_bytes=limit_bytes,
+        )
+
+
 class _MovesHome:
-    """Called after each op of this thread; moves variables home once they are assigned.
+    """Called after each op of this thread; moves variables home once they are assigned. Makes initial values.
 
     Args:
         limit_bytes: of the device, under which variables stay; None: none stays.
@@ -67,7 +140,8 @@ class _MovesHome:
 
     def __init__(self, limit_bytes: int | None):
         self._limit_bytes = limit_bytes
-        self._largest_bytes = 0
+        self._largest_bytes = LEAST_BYTES
+        self._home: Any = None  # a value that is at home, for a variable that is to be assigned it
 
     def __call__(
         self, op: Any, inputs: Any, attrs: Any, outputs: Any, op_name: str | None = None, graph: Any = None
@@ -77,17 +151,78 @@ class _MovesHome:
         handle, value = inputs
         if not _is_movable(value):
             return
+        is_home, self._home = value is self._home, None
         nbytes = value.dtype.size * value.shape.num_elements()
         self._largest_bytes = max(self._largest_bytes, nbytes)
-        if not self._has_room(handle):
+        if is_home and self._has_room(handle, SLACK * nbytes):
+            move_home(handle, host=False)
+        elif not is_home and not self._has_room(handle):
             move_home(handle, host=True)
 
-    def _has_room(self, handle: Any) -> bool:
-        """Whether the device of a variable has room for as many more bytes under the limit."""
+    def create(self, make_next: Any, **options: Any) -> Any:
+        """Make a variable, as of `tf.variable_creator_scope`."""
+        from tensorflow.python.trackable.base import CheckpointInitialValueCallable
+
+        make = options.get("initial_value")
+        if callable(make) and not isinstance(make, CheckpointInitialValueCallable):
+            name = str(options.get("name") or "Variable")
+            options["initial_value"] = functools.partial(self._initial_value, make, name)
+        return make_next(**options)
+
+    def _initial_value(self, make: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+        """What the callable gives, or the home of its value."""
+        import numpy as np
+        import tensorflow as tf
+
+        make = functools.partial(make, *args, **options)
+        if not tf.executing_eagerly():
+            return make()
+        value = traced(make)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.size:
+            return self._made(ArrayInSlices(value), name)
+        if isinstance(value, Traced) and not value.obstacle:
+            return self._made(value, name)
+        if isinstance(value, Traced):
+            return self._whole(make, name, value.nbytes or 0, value.obstacle)
+        return self._whole(make, name, 0, "its callable runs eagerly only.") if value is None else value
+
+    def _made(self, value: InSlices, name: str) -> Any:
+        """The value, at home, for a variable that is assigned it next."""
+        room = _Room.here(self._limit_bytes)
+        if not room.has(needed_bytes := peak_bytes(value, LEAST_BYTES)):
+            raise room.refusal(name, value.nbytes, room.in_use_bytes + needed_bytes, "even in slices.")
+        most_bytes = LEAST_BYTES
+        while most_bytes < MOST_BYTES and room.has(peak_bytes(value, 2 * most_bytes)):
+            most_bytes *= 2
+        self._home = make_at_home(value, most_bytes)
+        return self._home
+
+    def _whole(self, make: Callable[[], Any], name: str, nbytes: int, obstacle: str) -> Any:
+        """What the callable gives, which is made on the device as a whole."""
+        import tensorflow as tf
+
+        why = f"as a whole: {obstacle} {_OTHERS}"
+        room = _Room.here(self._limit_bytes)
+        if not room.has(nbytes):
+            raise room.refusal(name, nbytes, room.in_use_bytes + nbytes, why)
+        try:
+            value = make()
+        except tf.errors.ResourceExhaustedError as error:
+            raise TfswapError(f"the device has no room for making variable '{name}' {why}") from error
+        after = _Room.here(self._limit_bytes)
+        if not after.is_kept and room.is_kept:
+            raise after.refusal(name, nbytes, after.peak_bytes, why)
+        return value
+
+    def _has_room(self, handle: Any, nbytes: int = 0) -> bool:
+        """Whether a variable's device has room under the limit for these bytes, and as many as the largest has."""
         if self._limit_bytes is None:
             return False
-        info = memory_info(handle.device.rpartition("/device:")[2])
-        return info is None or info.current_bytes + self._largest_bytes <= self._limit_bytes
+        return _Room.of(_device_of(handle), self._limit_bytes).has(nbytes + self._largest_bytes)
+
+
+def _device_of(tensor: Any) -> str:
+    return tensor.device.rpartition("/device:")[2]
 
 
 def _is_movable(value: Any) -> bool:

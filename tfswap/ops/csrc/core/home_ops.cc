@@ -6,6 +6,8 @@
 //   AwaitStore waits for that copy
 //   CommitHome waits for that copy and gives the variable that buffer
 //   MoveHome   moves a variable's value to host memory, or back to the device's arena
+//   MakeHome   makes a home, for a variable that is assigned it
+//   FillHome   copies some elements of a tensor on the device to a home
 //   Rows       some rows of a tensor, in its buffer
 //
 // A range of rows can be read alone. A new value can be stored in slices: the first StoreHome makes the buffer, the
@@ -159,6 +161,35 @@ variable's copy-on-read mode off.
 host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
 limit: Of a saved step: fails with ResourceExhausted where more than these bytes are in use in the arena, until once no
   more are. 0 for no such check.
+)doc");
+
+REGISTER_OP("Tfswap>MakeHome")
+    .Input("shape: int64")
+    .Output("home: dtype")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &shape));
+      c->set_output(0, shape);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+A tensor in host memory, without values. A variable that is assigned it is at home. Fails with ResourceExhausted where
+host memory is at its limit.
+)doc");
+
+REGISTER_OP("Tfswap>FillHome")
+    .Input("home: T")
+    .Input("value: T")
+    .Input("begin: int64")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Copies a tensor to a part of a home that MakeHome has made.
+
+begin: The first element of the home that is written, in row-major order.
 )doc");
 
 REGISTER_OP("Tfswap>Rows")
@@ -447,6 +478,48 @@ class MoveHomeOp : public OpKernel {
   std::atomic<bool> begun_{false};  // the limit has been checked
 };
 
+template <typename CopierFactory>
+class MakeHomeOp : public OpKernel {
+ public:
+  explicit MakeHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckSwapType(ctx->output_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
+    OP_REQUIRES(ctx, ctx->input(0).dims() == 1, absl::InvalidArgumentError("The shape of a home is a vector."));
+    tensorflow::TensorShape shape;
+    OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(ctx->input(0).vec<int64_t>(), &shape));
+    Tensor home;
+    HostPool* const pool = CopierFactory::Pool(ctx->device());
+    OP_REQUIRES_OK(ctx, MakeHome(pool, Tensor(ctx->expected_output_dtype(0)), shape, name(), &home));
+    ctx->set_output(0, home);
+  }
+};
+
+class FillHomeOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& home = ctx->input(0);
+    const Tensor& value = ctx->input(1);
+    OP_REQUIRES(ctx, ctx->input(2).dims() == 0, absl::InvalidArgumentError("The first element is no scalar."));
+    const int64_t begin = ctx->input(2).scalar<int64_t>()();
+    const int64_t count = value.NumElements();
+    OP_REQUIRES(ctx, IsAtHome(home), absl::InvalidArgumentError(absl::StrCat("'", name(), "' fills no home.")));
+    OP_REQUIRES(ctx, begin >= 0 && begin <= home.NumElements() - count,
+                absl::InvalidArgumentError(absl::StrCat("'", name(), "' fills ", count, " elements from element ", begin,
+                                                        " on of a home of shape ", home.shape().DebugString(), ".")));
+    if (count == 0) return;
+    Tensor all(home.dtype()), elements(value.dtype());
+    OP_REQUIRES(ctx, all.CopyFrom(home, {home.NumElements()}) && elements.CopyFrom(value, {count}),
+                absl::InternalError("A tensor has another number of elements than its shape."));
+    Tensor filled = all.Slice(begin, begin + count);
+    CopyOnDevice(ctx, elements, &filled);
+  }
+};
+
 class RowsOp : public OpKernel {
  public:
   explicit RowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
@@ -467,6 +540,11 @@ class RowsOp : public OpKernel {
   Rows range_;
 };
 
+REGISTER_KERNEL_BUILDER(Name("Tfswap>MakeHome").Device(tensorflow::DEVICE_CPU), MakeHomeOp<CpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>MakeHome").Device(tensorflow::DEVICE_GPU).HostMemory("shape"),
+                        MakeHomeOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>FillHome").Device(tensorflow::DEVICE_CPU), FillHomeOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>FillHome").Device(tensorflow::DEVICE_GPU).HostMemory("begin"), FillHomeOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Rows").Device(tensorflow::DEVICE_CPU), RowsOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Rows").Device(tensorflow::DEVICE_GPU), RowsOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ReadHome").Device(tensorflow::DEVICE_CPU), ReadHomeOp);

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.records import UnboundedLoop
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower, prepare_in_gate
 from tfswap.compiler.options import Options
@@ -17,13 +15,12 @@ from tfswap.compiler.plan_check import require_allowed
 from tfswap.compiler.planned_form import PlannedForm
 from tfswap.compiler.policy import note_permits
 from tfswap.compiler.preconditions import (
-    bound_of_loop,
     require_countable,
     require_functional,
     require_sight,
     require_sizes,
 )
-from tfswap.compiler.prepare import prepare
+from tfswap.compiler.prepared_step import PreparedStep
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
@@ -32,7 +29,7 @@ from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
 from tfswap.compiler.step_report import homes_of, report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
-from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
@@ -45,7 +42,7 @@ from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
-from tfswap.support.once import Once
+from tfswap.support.once import Shared
 from tfswap.support.sizes import parse_limit
 
 
@@ -63,13 +60,15 @@ class Optimizer:
         held: names of tensors that the unoptimised step holds until its end.
         others_bytes: bytes that others allocate while the step runs, unoptimised too, as a data pipeline's batches.
         plan_cache: the cache to read earlier plans from, and to keep new ones in.
-        shared: as of `Target`.
+        shared: as of `Target`; None for a step that is one part.
 
     Attributes:
-        example: the plan of a similar step, which runs at the same time and is as fast.
+        example: a similar step that has been searched, from whose search plans may be taken (similar_plan.py).
+        searched: the step whose search has given the latest plan: this one or `example`; None where neither has.
     """
 
-    example: Plan | None = None
+    example: Optimizer | None = None
+    searched: Optimizer | None = None
 
     @progress.task("reading the step")
     @without_collector
@@ -87,7 +86,7 @@ class Optimizer:
         held: Sequence[str] = (),
         others_bytes: int = 0,
         plan_cache: PlanCache | None = None,
-        shared: Once | None = None,
+        shared: Shared | None = None,
     ):
         self.options = (options or Options()).on(device)
         self.graph = graph
@@ -105,11 +104,11 @@ class Optimizer:
         if plan_cache is not None and costs is None:
             stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, (keeps_results, *held))
         self._known = KnownPlans(stored, self.judged)
-        self.target = Target(device, not self.options.portable, keeps_results, tuple(held), shared or Once())
-        prepared = prepare(settled, self.target, locate)
-        self.locate = prepared.locate
+        self.target = Target(device, not self.options.portable, keeps_results, tuple(held), shared or Shared.of_one())
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.search = Search(settled, self._facts, self.target, self.options, self.costs, snapshot)
+        self._prepared = PreparedStep.of(graph, settled, self.target, self.options, self.costs, locate)
+        self.locate = self._prepared.facts.locate
+        self.search = Search(self._prepared.variants, self.target, self.options, self.costs, snapshot)
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
         self._arena_bytes = snapshot.total_bytes
         self.unoptimised = UnoptimisedStep(
@@ -122,8 +121,8 @@ class Optimizer:
             known=stored,
             snapshot=snapshot,
             resident_bytes=self.resident_bytes,
-            unrolled=prepared.unrolled,
-            overlapping_bytes=prepared.overlapping_bytes,
+            unrolled=self._prepared.facts.unrolled,
+            overlapping_bytes=self._prepared.facts.overlapping_bytes,
         )
 
     @property
@@ -170,12 +169,6 @@ class Optimizer:
         """The planner for `settled`, in the assumed arena."""
         return self.search.planners.of(self.search.variants.plain)
 
-    def _facts(self, graph: Graph) -> Dataflow:
-        try:
-            return analyse_dataflow(graph, self.device)
-        except UnboundedLoop as error:
-            raise UnsupportedGraph(f"{error} {bound_of_loop(error.loop, self.locate)}") from None
-
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
 
@@ -193,6 +186,7 @@ class Optimizer:
         """As `plan`; None in place of a refusal, which takes longer, since it computes the floor."""
         limit_bytes = self._limit_bytes(limit)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
+        self.searched = None
         if not ordered and (aim is None or self.fits_unchanged(aim)):
             return self.unchanged(limit_bytes)
         if not self._known or limit_bytes is None or self.search.planners.lent_bytes:
@@ -208,8 +202,10 @@ class Optimizer:
         Args:
             aim: the highest peak that it may have.
         """
-        found = found_like(self.example, self, aim) or self.search.fastest(aim)
-        return None if found is None else self._freeze(limit_bytes, found)
+        like = found_like(self.example, self, aim)
+        self.searched = self.example if like else self
+        found = like or self.search.fastest(aim)
+        return None if found is None else self.plan_of(found, limit_bytes)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
         """An earlier plan that keeps a limit here; None without one, and where the step would stay as it is."""
@@ -248,7 +244,7 @@ class Optimizer:
         variant = self.search.lowest().variant
         candidate = self.search.planners.of(variant).candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
-        return self._freeze(None, Found(variant, candidate))
+        return self.plan_of(Found(variant, candidate), None)
 
     def analysis(self, limit: int | str | None, ordered: bool = False) -> Plan:
         """As `plan`; for a limit that can't be met, the plan that changes nothing, whose peak exceeds it."""
@@ -296,7 +292,8 @@ class Optimizer:
             locate=self.locate,
         )
 
-    def _freeze(self, limit_bytes: int | None, found: Found) -> Plan:
+    def plan_of(self, found: Found, limit_bytes: int | None) -> Plan:
+        """A found candidate as a plan, made under a limit."""
         return found.plan(
             self.fingerprint,
             limit_bytes,
@@ -334,7 +331,8 @@ class Optimizer:
         if plan.changes_nothing:
             return self.graph
         form = self.form_of(plan)
-        made = lower(form, self.graph, self.target, gate)
+        made = lower(form, self._prepared.given, self.target, gate)
+        self._prepared.move_to(self.graph, made)
         if checked_by_gate:
             prepare_in_gate(made, form, self.target, gate)
         return made

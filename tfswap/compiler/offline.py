@@ -152,14 +152,16 @@ class OfflineStep:
 
     def _choose(self, request: Request, *, ordered: bool) -> dict[str, Plan]:
         plans: dict[str, Plan] = {}
+        searched: Optimizer | None = None
         for where, optimizer in self.optimizers.items():
-            optimizer.example = next(reversed(plans.values()), None)
+            optimizer.example = searched
             try:
                 plans[where] = request.choose(optimizer, where or self.device, ordered=ordered)
             except InfeasibleMemoryLimit as error:
                 if not where:
                     raise
                 raise error.of(f"on {where}") from None
+            searched = optimizer.searched
         return plans
 
     def rewrite(self, plans: Mapping[str, Plan]) -> Graph:

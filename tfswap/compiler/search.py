@@ -9,20 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tfswap.analysis.body_encodings import is_inner
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.concurrency import concurrent_rewritings
 from tfswap.compiler.options import Options
 from tfswap.compiler.planners import Bounds, Planners, faster, lower
-from tfswap.compiler.precision import in_precision
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
-from tfswap.ir.graph import Graph
 from tfswap.ir.permits import STATE
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
@@ -43,8 +40,7 @@ class Search:
     """The plans of one step in the assumed arena.
 
     Args:
-        graph: the prepared step; it is changed.
-        facts: from a prepared step with ordered bodies to its facts.
+        variants: the step's variants.
         target: the device, and which ops the step may have.
         options: the user's options.
         costs: the cost model.
@@ -58,8 +54,7 @@ class Search:
 
     def __init__(
         self,
-        graph: Graph,
-        facts: Callable[[Graph], Dataflow],
+        variants: Variants,
         target: Target,
         options: Options,
         costs: Costs,
@@ -69,10 +64,8 @@ class Search:
         self._costs = costs
         self._target = target
         self._chooses = options.solver == "default" and target.own_ops
-        self.variants = Variants(graph, facts, target, costs)
+        self.variants = variants
         self.alternatives = Alternatives(self.variants, target.device, costs)
-        if options.precision:
-            self.variants.base = in_precision(self.variants.plain, target.device, options, costs)
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self._rung_of: dict[Rewriting, Rung] = {}
         self._least: Found | None = None

@@ -1,7 +1,8 @@
-"""Carries the plan of one step over to a similar one, such as another replica's, which names most nodes alike.
+"""Takes the plan of a step from the search of a similar one, such as another replica's, which names most nodes alike.
 
-Kernels that only the other step has are left out, with the evictions of their tensors; those that only this step has
-are added. The plan is then checked and simulated as any other.
+The search of the similar step has judged candidates for many limits. So its plan for as much room as this step has is
+soon found. It is carried over: kernels that only the other step has are left out, with the evictions of their tensors;
+those that only this step has are added. Then it is checked and simulated as any other.
 """
 
 from __future__ import annotations
@@ -21,32 +22,40 @@ from tfswap.planner.validate import buffer_uses, require_accumulators
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
 
-MORE_ROOM = 1.05
-"""A step that has more than this multiple of a similar step's room is planned by itself."""
-
 Place = tuple[int, int]
 """A position in the other step's order, and a number that orders kernels of this step alone around the one there."""
 
 
-def found_like(example: Plan | None, step: Optimizer, limit_bytes: int | None) -> Found | None:
-    """The plan of a similar step for this one, within the limit; None where this one needs another plan, or has more
-    room.
+def found_like(example: Optimizer | None, step: Optimizer, limit_bytes: int | None) -> Found | None:
+    """The fastest plan of a similar step, with the room that this one has, for this one; None where that does not fit.
+
+    Args:
+        example: the similar step, which has been searched.
     """
-    if limit_bytes is None or example is None or example.changes_nothing or example.limit_bytes is None:
+    if limit_bytes is None or example is None or not _are_alike(example, step):
         return None
-    if example.lent_bytes > step.search.planners.lent_bytes:
-        return None
+    there_bytes = limit_bytes - step.resident_bytes + example.resident_bytes
+    found = example.search.fastest(there_bytes)
+    return None if found is None else fitting(example.plan_of(found, there_bytes), step, limit_bytes)
+
+
+def _are_alike(example: Optimizer, step: Optimizer) -> bool:
+    """Whether two steps have most nodes in common, and as much memory of other devices."""
+    names, others = step.flow.place.keys(), example.flow.place.keys()
+    same_lent = example.search.planners.lent_bytes == step.search.planners.lent_bytes
+    return same_lent and 2 * len(names & others) > max(len(names), len(others))
+
+
+def fitting(plan: Plan, step: Optimizer, limit_bytes: int) -> Found | None:
+    """A similar step's plan for this one, within the limit; None where this one needs another plan."""
     try:
-        variant = step.variant_of(example)
-        room_bytes = limit_bytes - step.search.planners.resident_bytes(variant)  # counted as the example's
-        if room_bytes > MORE_ROOM * (example.limit_bytes - example.persistent_bytes):
-            return None
-        require_accumulators(example, step.search.variants.accumulators)
-        plan = carried_over(example, variant.flow, step.fingerprint)
-        step.require_fit(plan)
+        variant = step.variant_of(plan)
+        require_accumulators(plan, step.search.variants.accumulators)
+        carried = carried_over(plan, variant.flow, step.fingerprint)
+        step.require_fit(carried)
     except InvalidModel:
         return None
-    return step.search.fitting(plan, limit_bytes)
+    return step.search.fitting(carried, limit_bytes)
 
 
 def carried_over(plan: Plan, flow: Dataflow, fingerprint: str) -> Plan:

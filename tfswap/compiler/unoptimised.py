@@ -137,7 +137,7 @@ class UnoptimisedStep:
 
     def _predicted(self) -> Baseline:
         """As `predict`; from that of a part that computes alike, where its arena has about as many bytes."""
-        made: list[tuple[int, Baseline]] = self._target.shared.get((UnoptimisedStep, self._target), list)
+        made: list[tuple[int, Baseline]] = self._target.shared.alike.get((UnoptimisedStep, self._target), list)
         there_bytes = self._snapshot.total_bytes
         for nbytes, found in made:
             if abs(more := there_bytes - nbytes) <= ALIKE_SHARE * found.peak_bytes:

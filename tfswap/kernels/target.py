@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tfswap.kernels.device import DeviceModel
-from tfswap.support.once import Once
+from tfswap.support.once import Shared
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Target:
         keeps_results: whether the results stay in the arena for the caller, as a function's do. A session copies them
             to host memory.
         held: names of tensors that the unoptimised step holds until its end.
-        shared: results that hold for all parts of a step that compute alike (alike_parts.py).
+        shared: results of the parts of a step that compute alike.
     """
 
     device: DeviceModel
     own_ops: bool = True
     keeps_results: bool = False
     held: tuple[str, ...] = ()
-    shared: Once = field(default_factory=Once, compare=False, repr=False)
+    shared: Shared = field(default_factory=Shared.of_one, compare=False, repr=False)
 
     @property
     def runs_concurrently(self) -> bool:

@@ -2,20 +2,20 @@
 
 Nodes that compute alike have the same name in all parts. A plan names nodes. So the plan of one replica is also a plan
 of another, but for the few nodes that only one of them has, such as the sum of all losses. What does not depend on the
-arena is computed once for parts that have the same nodes (`shared_results`).
+arena is computed once for parts that have the same nodes, or that are the same but for their device (`shared_results`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, is_commutative, is_const
 from tfswap.ir.python_calls import TOKEN
 from tfswap.passes.device_carriers import unit
-from tfswap.support.once import Once
+from tfswap.support.once import Once, Shared
 
 OWN = frozenset((TOKEN, "seed", "seed2"))
 """Attributes that differ between nodes that compute alike, besides those whose names begin with "_"."""
@@ -57,13 +57,57 @@ def names_of_alike(graph: Graph, homes: Mapping[Node, str], planned: Collection[
     return found
 
 
-def shared_results(parts: Mapping[str, Graph]) -> dict[str, Once]:
-    """By device, where to keep results that hold for all parts with the same nodes.
+def shared_results(parts: Mapping[str, Graph]) -> dict[str, Shared]:
+    """By device, where to keep results that hold for other parts too."""
+    alike: defaultdict[object, Once] = defaultdict(Once)
+    same: defaultdict[object, Once] = defaultdict(Once)
+    return {
+        where: Shared(alike[frozenset(_contents(part))], same[_whole_content(part)]) for where, part in parts.items()
+    }
 
-    The order in which a device sends and receives may differ: no such result may depend on it.
+
+def device_names(made: Graph, part: Graph) -> dict[str, str]:
+    """By name of a device in `made`, the device of the same node of a part that is the same but for that."""
+    return {made[node.name].device: node.device for node in part}
+
+
+def _whole_content(part: Graph) -> Hashable:
+    """All of a part but for the names of its devices, which are numbered, and the places in the insertion order of
+    nodes that only pass tensors to other devices: control edges give their order.
     """
-    found: defaultdict[object, Once] = defaultdict(Once)
-    return {where: found[frozenset(_contents(part))] for where, part in parts.items()}
+    devices: dict[str, int] = {}
+    nodes = [
+        (
+            node.name,
+            node.op,
+            tuple([(source.name, index) for source, index in node.inputs]),
+            frozenset([each.name for each in node.controls]),
+            tuple(sorted(node.attrs.items())),
+            node.outputs,
+            devices.setdefault(node.device, len(devices)),
+            (node.measured, node.tape, part.small_constants.get(node)),
+            tuple([_whole_content(body) for body in part.bodies.get(node, ())]),
+        )
+        for node in sorted(part, key=lambda node: node.name)
+    ]
+    passing = {node.name for node in part if _passes_on(node)}
+    return (
+        tuple(nodes),
+        tuple([feed.name for feed in part.feeds]),
+        tuple([tensor.name for tensor in part.fetches]),
+        tuple([target.name for target in part.targets if target.name not in passing]),
+        tuple([node.name for node in part if node.name not in passing]),
+        tuple([name for name in part.executed if name not in passing]),
+        tuple(sorted(part.calls.items())),
+        tuple(sorted(part.names_in_bodies.items())),
+    )
+
+
+def _passes_on(node: Node) -> bool:
+    """Whether a node stands for another device, or copies what that has sent."""
+    if node.op == custom_ops.TO_DEVICE:
+        return node.inputs[0].node.op == custom_ops.RECEIVE
+    return node.op in (custom_ops.SEND, custom_ops.RECEIVE, custom_ops.SIGNAL)
 
 
 def _contents(part: Graph) -> Iterator[object]:

@@ -13,7 +13,8 @@ peak depends on which device is faster. In place of a control edge between devic
 
 Sends, receives and collectives have one order in the whole step, and each device keeps its part of that order, by
 control edges. So the joined graph has no cycle, whatever the plans: a path that enters a device at a receive leaves it
-at a later send. Members of a collective have one place in that order.
+at a later send. Members of a collective have one place in that order. What kernels give that start at one time is all
+sent before any of it is received: then devices that wait for one another, as replicas do, do so in the same way.
 
 Constants are in each part that reads them, and so are arguments in host memory or on a CPU, and integers whose number
 follows from shapes. Nodes of two parts that compute alike have one name (alike_parts.py); in the joined graph each has
@@ -63,8 +64,13 @@ from tfswap.passes.nodes import RECEIVED, add_device_copy, add_signal
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.support.reach import reach
 
-Place = tuple[int, int]
-"""The place of a send, its receive, or a collective in the order of the whole step."""
+Place = tuple[int, int, int]
+"""The place of a send, a receive or a collective in the order of the whole step: when its node starts, which of the
+three it is, and its number among these.
+"""
+COLLECTIVE, SENT, TAKEN = range(3)
+BEFORE = -1
+"""When arguments are there: before any node starts."""
 
 
 @dataclass
@@ -116,7 +122,7 @@ class _Cut:
         self._places = Places(planned, device, self._feeds, is_body=body is not None)
         self._outside = next((node for node in graph if node.op == custom_ops.OUTSIDE), None)
         self._before = graph.needed([self._outside]) if self._outside else set(graph)
-        self._rank = _ranks(graph, device)
+        self._rank, self._start = _ranks(graph, device)
         self._insertion = {node: i for i, node in enumerate(graph)}
         self._devices = {node: devices_of(graph, node) for node in graph}
         if self._outside:
@@ -177,7 +183,7 @@ class _Cut:
         controls = self._controls(where, node.controls)
         made = self._copy(where, node, inputs, controls)
         if is_collective(node.op):
-            self._place[where][made] = self._rank[node.name], 0
+            self._place[where][made] = self._joint_place(node)
 
     def _add_on_each(self, node: Node, devices: Sequence[str]) -> None:
         """Add a loop or a conditional on each of several devices, with the part of its functions on that device.
@@ -217,7 +223,7 @@ class _Cut:
             part.targets.append(copy)  # the other parts wait for what it sends
             self._made[where, node] = copy
             self._near[copy] = self._insertion[node]
-            self._place[where][copy] = self._rank[node.name], 0
+            self._place[where][copy] = self._joint_place(node)
             for n, i in enumerate(results):
                 if functions.homes[i] is not None:
                     self._results[node.out(i)][where] = copy.out(n)
@@ -244,8 +250,12 @@ class _Cut:
             part.targets.append(made)
             self._made[where, node] = made
             self._near[made] = self._insertion[node]
-            self._place[where][made] = self._rank[node.name], 0
+            self._place[where][made] = self._joint_place(node)
             self._results |= {node.out(i): {where: made.out(n)} for n, i in enumerate(own)}
+
+    def _joint_place(self, node: Node) -> Place:
+        """The place of a node that is on several devices."""
+        return self._start[node.name], COLLECTIVE, self._rank[node.name]
 
     def _put_after(self, where: str, node: Node) -> None:
         """Keep a node of a device's part on the side of the caller's part that its readers are on."""
@@ -336,10 +346,10 @@ class _Cut:
             outputs=(kind,),
             device=f"/device:{where}",
         )
-        first = self._rank[self._outside.name] if self._is_after and self._outside else 0
-        place = max(self._rank[node.name], first), len(self.parts.sources) + 1
-        for device, end in ((home, send), (where, receive)):
-            self._place[device][end] = place
+        first = self._start[self._outside.name] if self._is_after and self._outside else BEFORE
+        start, number = max(self._start[node.name], first), len(self.parts.sources)
+        for device, end, which in ((home, send, SENT), (where, receive, TAKEN)):
+            self._place[device][end] = start, which, number
             self._near[end] = self._insertion[node]
         self.parts.sources[where, receive.name] = home, send.name
         return receive
@@ -445,8 +455,11 @@ def _homes(graph: Graph) -> dict[Node, str]:
     return {feed: unit(feed.device) if feed.device else readers.get(feed, first) for feed in graph.feeds}
 
 
-def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
-    """The order of the nodes by name (device_schedule.py), in which the members of a collective have one place."""
+def _ranks(graph: Graph, device: DeviceModel) -> tuple[dict[str, int], dict[str, int]]:
+    """By name of a node, its number in an order, and when it starts there (device_schedule.py).
+
+    The members of a collective have one place in that order.
+    """
     ordered = graph.copy()
     target = Target(device)
     order_collectives(ordered, target)
@@ -456,9 +469,11 @@ def _ranks(graph: Graph, device: DeviceModel) -> dict[str, int]:
         for node in ordered:
             if node not in before and not is_const(node.op):
                 ordered.add_control(node, outside)
-    found: dict[str, int] = {}
-    for rank, node in enumerate(scheduled(ordered)):
-        found[node.name] = rank
-        if node.op == custom_ops.TOGETHER:
-            found |= {member[0]: rank for member in node.attrs["members"]}  # pyright: ignore[reportGeneralTypeIssues] written by join_collectives
-    return found
+    feeds = set(ordered.feeds)
+    ranks: dict[str, int] = {}
+    starts: dict[str, int] = {}
+    for rank, (node, start) in enumerate(scheduled(ordered).items()):
+        members: Sequence[tuple[str, object]] = node.attrs["members"] if node.op == custom_ops.TOGETHER else ()  # pyright: ignore[reportAssignmentType] written by join_collectives
+        for name in (node.name, *(member[0] for member in members)):
+            ranks[name], starts[name] = rank, BEFORE if node in feeds else start
+    return ranks, starts

@@ -24,10 +24,14 @@ COPY = 1
 """What it takes to pass a tensor to another device, in kernels."""
 
 
-def scheduled(graph: Graph) -> list[Node]:
-    """The nodes of a graph by the time at which they start. Those that start together are in topological order."""
+def scheduled(graph: Graph) -> dict[Node, int]:
+    """The time at which each node starts, in kernels: by time, and those that start together in topological order.
+
+    What reads a node on another device starts later than it.
+    """
     work = _Schedule(graph)
-    return sorted(work.place, key=lambda node: (work.start[node], work.place[node]))
+    ordered = sorted(work.place, key=lambda node: (work.start[node], work.place[node]))
+    return {node: work.start[node] for node in ordered}
 
 
 class _Schedule:

@@ -335,11 +335,11 @@ class PlanningLoop:
         return self.live and self.given is None and len(self._parts) > 1 and self._actions is None
 
     def _chosen(self, number: int) -> Outcome | None:
-        """Choose the plan of a part, with the plan of the part before as an example. Of several parts, a refusal names
+        """Choose the plan of a part, with the search for a part before as an example. Of several parts, a refusal names
         the device.
         """
         planning = self._parts[number]
-        planning.optimizer.example = self._parts[number - 1].plan if number else None
+        planning.optimizer.example = self._parts[number - 1].optimizer.searched if number else None
         return self._choose(planning)
 
     def _choose(self, planning: PartPlanning) -> Outcome | None:

@@ -22,7 +22,7 @@ from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
 from tfswap.simulator.device_timing import PartLanes, TimedPart, simulate_devices
-from tfswap.support.once import Once
+from tfswap.support.once import Shared
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -46,7 +46,7 @@ class Imported(NamedTuple):
     margin_bytes: int = 0
     parts: int = 1
     passed_bytes: int = 0
-    shared: Once | None = None
+    shared: Shared | None = None
 
 
 class Exported(NamedTuple):
@@ -85,7 +85,7 @@ class Trace:
         self.devices = devices_of(concrete, with_placeholders(concrete))
         self.device = self.devices[0]
         self._parts: Parts | None = None  # of the latest import; None where the step is not cut
-        self._shared: Mapping[str, Once] = {}  # by device, of its parts
+        self._shared: Mapping[str, Shared] = {}  # by device, of its parts
         self._not_taken: dict[str, Graph] = {}  # its parts that have not been planned, by device
 
     def parts(self, *, with_host: bool = False) -> Sequence[Trace]:

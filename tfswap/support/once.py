@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -19,3 +19,20 @@ class Once:
         if key not in self._found:
             self._found[key] = compute()
         return self._found[key]
+
+
+class Shared(NamedTuple):
+    """Results that parts of a step share which compute alike (passes/alike_parts.py).
+
+    Attributes:
+        alike: those that hold for all parts with the same nodes, whatever the order in which they send and receive.
+        same: those that hold for all parts that are the same but for their device.
+    """
+
+    alike: Once
+    same: Once
+
+    @classmethod
+    def of_one(cls) -> Shared:
+        """Of a step that is one part, with nobody."""
+        return cls(Once(), Once())

@@ -65,7 +65,7 @@ def order_sums(graph: Graph, target: Target) -> int:
     by_iteration = target.own_ops and target.device.has_own_kernels
     first, ready = SumOrders({}, {})
     if sums or accumulated:
-        first, ready = target.shared.get((order_sums, target), lambda: _orders(graph, target, by_iteration))
+        first, ready = target.shared.alike.get((order_sums, target), lambda: _orders(graph, target, by_iteration))
     decisions = SharedDecisions(graph)
     for name, found in sums.items():
         for node in found:

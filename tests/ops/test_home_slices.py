@@ -95,6 +95,15 @@ def test_slices_of_different_values_are_refused(ops, variable) -> None:
     assert np.array_equal(variable.numpy(), VALUE)
 
 
+def test_homes_of_impossible_sizes_are_refused(ops) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="overflow"):
+        ops.tfswap_store_home(value=VALUE, before=[], begin=0, rows=2**62)
+    for rows in (2**61, 2**58):  # whose bytes are 0 in 64 bits, or more than there are
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            ops.tfswap_make_home(shape=[rows, 2], dtype=tf.float64)
+    assert ops.tfswap_make_home(shape=[0, 2], dtype=tf.float32).shape == (0, 2)
+
+
 def test_rows_of_a_tensor_are_in_its_buffer(ops) -> None:
     tensor = tf.random.normal([64, 16])
     rows = ops.tfswap_rows(tensor=tensor, begin=16, rows=3)

@@ -217,14 +217,14 @@ struct Rows {
   }
 };
 
-// The address of `rows` rows of a tensor from `begin` on.
-absl::Status AddressOf(const Tensor& tensor, int64_t begin, int64_t rows, const std::string& node, char** address) {
+// Sets `part` to `rows` rows of a tensor from `begin` on, in its buffer.
+absl::Status GetRows(const Tensor& tensor, int64_t begin, int64_t rows, const std::string& node, Tensor* part) {
   const int64_t all = tensor.dims() > 0 ? tensor.dim_size(0) : 0;
   if (begin < 0 || rows < 0 || begin > all - rows) {
     return absl::InvalidArgumentError(absl::StrCat("'", node, "' accesses ", rows, " rows from row ", begin,
                                                    " on of a variable of shape ", tensor.shape().DebugString(), "."));
   }
-  *address = static_cast<char*>(tensor.data()) + (all > 0 ? tensor.TotalBytes() / all * begin : 0);
+  *part = tensor.dims() > 0 ? tensor.Slice(begin, begin + rows) : tensor;
   return absl::OkStatus();
 }
 
@@ -241,26 +241,18 @@ absl::Status GetValue(const OpKernelContext* ctx, Var* variable, const Tensor** 
 // A tensor that an op fills from a home: a new one on the device, and the values to copy.
 struct Filled {
   Tensor* value;
-  Tensor held;  // refers to the variable's buffer
-  char* from;
+  Tensor held;    // refers to the variable's buffer
+  Tensor source;  // the rows of it that are copied
 };
 
 absl::Status AllocateFilled(OpKernelContext* ctx, const Rows& range, Var* variable, Filled* filled) {
   const Tensor* held;
   TF_RETURN_IF_ERROR(GetValue(ctx, variable, &held));
-  tensorflow::TensorShape shape = held->shape();
-  filled->from = static_cast<char*>(held->data());
+  filled->held = filled->source = *held;
   if (range.rows >= 0) {
-    TF_RETURN_IF_ERROR(AddressOf(*held, range.begin, range.rows, ctx->op_kernel().name(), &filled->from));
-    shape.set_dim(0, range.rows);
+    TF_RETURN_IF_ERROR(GetRows(*held, range.begin, range.rows, ctx->op_kernel().name(), &filled->source));
   }
-  filled->held = *held;
-  return ctx->allocate_output(0, shape, &filled->value);
-}
-
-// The rows that are read, as a tensor that shares their buffer.
-Tensor SourceOf(const Filled& filled, const Rows& range) {
-  return range.rows < 0 ? filled.held : filled.held.Slice(range.begin, range.begin + range.rows);
+  return ctx->allocate_output(0, filled->source.shape(), &filled->value);
 }
 
 class ReadHomeOp : public OpKernel {
@@ -273,7 +265,7 @@ class ReadHomeOp : public OpKernel {
     tensorflow::tf_shared_lock lock(*variable->mu());
     Filled filled;
     OP_REQUIRES_OK(ctx, AllocateFilled(ctx, range_, variable.get(), &filled));
-    if (filled.value->TotalBytes() > 0) CopyOnDevice(ctx, SourceOf(filled, range_), filled.value);
+    if (filled.value->TotalBytes() > 0) CopyOnDevice(ctx, filled.source, filled.value);
   }
 
  private:
@@ -314,9 +306,9 @@ class LoadHomeOp : public OpKernel {
     if (filled.value->TotalBytes() == 0) {
       copied->End(absl::OkStatus());
     } else if (IsAtHome(filled.held)) {
-      Start(ctx, filled.from, HomeCopy{filled.held, *filled.value, std::move(copied)});
+      Start(ctx, filled.source.data(), HomeCopy{filled.held, *filled.value, std::move(copied)});
     } else {
-      CopyOnDevice(ctx, SourceOf(filled, range_), filled.value);
+      CopyOnDevice(ctx, filled.source, filled.value);
       copied->End(absl::OkStatus());
     }
   }
@@ -352,31 +344,31 @@ class StoreHomeOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
     auto copying = std::make_shared<HomeCopy>(HomeCopy{{}, ctx->input(0), std::make_shared<Transfer>()});
-    char* to = nullptr;
-    OP_REQUIRES_OK(ctx, GetHome(ctx, copying->tensor, &copying->home, &to));
+    Tensor part;
+    OP_REQUIRES_OK(ctx, GetHome(ctx, copying->tensor, &copying->home, &part));
     SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied});
     if (copying->tensor.TotalBytes() == 0) {
       copying->copied->End(absl::OkStatus());
       return;
     }
     const Tensor* const from = &copying->tensor;
-    CopierFactory::Make(ctx)->CopyOut(from, to, [copying = std::move(copying)](const Copied& ended) {
+    CopierFactory::Make(ctx)->CopyOut(from, part.data(), [copying = std::move(copying)](const Copied& ended) {
       copying->End(Direction::kOut, ended);
     });
   }
 
  private:
-  // The home, which is made where no other slice has one, and the address in it that `value` is copied to.
-  absl::Status GetHome(OpKernelContext* ctx, const Tensor& value, Tensor* home, char** to) {
+  // The home, which is made where no other slice has one, and the part of it that `value` is copied to.
+  absl::Status GetHome(OpKernelContext* ctx, const Tensor& value, Tensor* home, Tensor* part) {
     HostPool* const pool = CopierFactory::Pool(ctx->device());
     if (home_.rows < 0) {
       TF_RETURN_IF_ERROR(MakeHome(pool, value, value.shape(), name(), home));
-      *to = static_cast<char*>(home->data());
+      *part = *home;
       return absl::OkStatus();
     }
     tensorflow::TensorShape shape = value.shape();
     if (shape.dims() == 0) return absl::InvalidArgumentError(absl::StrCat("'", name(), "' stores rows of a scalar."));
-    shape.set_dim(0, home_.rows);
+    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, home_.rows));
     if (ctx->num_inputs() > 1) {
       const Stored* before;
       TF_RETURN_IF_ERROR(GetVariantInput(ctx, 1, &before));
@@ -388,7 +380,7 @@ class StoreHomeOp : public OpKernel {
     } else {
       TF_RETURN_IF_ERROR(MakeHome(pool, value, shape, name(), home));
     }
-    return AddressOf(*home, home_.begin, value.dim_size(0), name(), to);
+    return GetRows(*home, home_.begin, value.dim_size(0), name(), part);
   }
 
   Rows home_;  // the first row that is stored, and the number of all rows
@@ -525,9 +517,8 @@ class RowsOp : public OpKernel {
   explicit RowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
 
   void Compute(OpKernelContext* ctx) override {
-    char* address;
-    OP_REQUIRES_OK(ctx, AddressOf(ctx->input(0), range_.begin, range_.rows, name(), &address));
-    const Tensor made = ctx->input(0).Slice(range_.begin, range_.begin + range_.rows);
+    Tensor made;
+    OP_REQUIRES_OK(ctx, GetRows(ctx->input(0), range_.begin, range_.rows, name(), &made));
     OP_REQUIRES(ctx, made.IsAligned(),
                 absl::InvalidArgumentError(absl::StrCat("'", name(), "' takes rows that are not aligned, from row ",
                                                         range_.begin, " on.")));

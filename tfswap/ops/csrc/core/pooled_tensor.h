@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "host_pool.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/refcount.h"
 
@@ -38,7 +40,16 @@ class PooledBuffer : public tensorflow::TensorBuffer {
 template <typename Buffer>
 absl::Status MakePooled(HostPool* pool, const tensorflow::Tensor& like, const tensorflow::TensorShape& shape,
                         const std::string& node, tensorflow::Tensor* made) {
-  const size_t bytes = static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(like.dtype());
+  const size_t elements = static_cast<size_t>(shape.num_elements());
+  const size_t element_bytes = static_cast<size_t>(tensorflow::DataTypeSize(like.dtype()));
+  if (elements == 0) {
+    *made = tensorflow::Tensor(tensorflow::cpu_allocator_base(), like.dtype(), shape);
+    return absl::OkStatus();
+  }
+  if (elements > (SIZE_MAX - HostPool::kAlignment) / element_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("No memory has the ", elements, " elements of '", node, "'."));
+  }
+  const size_t bytes = elements * element_bytes;
   HostPool::Failure failure = HostPool::Failure::kNone;
   void* const memory = pool->Allocate(bytes, &failure);
   if (memory == nullptr) return NoHostMemory(failure, node, bytes, like);

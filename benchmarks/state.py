@@ -2,7 +2,7 @@
 
     python benchmarks/state.py                      # 0.23 GiB of state in 24 MiB, 4 GiB in 192 MiB; 5 minutes
     python benchmarks/state.py --tables             # embedding tables, updated in slices: up to 3 GiB in 64 MiB
-    python benchmarks/state.py --rows 8388608 --width 64 --cap 64       # 6 GiB; takes 14 GiB of memory
+    python benchmarks/state.py --rows 8388608 --width 64 --cap 64       # 6 GiB; takes 18 GiB of memory
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
     python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
 

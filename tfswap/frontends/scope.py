@@ -5,9 +5,11 @@ made so (initial_values.py). So it may itself be larger than the device.
 
 Whatever assigns a variable as a whole in a scope, outside of a graph, is followed by the variable's move home: its
 creation, `assign`, Keras' `load_weights`, a checkpoint's `restore`. TensorFlow restores all objects of a checkpoint by
-one op, so in a scope it restores one after the other.
+one op, so in a scope it restores one after the other. A large variable is read into host memory, and its home is
+filled in slices.
 
-Not handled: assignments inside of a `tf.function`, which leave variables on the device until a step moves them.
+Not handled: assignments inside of a `tf.function`, which leave variables on the device until a step moves them; in
+slices, the values that `assign` and `load_weights` are given, and those of several replicas.
 """
 
 from __future__ import annotations
@@ -151,7 +153,8 @@ class _MovesHome:
         handle, value = inputs
         if not _is_movable(value):
             return
-        is_home, self._home = value is self._home, None
+        made, self._home = self._home, None
+        is_home = made is not None and (value.dtype, value.shape) == (made.dtype, made.shape)
         nbytes = value.dtype.size * value.shape.num_elements()
         self._largest_bytes = max(self._largest_bytes, nbytes)
         if is_home and self._has_room(handle, SLACK * nbytes):
@@ -179,14 +182,14 @@ class _MovesHome:
             return make()
         value = traced(make)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.size:
-            return self._made(ArrayInSlices(value), name)
+            return self.make(ArrayInSlices(value), name)
         if isinstance(value, Traced) and not value.obstacle:
-            return self._made(value, name)
+            return self.make(value, name)
         if isinstance(value, Traced):
             return self._whole(make, name, value.nbytes or 0, value.obstacle)
         return self._whole(make, name, 0, "its callable runs eagerly only.") if value is None else value
 
-    def _made(self, value: InSlices, name: str) -> Any:
+    def make(self, value: InSlices, name: str) -> Any:
         """The value, at home, for a variable that is assigned it next."""
         room = _Room.here(self._limit_bytes)
         if not room.has(needed_bytes := peak_bytes(value, LEAST_BYTES)):
@@ -243,14 +246,49 @@ def _restore_one_by_one() -> None:
     @functools.wraps(restore)
     def restore_in_scope(self: Any, file_prefix: Any, options: Any = None) -> Any:
         here = context.context()
-        if not here.executing_eagerly() or not any(isinstance(each, _MovesHome) for each in here.op_callbacks):
+        scopes = [each for each in here.op_callbacks if isinstance(each, _MovesHome)]
+        if not here.executing_eagerly() or not scopes:
             return restore(self, file_prefix, options)
         restored: dict[str, Any] = {}
         for part in _parts(self):
-            restored |= restore(part, file_prefix, options)
+            if not _restore_in_slices(part, file_prefix, scopes[-1]):
+                restored |= restore(part, file_prefix, options)
         return restored
 
     MultiDeviceSaver.restore = restore_in_scope
+
+
+def _restore_in_slices(saver: Any, file_prefix: Any, moves: _MovesHome) -> bool:
+    """Restore a large variable from a tensor in host memory; false, and nothing is done, for other objects."""
+    import tensorflow as tf
+    from tensorflow.python.trackable.trackable_utils import extract_local_name
+
+    tensors = [each for all_of_task in saver._shardable_tensors_by_task.values() for each in all_of_task]
+    if len(tensors) != 1 or tensors[0].slice_spec:
+        return False
+    (tensor,) = tensors
+    variable = _variable_of(tensor.trackable)
+    if variable is None or not _is_movable(variable):
+        return False
+    if variable.dtype.size * (variable.shape.num_elements() or 0) <= MOST_BYTES:
+        return False
+    reader, name = tf.train.load_checkpoint(tf.get_static_value(file_prefix)), tensor._tensor_save_spec.name
+    if reader.get_variable_to_dtype_map().get(name) != variable.dtype:
+        return False  # TensorFlow has an error for that
+    with tf.device(variable.device):
+        home = moves.make(ArrayInSlices(reader.get_tensor(name)), variable.name)
+    saver._keys_to_restore_fn[tensor.checkpoint_key, ""]({extract_local_name(tensor.checkpoint_key): home})
+    return True
+
+
+def _variable_of(owner: Any) -> Any:
+    """The variable that an object of a checkpoint restores; None for other objects."""
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    for attribute in ("obj", "op", "value"):  # of two wrappers of TensorFlow's saver, and of Keras' variables
+        if not isinstance(owner, BaseResourceVariable):
+            owner = getattr(owner, attribute, owner)
+    return owner if isinstance(owner, BaseResourceVariable) else None
 
 
 def _parts(saver: Any) -> Iterator[Any]:

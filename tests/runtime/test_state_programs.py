@@ -7,13 +7,14 @@ import hashlib
 import pytest
 import tensorflow as tf
 from gpu_compare import relu_loss, weights
+from nets import floor_of
 from processes import on_arena
 from step_peaks import measuring
 from test_state_at_home import results
 
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
 WIDTH = 256
 
@@ -117,6 +118,24 @@ class MicroBatches:
         return self.step(x) + self.step(x)
 
 
+class Recurrent(Keras):
+    """A loop over time, whose tensors a backward loop reads."""
+
+    @tfswap.scope()
+    def __init__(self):
+        tf.keras.utils.set_random_seed(1)
+        super().__init__((dense(4), tf.keras.optimizers.Adam(0.01)))
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            _, state = tf.while_loop(
+                lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(self.models[0](h + x))), [0, x], maximum_iterations=20
+            )
+            loss = tf.reduce_mean(tf.square(state))
+        self.update(tape, [loss])
+        return loss
+
+
 PROGRAMS = {
     "gan": (Gan, 0.5),
     "scaled": (Scaled, 0.85),  # the branch gets all gradients
@@ -138,6 +157,36 @@ def test_state_of_other_programs_is_at_home(name: str) -> None:
     found = on_arena(program)
     assert found["result"] == on_arena(plain)["result"]
     assert found["kept"] and found["home"], found
+
+
+def test_variables_are_at_home_in_a_step_whose_loops_move_tensors() -> None:
+    def given():
+        return tf.random.stateless_normal([64, WIDTH], (1, 2))
+
+    def trained(step, net):
+        x = given()
+        losses = [float(step(x)) for _ in range(3)]
+        return [losses, hashlib.sha256(b"".join(v.numpy().tobytes() for v in net.state)).hexdigest()]
+
+    def program():
+        net, peaks = Recurrent(), []
+        floors = [floor_of(tf.function(net.train), given(), tactics=tactics) for tactics in (TACTICS, TENSOR_TACTICS)]
+        step = tfswap.optimize(tf.function(net.train), memory_limit=floors[0])
+        with measuring(peaks):
+            result = trained(step, net)
+        plan = step.plan()
+        inside = bool(plan.accumulators or plan.recomputed)
+        return {"result": result, "peaks": peaks, "floors": floors, "home": len(plan.at_home), "inside": inside}
+
+    def plain():
+        with memory_optimizer_off():
+            net = Recurrent()
+            return trained(tf.function(net.train), net)
+
+    found = on_arena(program)
+    assert found["result"] == on_arena(plain)
+    assert found["home"] and found["inside"], found
+    assert max(found["peaks"]) <= found["floors"][0] < found["floors"][1], found
 
 
 @pytest.mark.emulated_gpu(memory=64 << 20, count=2)

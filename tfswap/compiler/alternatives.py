@@ -43,10 +43,11 @@ AFFORDABLE = 4.0
 """Recomputing a tensor may take up to this multiple of the time of swapping it. Others are tried last."""
 SLICES = (2, 4, 16, 64, 256)
 """Into how many slices the update of the largest variable is cut, where limits need it."""
-MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 1 + len(SLICES)
+MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 5 + len(SLICES)
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-as sparse rows; with variables at home on the host, alone and with encodings; and with their updates in slices.
+as sparse rows; with variables at home on the host, alone, with encodings, and with the last stages; and with their
+updates in slices.
 """
 
 
@@ -158,18 +159,16 @@ class Alternatives:
         return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
 
     def at_home(
-        self, planner_of: Callable[[Variant], Planner], known: frozenset[str], encoded: Rewriting | None
+        self, planner_of: Callable[[Variant], Planner], known: frozenset[str], forms: Collection[Rewriting]
     ) -> list[Rewriting]:
-        """Stages of keeping variables at home on the host, from few to all, and all with the encodings of `encoded`.
+        """Stages of keeping variables at home on the host, from few to all, and each of `forms` with all at home.
 
         Args:
             known: the handles of variables that can be moved now.
         """
         if known not in self._at_home:
             found = self._homes(planner_of, known)
-            if found and encoded is not None:
-                found.append(found[-1]._replace(encoded=encoded.encoded))
-            self._at_home[known] = found
+            self._at_home[known] = [*found, *(form._replace(at_home=found[-1].at_home) for form in forms if found)]
         return self._at_home[known]
 
     def in_slices(self, at_home: Rewriting) -> list[Rewriting]:

@@ -106,7 +106,14 @@ class Search:
         """The plans with variables at home on the host; None where they stay."""
         if not self._chooses or STATE not in self._options.tactics:
             return None
-        return StatePlans(self.alternatives, self.planners, self._encoded)
+        return StatePlans(self.alternatives, self.planners, self._lowest_forms)
+
+    @functools.cached_property
+    def _lowest_forms(self) -> list[Rewriting]:
+        """The forms that hold the least of their kind: with all encodings, with the most moved in loops, with both."""
+        encoded = [] if self._encoded is None else [self._encoded]
+        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside))
+        return [form for form in found if form != self.variants.base]
 
     @property
     def _may_encode(self) -> bool:
@@ -122,9 +129,13 @@ class Search:
         """With kernels in bodies that take encodings, and the most of loops' saved tensors swapped, or recomputed."""
         if self._encoded is None or len(self._stages) == 1:
             return []
-        swapped = [stage for stage in self._stages if not stage.recomputed]
-        found = (self.alternatives.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
+        found = (self.alternatives.encoded_too(self._encoded, stage) for stage in self._last_stages)
         return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
+
+    @property
+    def _last_stages(self) -> list[Rewriting]:
+        """The stages with the most of loops' tensors swapped, and with the most recomputed."""
+        return [[stage for stage in self._stages if not stage.recomputed][-1], self._stages[-1]]
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:

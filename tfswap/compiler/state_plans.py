@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.planners import Planners, faster
 from tfswap.compiler.rewriting import Found, Rewriting
@@ -12,13 +14,14 @@ class StatePlans:
     """Searches the plans of one step with variables at home on the host, as far as these can be moved in the arena.
 
     Args:
-        encoded: the step with all encodings that gain something; None where there are none.
+        forms: those without variables at home that hold the least of their kind. The last one gets slices too.
     """
 
-    def __init__(self, alternatives: Alternatives, planners: Planners, encoded: Rewriting | None):
+    def __init__(self, alternatives: Alternatives, planners: Planners, forms: Sequence[Rewriting]):
         self._alternatives = alternatives
         self._planners = planners
-        self._at_home = alternatives.at_home(planners.of, planners.variables, encoded)
+        self._at_home = alternatives.at_home(planners.of, planners.variables, forms)
+        self._forms = forms
 
     def fastest(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or a faster plan within the limit; one with updates in slices where there is no other.
@@ -39,8 +42,8 @@ class StatePlans:
 
     @property
     def last(self) -> list[Rewriting]:
-        """Those that hold the least: with all variables at home, and these with the smallest slices."""
-        return [*self._at_home[-2:], *self._sliced[-1:]]
+        """Those that hold the least: all forms with all variables at home, and the last with the smallest slices."""
+        return [*self._at_home[-1 - len(self._forms) :], *self._sliced[-1:]]
 
     @property
     def _sliced(self) -> list[Rewriting]:

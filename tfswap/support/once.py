@@ -34,5 +34,5 @@ class Shared(NamedTuple):
 
     @classmethod
     def of_one(cls) -> Shared:
-        """Of a step that is one part, with nobody."""
+        """Of a step that is one part: nothing else shares it."""
         return cls(Once(), Once())

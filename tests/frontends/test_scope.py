@@ -190,18 +190,27 @@ def test_variables_that_are_larger_than_the_limit_are_made_in_slices() -> None:
     assert floor > 803 * 700 * 4
 
 
-@pytest.mark.emulated_gpu(memory=64 << 20)
-def test_a_variable_that_is_larger_than_the_limit_is_made_on_a_gpu(on_gpus) -> None:
+@pytest.mark.emulated_gpu(memory=64 << 20, count=2)
+def test_variables_that_are_larger_than_the_limit_are_made_on_gpus(on_gpus) -> None:
+    """One, and one with a copy for a second replica."""
+
     def program(gpus):
         tf.config.experimental.enable_op_determinism()
         expected, peaks = digests(made()[:4]), []
         gc.collect()
-        with measuring(peaks, "GPU:0"), tfswap.scope("512KiB"):
+        strategy = tf.distribute.MirroredStrategy()
+        with measuring(peaks, "GPU:0"), measuring(peaks, "GPU:1"), tfswap.scope("512KiB"):
             found = digests(made()[:4])
-        return [found == expected, peaks, gpus.report().splitlines()]
+            with strategy.scope():
+                table = tf.keras.layers.Embedding(
+                    40_961, 64, embeddings_initializer=lambda *_, **__: tf.ones([40_961, 64])
+                )
+                table.build(None)
+        copies = [float(tf.reduce_min(copy[40_000:])) for copy in table.variables[0].value.values]
+        return [found == expected, copies, peaks, gpus.report().splitlines()]
 
-    same, (peak,), races = on_gpus(program)
-    assert same and peak <= 512 << 10 and races == []
+    same, copies, peaks, races = on_gpus(program)
+    assert same and copies == [1.0, 1.0] and max(peaks) <= 512 << 10 and races == [], peaks
 
 
 @pytest.mark.parametrize("limit", ["60%", "much", -1])

@@ -44,6 +44,7 @@ CHECKED = (
     "ops/test_ops.py",
     "ops/test_ops_memory.py",
     "ops/test_ops_copies.py",
+    "ops/test_home_slices.py",
     "runtime/test_chunk_ends.py",
     "property/test_real_allocator.py::test_chunks_are_exact_as_long_as_a_step_requests_it",
     "ops/test_codecs.py",

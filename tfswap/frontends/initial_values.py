@@ -1,9 +1,9 @@
 """Initial values of variables in slices: a variable that is larger than the device is made at home on the host.
 
 A callable that makes an initial value is traced into a graph. What computes the whole value there (constants, random
-numbers, elementwise kernels) runs once for each slice of elements, and all else (shapes, seeds) once. Each op runs by
-itself, as TensorFlow runs it eagerly, so no optimizer changes the bits; and a slice has those of the whole, as in
-passes/tactics/update_groups.py and ir/philox.py.
+numbers, reads of other variables, elementwise kernels) runs once for each slice of elements, and all else (shapes,
+seeds) once. Each op runs by itself, as TensorFlow runs it eagerly, so no optimizer changes the bits; and a slice has
+those of the whole, as in passes/tactics/update_groups.py and ir/philox.py.
 
 Not handled: values of which an element depends on several others (orthogonal matrices), kernels that keep a
 generator's state (`tf.random.uniform`), callables that only run eagerly. They are called again, and make their value
@@ -18,7 +18,17 @@ from typing import Any, Final, Protocol
 
 from tfswap.ir import philox
 from tfswap.ir.custom_ops import DRAWS
-from tfswap.ir.op_traits import calls_functions, is_const, is_elementwise, is_feed, is_known, passes_on, runs_python
+from tfswap.ir.op_traits import (
+    READ_VARIABLE,
+    calls_functions,
+    is_const,
+    is_elementwise,
+    is_feed,
+    is_known,
+    passes_on,
+    runs_python,
+    writes_variable,
+)
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.native.load import load
 from tfswap.passes.tactics.update_groups import ELEMENTS
@@ -146,6 +156,8 @@ class Traced:
             return f"{_named(found)} is not computed element by element, or keeps the state of a random generator."
         ops = self._graph.get_operations()
         made = {op for op in reached if self._is_made(op)}
+        if any(op.type == READ_VARIABLE for op in made) and any(writes_variable(op.type) for op in ops):
+            return "it reads a variable, and changes one."
         others = {op for op in ops if op not in made}
         for op in reversed(ops):
             if op in others:
@@ -168,7 +180,7 @@ class Traced:
             return False
         if _is_elementwise(op):
             return all(_count(t) == 1 or t.shape == self.shape for t in op.inputs)
-        return is_const(op.type) or op.type == "Fill" or _is_philox(op)
+        return is_const(op.type) or op.type in ("Fill", READ_VARIABLE) or _is_philox(op)
 
     def _find_live_bytes(self) -> None:
         self.rest_bytes = ALIGNMENT_BYTES * len(self._in_slices)
@@ -253,6 +265,9 @@ def _part(op: Any, given: list[Any], begin: int, count: int) -> Any:
 
     if is_const(op.type):
         return tf.constant(_constant_part(op.get_attr("value"), begin, count))
+    if op.type == READ_VARIABLE:
+        with tf.device(given[0].device):  # perhaps another one than the slice's
+            return tf.reshape(_run(op, given)[0], [-1])[begin : begin + count]
     if philox.draws_from_counter(op.type):
         low, high = map(int, given[philox.COUNTER_INPUT].numpy())
         skipped = philox.counters_before(op.type, op.outputs[0].dtype.size, begin)

@@ -16,6 +16,7 @@
 #include "op_support.h"
 #include "pooled_tensor.h"
 #include "step_memory.h"
+#include "swapped.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -96,11 +97,16 @@ REGISTER_OP("Tfswap>Text")
 Returns a constant of text, in host memory.
 )doc");
 
+absl::Status CheckCopied(OpKernelConstruction* ctx) {
+  return CheckSwapType(ctx->input_type(0), absl::StrCat(" (node '", ctx->def().name(), "')"));
+}
+
 // The output of a copy to host memory: of the device's pool, or allocated outside of all arenas, the CPU's too.
 template <typename CopierFactory>
 class CopyOnHost {
  public:
   absl::Status Make(OpKernelConstruction* ctx) {
+    TF_RETURN_IF_ERROR(CheckCopied(ctx));
     TF_RETURN_IF_ERROR(ctx->GetAttr("pooled", &pooled_));
     int64_t owner;
     TF_RETURN_IF_ERROR(ctx->GetAttr("owner", &owner));
@@ -132,7 +138,7 @@ class CopyOnHost {
 // as it does for TensorFlow's _Recv. The tensor in host memory, which may be pinned, is held until the copy has ended.
 class ToDeviceOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit ToDeviceOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, CheckCopied(ctx)); }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& source = ctx->input(0);
@@ -188,7 +194,7 @@ class LeaveArenaOp : public OpKernel {
 
 class EnterArenaOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit EnterArenaOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, CheckCopied(ctx)); }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& source = ctx->input(0);

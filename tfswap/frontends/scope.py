@@ -193,7 +193,7 @@ class _MovesHome:
         """The value, at home, for a variable that is assigned it next."""
         room = _Room.here(self._limit_bytes)
         if not room.has(needed_bytes := peak_bytes(value, LEAST_BYTES)):
-            raise room.refusal(name, value.nbytes, room.in_use_bytes + needed_bytes, "even in slices.")
+            raise room.refusal(name, value.nbytes or 0, room.in_use_bytes + needed_bytes, "even in slices.")
         most_bytes = LEAST_BYTES
         while most_bytes < MOST_BYTES and room.has(peak_bytes(value, 2 * most_bytes)):
             most_bytes *= 2

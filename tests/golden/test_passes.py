@@ -145,9 +145,9 @@ def test_result_slots():
 def test_split_identity_n():
     golden = Golden("split_identity_n")
     before = edges(golden.graph), len(golden.graph)
-    # Both inputs of swapped, the input of one, both inputs of sum.
-    assert split_identity_n(golden.graph, Target(DeviceModel())) == 5
-    assert (edges(golden.graph), len(golden.graph)) == before
+    # Both inputs of swapped, the input of one, both inputs of sum, what control waits for.
+    assert split_identity_n(golden.graph, Target(DeviceModel())) == 6
+    assert (edges(golden.graph), len(golden.graph)) == (before[0] + 2, before[1] + 1)  # what waits for both inputs
     golden.check()
     assert split_identity_n(golden.graph, Target(DeviceModel())) == 0
 

@@ -5,9 +5,10 @@
     python benchmarks/emulated_fit.py transformer   # one
 
 A row is a process of its own. Two epochs, with an uneven last batch, are compared with those without tfswap: weights,
-optimizer and what `fit` returns, bit by bit. Peaks are those of the train function, of its highest step, over the plan
-of that step. Time is that of an epoch with kernels of a millisecond, with tfswap over without, in turns. Exit status 1
-where a limit is passed, values differ, or something races.
+optimizer and what `fit` returns, bit by bit. Peaks are those of steps, as planned for the arena in which each ran. In
+the first call a peak may come before the step, and is not the step's. A smaller batch is planned as a whole one. Time
+is that of an epoch with kernels of a millisecond, with tfswap over without, in turns. Exit status 1 where a limit is
+passed, values differ, or something races.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def trained(model: Any) -> list[str]:
 
 
 def watch(devices: list[str]) -> dict[str, list[list[int]]]:
-    """By device: of each call of a train function from now on the peak, the plan's, and the limit."""
+    """By device: of each step from now on the peak, the planned one, and the limit."""
     from several_gpus import peaks_of
 
     from tfswap.frontends.keras import Training
@@ -117,10 +118,10 @@ def watch(devices: list[str]) -> dict[str, list[list[int]]]:
     found: dict[str, list[list[int]]] = {device: [] for device in devices}
 
     def watched(self: Training, spec: Any, batch: Any) -> Any:
-        result, peaks = peaks_of(lambda: run(self, spec, batch))
-        for device, peak in peaks.items():
-            plan = self._latest.plan(device)
-            found[device].append([peak, plan.planned_peak_bytes, plan.limit_bytes or 0])
+        result, _ = peaks_of(lambda: run(self, spec, batch))  # which resets the allocators' peaks
+        for device, each in self._latest.latest_report.devices.items():
+            if each.measured_peak_bytes is not None:
+                found[device].append([each.measured_peak_bytes, each.planned_peak_bytes, each.memory_limit_bytes or 0])
         return result
 
     Training._run = watched

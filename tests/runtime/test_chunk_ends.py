@@ -11,6 +11,7 @@ from planner_problems import facts, named
 from processes import on_arena
 
 from tfswap.errors import InvalidModel
+from tfswap.ir.permits import TENSOR_TACTICS
 from tfswap.plan.plan import Plan, Split
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.chunk_splits import choose_ends, choose_splits
@@ -85,7 +86,7 @@ def recurrent(mib, limited):
         return loss
 
     if limited:
-        step = tfswap.optimize(tf.function(step))
+        step = tfswap.optimize(tf.function(step), tactics=TENSOR_TACTICS)  # without variables there are fewer holes
     else:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         step = tf.function(step)

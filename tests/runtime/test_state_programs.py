@@ -124,12 +124,12 @@ class Recurrent(Keras):
     @tfswap.scope()
     def __init__(self):
         tf.keras.utils.set_random_seed(1)
-        super().__init__((dense(4), tf.keras.optimizers.Adam(0.01)))
+        super().__init__((dense(2), tf.keras.optimizers.Adam(0.01)))
 
     def train(self, x):
         with tf.GradientTape() as tape:
             _, state = tf.while_loop(
-                lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(self.models[0](h + x))), [0, x], maximum_iterations=20
+                lambda i, _: i < 10, lambda i, h: (i + 1, tf.tanh(self.models[0](h + x))), [0, x], maximum_iterations=10
             )
             loss = tf.reduce_mean(tf.square(state))
         self.update(tape, [loss])

@@ -21,7 +21,6 @@ class StatePlans:
         self._alternatives = alternatives
         self._planners = planners
         self._at_home = alternatives.at_home(planners.of, planners.variables, forms)
-        self._forms = forms
 
     def fastest(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or a faster plan within the limit; one with updates in slices where there is no other.
@@ -43,7 +42,8 @@ class StatePlans:
     @property
     def last(self) -> list[Rewriting]:
         """Those that hold the least: all forms with all variables at home, and the last with the smallest slices."""
-        return [*self._at_home[-1 - len(self._forms) :], *self._sliced[-1:]]
+        full = [r for r in self._at_home if r.at_home == self._at_home[-1].at_home]
+        return [*full, *self._sliced[-1:]]
 
     @property
     def _sliced(self) -> list[Rewriting]:

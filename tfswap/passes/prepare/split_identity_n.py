@@ -68,15 +68,18 @@ def _end_of(graph: Graph, view: Node, sources: Sequence[Node]) -> Node:
     return graph.add("NoOp", graph.unique_name(f"tfswap/{view.name}/end"), (), controls=before, device=view.device)
 
 
+def _passes_each_on(node: Node) -> bool:
+    """Whether each output of a node is a view of the input at its place."""
+    return is_view(node.op) and len(node.inputs) == len(node.outputs)
+
+
 def _holds(node: Node) -> bool:
     """Whether a node is a view of several tensors."""
-    return is_view(node.op) and len(node.inputs) == len(node.outputs) > 1
+    return _passes_each_on(node) and len(node.outputs) > 1
 
 
 def _splits(node: Node) -> bool:
-    if CUSTOM_GRADIENT in node.attrs:
-        return is_view(node.op) and len(node.inputs) == len(node.outputs)
-    return _holds(node) and not node.controls
+    return _passes_each_on(node) if CUSTOM_GRADIENT in node.attrs else _holds(node) and not node.controls
 
 
 def _view(graph: Graph, tensor: Output, source: Output) -> Output:

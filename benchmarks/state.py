@@ -4,6 +4,7 @@
     python benchmarks/state.py --tables             # embedding tables, updated in slices: up to 3 GiB in 64 MiB
     python benchmarks/state.py --rows 8388608 --width 64 --cap 64       # 6 GiB; takes 18 GiB of memory
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
+    python benchmarks/state.py --branches           # optimizers that update in a branch of a conditional; a minute
     python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
 
 With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`, tables in slices.
@@ -38,6 +39,19 @@ TABLES = ((65_536, 16, 2), (1_048_576, 16, 8), (4_194_304, 64, 64))
 """Rows of an embedding table, their width, and the cap in MiB."""
 IDS = 8
 """Rows that an example reads."""
+BRANCHES = (4, 1024, 24)
+"""Layers, their width, and the cap in MiB, of optimizers that update in a branch."""
+OPTIMIZERS = ("Adam", "LossScaleOptimizer", "gradient accumulation")
+"""Keras' optimizers; all update as Adam does. The second skips steps, the third adds up the gradients of two steps."""
+
+
+def optimizer_of(name: str) -> Any:
+    """An optimizer of `OPTIMIZERS`."""
+    import tensorflow as tf
+
+    keras = tf.keras.optimizers
+    adam = keras.Adam(1e-3, gradient_accumulation_steps=2 if name == OPTIMIZERS[2] else None)
+    return keras.LossScaleOptimizer(adam) if name == OPTIMIZERS[1] else adam
 
 
 def model_of(layers: int, rows: int, width: int, batch: int) -> tuple[Any, Any]:
@@ -55,7 +69,9 @@ def model_of(layers: int, rows: int, width: int, batch: int) -> tuple[Any, Any]:
     return tf.keras.Sequential([tf.keras.Input((width,)), *dense, keras.Dense(10)]), x
 
 
-def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, profiles: bool) -> dict[str, Any]:
+def train(
+    layers: int, rows: int, width: int, batch: int, cap_mib: int | None, profiles: bool, optimizer_name: str
+) -> dict[str, Any]:
     """The figures of some steps, under a cap or without one.
 
     Args:
@@ -69,7 +85,7 @@ def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, p
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)
         model, x = model_of(layers, rows, width, batch)
-        optimizer = tf.keras.optimizers.Adam(1e-3)
+        optimizer = optimizer_of(optimizer_name)
         optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -112,7 +128,13 @@ def train(layers: int, rows: int, width: int, batch: int, cap_mib: int | None, p
 
 
 def measured(
-    layers: int, rows: int, width: int, batch: int, cap_mib: int | None, link: float | None = None
+    layers: int,
+    rows: int,
+    width: int,
+    batch: int,
+    cap_mib: int | None,
+    link: float | None = None,
+    optimizer: str = OPTIMIZERS[0],
 ) -> dict[str, Any]:
     """`train` in a process of its own, with copies as on such a link."""
     table_mib = rows * width * 4 // 2**20
@@ -120,7 +142,8 @@ def measured(
     env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if link is not None:
         env["TFSWAP_COPY_BANDWIDTH"] = str(link)
-    command = [sys.executable, __file__, "--child", json.dumps([layers, rows, width, batch, cap_mib, link is not None])]
+    of_child = [layers, rows, width, batch, cap_mib, link is not None, optimizer]
+    command = [sys.executable, __file__, "--child", json.dumps(of_child)]
     ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(ran.stderr)
@@ -146,6 +169,16 @@ def compare_tables(rows: int, width: int, batch: int, cap_mib: int) -> None:
     )
 
 
+def compare_branches(layers: int, width: int, batch: int, cap_mib: int) -> None:
+    """Print a row for each optimizer, with the floor of its step."""
+    print("| optimizer | state, MiB | arena, MiB | planned | peak | floor | values | time |")
+    print("| --- | --: | --: | --: | --: | --: | --- | --: |")
+    for optimizer in OPTIMIZERS:
+        plain, ours = (measured(layers, 0, width, batch, cap, optimizer=optimizer) for cap in (None, cap_mib))
+        sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib} | {ours['planned']:,} | {ours['peak']:,} | {ours['floor']:,}"
+        print(f"| {optimizer} | {sizes} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |", flush=True)
+
+
 def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float) -> None:
     """Print a row of the step on a link next to the least time that its copies and its kernels allow."""
     plain, ours = measured(layers, 0, width, batch, None), measured(layers, 0, width, batch, cap_mib, link)
@@ -168,12 +201,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rows", type=int, help="of an embedding table in place of layers")
     parser.add_argument("--tables", action="store_true", help="some embedding tables")
+    parser.add_argument("--branches", action="store_true", help="optimizers that update in a branch")
     parser.add_argument("--cap", type=int, default=24, help="MiB of the arena")
     parser.add_argument("--bandwidth", type=float, help="bytes per second of copies in each direction")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(train(*json.loads(args.child))))
+        return
+    if args.branches:
+        compare_branches(*BRANCHES[:2], args.batch, BRANCHES[2])
         return
     if args.bandwidth:
         print("| link, GB/s | batch | MiB in | MiB out | copies | time | over the least | stall | values |")

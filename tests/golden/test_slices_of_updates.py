@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_passes import Golden
 
+from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.home_changes import home_changes
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
@@ -154,6 +155,72 @@ def test_of_updates_that_wait_for_each_other_some_stay_whole() -> None:
     step = parse_graph(f"{text}\nfeeds %a/change, %b/change, {feeds}\ntargets {targets}\n")
     assert slice_updates(step, TARGET, 1024) == 4
     assert len(step.topological()) == len(step)
+
+
+BRANCH = """
+  %gradient = Placeholder() {dtype=float32} -> float32[64,16]
+  %v = Placeholder() {_tfswap_at_home_bytes=4096, dtype=resource} -> resource[]
+  %w = Placeholder() {_tfswap_at_home_bytes=4096, dtype=resource} -> resource[]
+"""
+DECIDED = "StatelessIf(%p, {0}) {{Tcond=bool, Tin=({1}), Tout=(), then_branch=b'a', else_branch=b'b'}}"
+
+
+def decided(*lines: str) -> Graph:
+    """A step that updates v in a branch, where `lines` access w."""
+    update = """\
+  %rate = Const() {dtype=float32} -> float32[]
+  %dims = Const() {dtype=int32} -> int32[2] = (64, 16)
+  %ones = Fill(%dims, %rate) {T=float32, index_type=int32} -> float32[64,16]
+  %scaled = Mul(%gradient, %ones) {T=float32} -> float32[64,16]
+  %checked = PreventGradient(%scaled) {T=float32, message=b''} -> float32[64,16]
+  %write = AssignSubVariableOp(%v, %checked) {dtype=float32}
+"""
+    ends = "  feeds %gradient, %v, %w\n"
+    return parse_graph(
+        "%p = Placeholder() {dtype=bool} -> bool[]"
+        + "\n".join(line[2:] for line in BRANCH.splitlines())
+        + f"\n%taken = {DECIDED.format('%gradient, %v, %w', 'float32, resource, resource')}\n"
+        + f"feeds %p, %gradient, %v, %w\ntargets %taken\nbody %taken{BRANCH}{update}"
+        + "".join(f"  {line}\n" for line in lines)
+        + f"{ends}  targets %write\nbody %taken{BRANCH}{ends}"
+    )
+
+
+def test_an_update_in_a_branch_runs_in_slices_there() -> None:
+    step = decided()
+    (branch, _), whole = next(iter(step.bodies.values())), analyse_dataflow(decided(), TARGET.device)
+    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 4
+    (commit,) = (node for node in branch if node.op == custom_ops.COMMIT_HOME)
+    assert commit.name == "write" and slices_of(commit) == 4
+    assert not any(kind.shape == (64, 16) for node in branch if node not in branch.feeds for kind in node.outputs)
+    flow = analyse_dataflow(step, TARGET.device)
+    assert (flow.passing_bytes, flow.inner_out_bytes, flow.inner_in_bytes) == (4096, 4096, 4096)
+    assert not whole.passing_bytes
+
+
+def test_a_slice_in_a_branch_takes_its_turn() -> None:
+    """Nothing that a slice computes of an argument alone comes before the slices before it."""
+    step = decided()
+    (branch, _) = next(iter(step.bodies.values()))
+    slice_updates(step, TARGET, 1024)
+    order = branch.topological()
+    stores = [place for place, node in enumerate(order) if node.op == custom_ops.STORE_HOME]
+    first = [min(i for i, node in enumerate(order) if node.name.endswith(f"/Fill/{begin}")) for begin in (16, 32, 48)]
+    assert all(store < begin for store, begin in zip(stores, first, strict=False))
+
+
+def test_a_variable_of_which_an_inner_body_has_the_handle_stays_whole() -> None:
+    """What the inner body reads, and when, is not known here."""
+    inner = DECIDED.format("%v", "resource").replace("%p", "%decides")
+    step = decided("%decides = Const() {dtype=bool} -> bool[]", f"%inner = {inner} ^write")
+    (branch, _) = next(iter(step.bodies.values()))
+    for _ in range(2):
+        body = Graph()
+        body.feeds.append(body.add("Placeholder", "v", attrs={"dtype": "resource"}, outputs=branch["v"].outputs))
+        branch.bodies[branch["inner"]] = (*branch.bodies.get(branch["inner"], ()), body)
+    branch.targets.append(branch["inner"])
+    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 0
+    assert branch["write"].op == "AssignSubVariableOp"
 
 
 def test_too_many_slices_are_refused() -> None:

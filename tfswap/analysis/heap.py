@@ -15,6 +15,7 @@ from tfswap.analysis.groups import Chunks, Served
 from tfswap.analysis.output_bytes import is_on_host, tensor_bytes
 from tfswap.analysis.pools import is_pooled
 from tfswap.analysis.request_log import Logged
+from tfswap.ir.custom_ops import READ_HOME
 from tfswap.ir.graph import Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -182,12 +183,18 @@ class Heap:
         """Free the rests of those chunks."""
         self.log.append(("rest", 0, 0))
 
-    def copies_out(self, nbytes: int, handle: Buffer) -> None:
-        """Start a copy to the host, which exists as long as its handle."""
+    def copies_out(self, nbytes: int, handle: Buffer | None = None, away_bytes: int = 0) -> None:
+        """Start a copy to the host.
+
+        Args:
+            handle: the handle with which the bytes in host memory exist that are taken for it.
+            away_bytes: these bytes.
+        """
         self.out_bytes += self.weight * round_up(nbytes)
-        handle.away_bytes = round_up(nbytes)
-        self.away_bytes += handle.away_bytes
-        self.most_away_bytes = max(self.most_away_bytes, self.away_bytes)
+        if handle is not None:
+            handle.away_bytes = round_up(away_bytes)
+            self.away_bytes += handle.away_bytes
+            self.most_away_bytes = max(self.most_away_bytes, self.away_bytes)
 
     def copies_in(self, nbytes: int) -> None:
         """Start a copy back."""
@@ -208,6 +215,8 @@ class Heap:
     def run_kernel(self, kernel: Kernel, inputs: Sequence[Buffer]) -> list[Buffer]:
         """Run a kernel; returns its outputs, with one reference each."""
         memory = kernel.memory
+        if kernel.node.op == READ_HOME:
+            self.copies_in(sum(kernel.out_bytes))
         self.exact &= memory.exact
         outputs: list[Buffer | None] = [None] * len(kernel.out_bytes)
         temps: list[Buffer | None] = []

@@ -21,7 +21,7 @@ def home_changes(nodes: Iterable[Node]) -> dict[int, int]:
     for i, node in enumerate(nodes):
         if node.op == STORE_HOME:
             before = node.inputs[1].node if len(node.inputs) > 1 else None  # it stores another slice of the same value
-            homes[node] = _home_bytes(node) if before is None else homes[before]
+            homes[node] = new_home_bytes(node) if before is None else homes[before]
             if before is None:
                 found[i] = homes[node]
         elif node.op == COMMIT_HOME:
@@ -29,7 +29,7 @@ def home_changes(nodes: Iterable[Node]) -> dict[int, int]:
     return found
 
 
-def _home_bytes(store: Node) -> int:
+def new_home_bytes(store: Node) -> int:
     """The bytes of the home that a StoreHome makes, of which it may store some rows."""
     kind, rows = store.inputs[0].type, cast("int", store.attrs.get("rows", -1))
     nbytes = kind.nbytes or 0

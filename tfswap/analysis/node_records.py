@@ -13,6 +13,7 @@ from tfswap.analysis.function_runs import Bodies, Course, Seconds, deciding
 from tfswap.analysis.integer_values import AtMost, Values, known_results
 from tfswap.analysis.records import Findings, Record
 from tfswap.analysis.tensor_lists import uses_lists
+from tfswap.ir.custom_ops import STORE_HOME
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
 from tfswap.kernels.device import DeviceModel
@@ -73,7 +74,7 @@ class NodeRecords:
             held_bytes: gives the bytes held with a tensor.
         """
         bodies = self._graph.bodies.get(node)
-        if bodies is None and not uses_lists(node):
+        if bodies is None and (not uses_lists(node) or node.op == STORE_HOME):  # the latter by home_changes
             results = known_results(node, [self.integers.get(t) for t in node.inputs])
             self.integers.update({(node, o): values for o, values in results.items()})
             return None

@@ -3,8 +3,8 @@
 A list is a scalar that holds its elements' tensors. An op changes a list in place if it has no other owner, and
 otherwise a copy with the same elements.
 
-The ops of swaps and splits in bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too.
-Their handles are variants, outside of the arena.
+The ops of swaps and splits in bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are replayed here too,
+and those that store variables' new values in host memory. Their handles are variants, outside of the arena.
 
 Not handled: zeros and sums of an unknown list count as 0 bytes, and the record is then not exact.
 """
@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Part
 from tfswap.analysis.heap import Heap
+from tfswap.analysis.home_changes import new_home_bytes
 from tfswap.analysis.integer_values import Values
 from tfswap.analysis.pools import element_sizes
 from tfswap.ir import custom_ops
@@ -359,7 +360,8 @@ def _sums(heap: Heap, one: Buffer, other: Buffer) -> list[Part | None]:
 def _swap_out(heap: Heap, call: Call) -> list[Buffer]:
     """A handle, outside of the arena, which keeps the tensor until Release."""
     handle = Buffer(None, 0)
-    heap.copies_out(call.inputs[0].nbytes, handle)
+    nbytes = call.inputs[0].nbytes
+    heap.copies_out(nbytes, handle, nbytes)
     handle.parts = [call.part(heap, 0)]
     return [heap.hold(handle)]
 
@@ -395,6 +397,17 @@ def _prefetch(heap: Heap, call: Call) -> list[Buffer]:
     if last is not None and last.buffer.ahead is None:
         last.buffer.ahead = _bring_back(heap, cast("int", call.node.attrs["nbytes"]))
     return [heap.hold(source)]
+
+
+def _store_home(heap: Heap, call: Call) -> list[Buffer]:
+    """A handle of a variable's new home in host memory, which all its slices fill."""
+    if len(call.inputs) > 1:
+        handle = call.inputs[1]
+        heap.copies_out(call.inputs[0].nbytes)
+    else:
+        handle = Buffer(None, 0)
+        heap.copies_out(call.inputs[0].nbytes, handle, new_home_bytes(call.node))
+    return [heap.hold(handle)]
 
 
 def _await(heap: Heap, call: Call) -> list[Buffer]:
@@ -449,6 +462,7 @@ LIST_RULES: dict[str, Rule] = {
     custom_ops.PREFETCH: _prefetch,
     custom_ops.RELEASE: _release,
     custom_ops.SPLIT_CHUNK: _split_chunk,
+    custom_ops.STORE_HOME: _store_home,
     custom_ops.SWAP_IN: _swap_in,
     custom_ops.SWAP_OUT: _swap_out,
 }

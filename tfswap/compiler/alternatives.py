@@ -174,7 +174,7 @@ class Alternatives:
     def in_slices(self, at_home: Rewriting) -> list[Rewriting]:
         """`at_home` with updates in slices, from large slices to small ones."""
         if at_home not in self._sliced:
-            graph = self._variants[at_home].graph
+            graph = self._variants.unordered_at_home(at_home.at_home)
             largest = max(self._movable[name] for name in at_home.at_home)
             counts = {largest // share: count_slices(graph, largest // share) for share in SLICES}
             self._sliced[at_home] = [

@@ -71,7 +71,8 @@ class ResolvedRewriting:
     @property
     def changes_unordered_bodies(self) -> bool:
         """Whether bodies are changed before they have an order, or have another one than those of the plain step."""
-        return bool(self.rewriting.recomputed or self.rewriting.grouped or any(map(is_inner, self.rewriting.encoded)))
+        made = self.rewriting
+        return bool(made.recomputed or made.grouped or made.slice_bytes or any(map(is_inner, made.encoded)))
 
     def order_bodies(self, _: Graph) -> tuple[Any, ...]:
         """The arguments of that pass."""
@@ -132,19 +133,26 @@ BODIES = (
     PlanRow[ResolvedRewriting](
         encode_in_bodies, ResolvedRewriting.encode_inside, "encodings have a place in the order"
     ),
+    PlanRow[ResolvedRewriting](
+        keep_at_home,
+        lambda resolved, _: (resolved.rewriting.at_home,) if resolved.rewriting.slice_bytes else None,
+        "slices read and write variables at home",
+    ),
+    PlanRow[ResolvedRewriting](
+        slice_updates,
+        lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
+        "slices in bodies have a place in the order",
+    ),
     PlanRow[ResolvedRewriting](order_bodies, ResolvedRewriting.order_bodies, "bodies have all kernels but copies"),
 )
 
 FORM = (
     PlanRow[ResolvedRewriting](
         keep_at_home,
-        lambda resolved, _: (resolved.rewriting.at_home,) if resolved.rewriting.at_home else None,
+        lambda resolved, _: (
+            (resolved.rewriting.at_home,) if resolved.rewriting.at_home and not resolved.rewriting.slice_bytes else None
+        ),
         "copies of variables are tensors like others to all that follows",
-    ),
-    PlanRow[ResolvedRewriting](
-        slice_updates,
-        lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
-        "slices read and write variables at home",
     ),
     PlanRow[ResolvedRewriting](
         swap_in_loops,

@@ -28,6 +28,7 @@ from tfswap.passes.contract import apply_plan_table
 from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
+from tfswap.passes.tactics.state_homes import keep_at_home
 from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.concurrent import ListSchedule, find_members, schedule_group
@@ -168,6 +169,12 @@ class Variants:
         """A copy of the step with bodies that have no order, in which these lists are not saved."""
         graph = self.unordered.copy()
         recompute_in_loops(graph, self._target, recomputed)
+        return graph
+
+    def unordered_at_home(self, names: Collection[str]) -> Graph:
+        """A copy of the step with bodies that have no order, and with these variables at home on the host."""
+        graph = self.unordered.copy()
+        keep_at_home(graph, self._target, names)
         return graph
 
     @functools.cached_property

@@ -39,7 +39,7 @@ TRAITS: dict[str, Trait] = {
     "ExpandDims": _VIEW,  # shape only
     "Identity": _SAME | Trait.ELEMENTWISE,  # renames
     "IdentityN": _SAME,  # renames several; may carry a custom gradient
-    "PreventGradient": _SAME,  # renames
+    "PreventGradient": _SAME | Trait.ELEMENTWISE,  # renames
     "Reshape": _VIEW,  # shape only
     "Squeeze": _VIEW,  # shape only
     "StopGradient": _SAME | Trait.ELEMENTWISE,  # renames

@@ -198,7 +198,8 @@ class Planner:
 
     def _has_room_for_homes(self, candidate: Candidate) -> bool:
         """Whether host memory has room for the new values of variables at home, of a candidate without evictions."""
-        return not self.flow.home_changes or self.tiers.fit(candidate.memory)
+        flow = self.flow
+        return not (flow.home_changes or flow.passing_bytes) or self.tiers.fit(candidate.memory)
 
     def drafted(self, live_bytes: int) -> Draft | None:
         """The fastest choice with at most `live_bytes` live, chunks aside; None where none does."""

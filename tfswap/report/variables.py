@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import VARIABLE
 from tfswap.ir.permits import STATE
 from tfswap.kernels.hardware import Rates
+from tfswap.passes.tactics.home_values import Use, uses_of
 from tfswap.passes.tactics.sliced_updates import slices_of
 from tfswap.passes.tactics.state_homes import Accessed, accessed_variables
 from tfswap.plan.plan import Plan
@@ -127,12 +128,16 @@ class VariableTable:
                 found.setdefault(source, []).append((name, position))
         return found
 
+    @functools.cached_property
+    def _uses(self) -> Mapping[Node, Sequence[Use]]:
+        return uses_of(self.graph)
+
     def _row(self, handle: str) -> TensorRow:
         variable = self._accessed[handle]
         nbytes = variable.type.nbytes or 0
         tactic, moved_bytes, reason = "keep", 0, self.homes.stays(handle, variable) or self.unused
         if handle in self.graph and is_at_home(self.graph[handle]):
-            nodes = [self.graph[kernel] for kernel, _ in self._accesses.get(handle, ())]
+            nodes = [use.node for use in self._uses[self.graph[handle]]]
             read_bytes = sum(node.outputs[0].nbytes or 0 for node in nodes if node.op == custom_ops.READ_HOME)
             writes = [node for node in nodes if node.op == custom_ops.COMMIT_HOME]
             tactic, moved_bytes = STATE, read_bytes + nbytes * len(writes)

@@ -4,13 +4,14 @@ Grappler folds zeros and ones of known sizes into constants (constant_folding.cc
 as gradients that are zero. A constant is in the arena for as long as the step exists. Each of these becomes a Fill that
 TensorFlow does not fold, which takes less time than reading the constant. The bits are the same.
 
-Not handled: constants in bodies, which may run several times in a step.
+Not handled: constants in bodies of loops, which may run several times in a step.
 """
 
 from __future__ import annotations
 
 from tfswap.analysis.constants import LARGE_BYTES
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.op_traits import control_flow
 from tfswap.ir.types import ELEMENT_BYTES, HALVES
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
@@ -28,8 +29,15 @@ _MORE = 0x80
 @graph_pass(
     ensures="a large constant of floats holds more than one value",
 )
-def fill_uniform_constants(graph: Graph, _: Target) -> int:
-    """Replace large constants of one value by Fills, in place; returns how many."""
+def fill_uniform_constants(graph: Graph, target: Target) -> int:
+    """Replace large constants of one value by Fills, in the step and in branches, in place; returns how many."""
+    kinds = {node: control_flow(node.op) for node in graph.bodies}
+    branches = [branch for node, kind in kinds.items() if kind and not kind.is_loop for branch in graph.bodies[node]]
+    return _fill(graph) + sum(fill_uniform_constants.apply(branch, target) for branch in branches)
+
+
+def _fill(graph: Graph) -> int:
+    """Replace such constants of a graph, without those of its bodies, in place; returns how many."""
     deferred: dict[tuple[str, bytes, str], Output] = {}  # by type, value and device
     count = 0
     for node in list(graph):

@@ -13,8 +13,11 @@ the same order. Other gradients stay whole, and slices read their rows there.
 The bits are the same: kernels compute elements of all slices but the last in whole packets (`ELEMENTS`), and those of
 the last as the whole kernel does.
 
-Not handled: updates in bodies, and those of which a part depends on a variable that they have written by way of other
-kernels. They stay whole.
+Bodies of loops and conditionals access variables in host memory (state_homes.py). Where such an update is cut, the
+slices in the body load and store rows as those of the step do.
+
+Not handled: updates of which a part depends on a variable that they have written by way of other kernels, and those of
+variables that inner bodies access too. They stay whole.
 """
 
 from __future__ import annotations
@@ -25,53 +28,81 @@ from typing import Final, cast
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.homes import is_at_home
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_scalar, without_colocation
-from tfswap.passes.tactics.update_groups import SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
+from tfswap.passes.nodes import add_integers, add_scalar, without_colocation
+from tfswap.passes.tactics.home_values import uses_of
+from tfswap.passes.tactics.state_homes import copy_accesses
+from tfswap.passes.tactics.update_groups import FILL, SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
 
 MOST_SLICES: Final = 768
 """The most slices of all updates of a step. Each has some twenty kernels, which are planned one by one."""
 
 
 @graph_pass(
-    requires="variables at home on the host (keep_at_home)",
+    requires="variables at home on the host (keep_at_home), and bodies without an order",
     ensures="updates that are larger than a slice, and compute element by element, run in slices",
 )
 def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
-    """Cut updates into slices of at most `most_bytes` of a variable, in place; returns how many slices there are.
+    """Cut updates of the graph and its bodies into slices of at most `most_bytes` of a variable, in place; returns how
+    many slices there are.
 
     A slice has at least a few rows, whatever that number is. Raises InvalidModel where there are more than
     `MOST_SLICES`.
     """
-    since, facts = len(graph), UpdateFacts(graph, most_bytes)
-    groups = [*facts.groups()]
-    if (count := _count(groups, most_bytes)) > MOST_SLICES:
+    if (count := count_slices(graph, most_bytes)) > MOST_SLICES:
         raise InvalidModel(
             f"this plan runs the updates of this graph's variables in {count} slices, and plans have at most "
             f"{MOST_SLICES}. Plan again for this graph."
         )
+    for body in graph.all_bodies():
+        kinds = _kinds_at_home(body)
+        cut = {update.handle.name for group in _trial(body, kinds, most_bytes) for update in group.updates}
+        copy_accesses(body, {handle: kind for handle, kind in kinds.items() if handle.name in cut})
+        _slice(body, most_bytes, in_body=True)
+    _slice(graph, most_bytes, in_body=False)
+    return count
+
+
+def _slice(graph: Graph, most_bytes: int, *, in_body: bool) -> None:
+    """Cut the updates of a graph, without those of its bodies, in place."""
+    since, facts = len(graph), UpdateFacts(graph, most_bytes)
     left_out: dict[Node, Node] = {}  # by write of a value that only slices read: the last write
+    groups = [*facts.groups()]
     for group in groups:
-        _Slicer(graph, group, facts).cut(most_bytes)
+        _Slicer(graph, group, facts, in_body=in_body).cut(most_bytes)
         left_out.update({c: update.commits[-1] for update in group.updates for c in update.commits[:-1]})
-    if count:
+    if groups:
         graph.bring_forward(since)
         _replace_waits(graph, {node: (last,) for node, last in left_out.items()})
         graph.prune()
         _leave_out_unread(graph)
         graph.prune()
-    return count
 
 
 def count_slices(graph: Graph, most_bytes: int) -> int:
     """The number of slices that `slice_updates` makes; 0 where it changes nothing."""
-    return _count(UpdateFacts(graph, most_bytes).groups(), most_bytes)
-
-
-def _count(groups: Iterable[UpdateGroup], most_bytes: int) -> int:
+    groups = [*UpdateFacts(graph, most_bytes).groups()]
+    for body in graph.all_bodies():
+        groups += _trial(body, _kinds_at_home(body), most_bytes)
     return sum(len(first_rows(group.updates[0].kind, most_bytes)) for group in groups)
+
+
+def _kinds_at_home(body: Graph) -> dict[Node, TensorType]:
+    """The types of the variables at home on the host that kernels of a body write, by their handles."""
+    written = {handle: [use.whole for use in uses if use.whole] for handle, uses in uses_of(body).items()}
+    return {handle: kinds[0] for handle, kinds in written.items() if is_at_home(handle) and len(set(kinds)) == 1}
+
+
+def _trial(body: Graph, kinds: Mapping[Node, TensorType], most_bytes: int) -> list[UpdateGroup]:
+    """The groups of updates that can be cut in a copy of a body whose accesses to these variables are copies."""
+    if not any((kind.nbytes or 0) > most_bytes for kind in kinds.values()):
+        return []
+    trial = body.copy()
+    copy_accesses(trial, {trial[handle.name]: kind for handle, kind in kinds.items()})
+    return [*UpdateFacts(trial, most_bytes).groups()]
 
 
 def slices_of(commit: Node) -> int:
@@ -87,15 +118,19 @@ class _Slicer:
 
     Args:
         facts: those of the graph before any change.
+        in_body: a step is planned in several orders, in some of which kernels that read slices of a gradient alone come
+            early, so that it can leave. A body has one order and no such choice: all kernels of a slice come after the
+            slices before.
     """
 
-    def __init__(self, graph: Graph, group: UpdateGroup, facts: UpdateFacts):
+    def __init__(self, graph: Graph, group: UpdateGroup, facts: UpdateFacts, *, in_body: bool):
         self._graph = graph
         self._kernels = group.kernels
         self._members = group.members
         self._updates = {update.handle: update for update in group.updates}
         self._read_only = facts.read_only
         self._facts = facts
+        self._in_body = in_body
         self._reads = {handle: [n for n in facts.followers[handle] if n in facts.version] for handle in self._updates}
         self._kind = group.updates[0].kind
         self._shape = cast("tuple[int, ...]", self._kind.shape)
@@ -154,7 +189,8 @@ class _Slicer:
     def _make(self, tensor: Output) -> Output:
         node = tensor.node
         if node in self._kernels:
-            return self._sum(node) if node.op == SUM_ROWS else self._compute(node)
+            special = {SUM_ROWS: self._sum, FILL: self._fill}
+            return special.get(node.op, self._compute)(node)
         rows = {"begin": self._begin, "rows": self._rows}
         kind = TensorType(tensor.type.dtype, (self._rows, *self._shape[1:]))
         handle = node.inputs[0].node if node.op == custom_ops.READ_HOME else None
@@ -172,9 +208,12 @@ class _Slicer:
         """A copy of a kernel that computes the present slice."""
         left_out = [t.node for t in node.inputs if self._is_replaced(t.node)]
         controls = [control for each in (node, *left_out) for control in self._outer_controls(each)]
+        inputs = [self._slice(tensor) for tensor in node.inputs]
+        if self._in_body and all(t not in self._made or self._made[t].node.op == custom_ops.ROWS for t in node.inputs):
+            controls += self._before
         kind = TensorType(node.outputs[0].dtype, (self._rows, *self._shape[1:]))
         attrs = without_colocation(node.attrs)
-        return self._add(node, node.op, map(self._slice, node.inputs), attrs, controls=controls, outputs=(kind,)).out()
+        return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
 
     def _sum(self, node: Node) -> Output:
         """A copy of a sum of rows that makes the present slice. It leaves out rows without a place."""
@@ -183,6 +222,17 @@ class _Slicer:
         attrs = {**without_colocation(node.attrs), "Tindices": Dtype("int64"), "Tnumsegments": Dtype("int32")}
         kind = TensorType(node.outputs[0].dtype, (self._rows, *self._shape[1:]))
         controls = (*self._outer_controls(node), *self._before)
+        return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
+
+    def _fill(self, node: Node) -> Output:
+        """A copy of a kernel that makes a tensor of one value that makes the present slice."""
+        shape = (self._rows, *self._shape[1:])
+        kind = TensorType(node.outputs[0].dtype, shape)
+        name = f"tfswap/{node.name}/{self._rows}/shape"
+        if name not in self._graph:
+            add_integers(self._graph, name, shape, node.device)
+        inputs, controls = (self._graph[name].out(), node.inputs[1]), (*self._outer_controls(node), *self._before)
+        attrs = {**without_colocation(node.attrs), "index_type": Dtype("int32")}
         return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
 
     def _own_places(self, places: Output, device: str) -> Output:

@@ -27,6 +27,7 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT, await_copy, followers
+from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
 
@@ -87,7 +88,7 @@ def bytes_at_home(graph: Graph) -> int:
     ensures="kernels read copies of these variables on the device, and new values are copied back, or work in host "
     "memory",
 )
-def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
+def keep_at_home(graph: Graph, target: Target, names: Collection[str]) -> int:
     """Keep the variables behind the handles `names` at home on the host; returns how many accesses were changed.
 
     Raises InvalidModel where one of them can't be.
@@ -98,6 +99,9 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
             f"this plan keeps the variable behind {wrong!r} in host memory, and this graph has no such variable, or "
             "accesses it in other ways than kernels may that work there. Plan again for this graph."
         )
+    for body in graph.all_bodies():
+        split_identity_n(body, target)
+        body.prune()
     handles = [graph[name] for name in names]
     read_invariants_before(graph)
     pass_values(graph, {handle: movable[handle.name] for handle in handles})
@@ -105,23 +109,33 @@ def keep_at_home(graph: Graph, _: Target, names: Collection[str]) -> int:
         if handle.name in names:
             for marked in {handle: 0} | {use.handle: 0 for use in uses}:
                 mark_at_home(marked, movable[handle.name].nbytes or 0)
-    for handle, nodes in _accesses(graph.topological(), handles).items():
+    return copy_accesses(graph, {handle: movable[handle.name] for handle in handles})
+
+
+def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
+    """Have the kernels of a graph, or of a body, read copies of variables on the device, and new values copied back, in
+    place; returns how many accesses were changed.
+
+    Args:
+        kinds: the types of these variables, by their handles.
+    """
+    for handle, nodes in _accesses(graph.topological(), kinds).items():
         written: list[Node] = []  # the latest write
         for node in nodes:
             if node.op in ARITHMETIC:
-                _split(graph, node, movable[handle.name], written)
+                _split(graph, node, kinds[handle], written)
             written = written if node.op == READ_VARIABLE else [node]
-    in_rows = _reads_of_rows(graph, handles)
+    in_rows = _reads_of_rows(graph, kinds)
     nodes = graph.topological()
     later = followers(nodes)
-    accesses = _accesses(nodes, handles)
+    accesses = _accesses(nodes, kinds)
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
     changed = 0
     read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
     for node in list(graph):
-        if node.inputs and node.inputs[0].node.name in names and node not in in_rows:
-            kind = movable[node.inputs[0].node.name]
+        if node.inputs and node.inputs[0].node in kinds and node not in in_rows:
+            kind = kinds[node.inputs[0].node]
             if node.op == READ_VARIABLE and node in read:
                 node.op, node.attrs = (
                     custom_ops.READ_HOME,

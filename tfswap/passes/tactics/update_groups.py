@@ -23,6 +23,8 @@ one by one, with other last bits for some functions (Eigen's TensorExecutor.h): 
 aligns slices of each type."""
 SUM_ROWS: Final = "UnsortedSegmentSum"
 """The op that adds up rows: (rows, their places, the number of places)."""
+FILL: Final = "Fill"
+"""The op that makes a tensor of one value: (its shape, the value)."""
 
 
 class Update(NamedTuple):
@@ -53,7 +55,7 @@ class UpdateGroup(NamedTuple):
     """Updates that share tensors, and are cut into slices together.
 
     Attributes:
-        kernels: the nodes that compute element by element, and make rows of gradients, for these updates only.
+        kernels: the nodes that compute element by element, and make rows alone, for these updates only.
     """
 
     updates: list[Update]
@@ -155,7 +157,7 @@ class UpdateFacts:
         stored = {node: value for update in updates for node, value in update.nodes.items()}
         for node in reversed(self._nodes):
             after = self.followers[node]
-            if node in self._kept or not after or not (_is_elementwise(node) or _is_sum_of_rows(node)):
+            if node in self._kept or not after or not (_is_elementwise(node) or _makes_rows(node)):
                 continue
             made = node.out()
             if all(
@@ -192,7 +194,7 @@ class UpdateFacts:
 
 def _read_in_slices(tensor: Output, kernels: Collection[Node]) -> list[Output]:
     """The tensors whose slices the slices of a tensor are computed from."""
-    if tensor.node not in kernels or tensor.node.op == SUM_ROWS:
+    if tensor.node not in kernels or tensor.node.op in (SUM_ROWS, FILL):
         return []
     return [t for t in tensor.node.inputs if t.type.shape == tensor.type.shape]
 
@@ -220,10 +222,10 @@ def _is_same_in_rows(kind: TensorType, rank: int) -> bool:
     return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))
 
 
-def _is_sum_of_rows(node: Node) -> bool:
-    """Whether a node adds up rows, each at the place that another tensor has for it."""
+def _makes_rows(node: Node) -> bool:
+    """Whether a node makes rows alone: of one value, or sums of rows, each at the place that another tensor has."""
     if node.op != SUM_ROWS:
-        return False
+        return node.op == FILL and bool(node.outputs[0].shape) and None not in (node.outputs[0].shape or ())
     rows, places, shape = node.inputs[0].type, node.inputs[1].type, node.outputs[0].shape
     return bool(
         shape and rows.shape and places.shape == rows.shape[:1] and rows.shape[1:] == shape[1:] and None not in shape

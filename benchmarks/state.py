@@ -39,7 +39,7 @@ TABLES = ((65_536, 16, 2), (1_048_576, 16, 8), (4_194_304, 64, 64))
 """Rows of an embedding table, their width, and the cap in MiB."""
 IDS = 8
 """Rows that an example reads."""
-BRANCHES = (4, 1024, 24)
+BRANCHES = (4, 1024, 10)
 """Layers, their width, and the cap in MiB, of optimizers that update in a branch."""
 OPTIMIZERS = ("Adam", "LossScaleOptimizer", "gradient accumulation")
 """Keras' optimizers; all update as Adam does. The second skips steps, the third adds up the gradients of two steps."""

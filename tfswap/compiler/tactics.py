@@ -31,6 +31,7 @@ from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.tactics.reduce_precision import reduce_precision
 from tfswap.passes.tactics.sliced_updates import slice_updates
+from tfswap.passes.tactics.split_branches import split_branches
 from tfswap.passes.tactics.state_homes import keep_at_home
 from tfswap.plan.plan import Inside
 from tfswap.planner.problem import Problem
@@ -137,6 +138,11 @@ BODIES = (
         keep_at_home,
         lambda resolved, _: (resolved.rewriting.at_home,) if resolved.rewriting.slice_bytes else None,
         "slices read and write variables at home",
+    ),
+    PlanRow[ResolvedRewriting](
+        split_branches,
+        lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
+        "an update in slices needs no more than its own gradient",
     ),
     PlanRow[ResolvedRewriting](
         slice_updates,

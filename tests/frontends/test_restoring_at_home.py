@@ -160,7 +160,20 @@ def table_restored(folder, device):
         with measuring(peaks, device):
             loaded = tf.saved_model.load(f"{folder}/model")
         after = [[hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in s] for s in (saved.state, loaded.state)]
-    return {"same": after == [before, before] and before != other, "peaks": peaks}
+        model = tf.keras.Sequential([tf.keras.Input((1,), dtype="int32"), table])
+        model.save_weights(f"{folder}/table.weights.h5")
+        held = [v.numpy().copy() for v in saved.state]
+        for written in (
+            lambda: model.load_weights(f"{folder}/table.weights.h5"),
+            lambda: model.set_weights([-held[0]]),
+            lambda: saved.state[1].assign(-held[1][::-1]),
+        ):
+            with measuring(peaks, device):
+                written()
+            after.append([hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in saved.state])
+        negative = [hashlib.sha256(v.tobytes()).hexdigest() for v in (-held[0], -held[1][::-1])]
+    expected = [before, before, before, [negative[0], before[1]], negative]
+    return {"same": after == expected and before != other, "peaks": peaks}
 
 
 def test_a_variable_larger_than_the_arena_is_restored(tmp_path) -> None:
@@ -171,6 +184,17 @@ def test_a_variable_larger_than_the_arena_is_restored(tmp_path) -> None:
 
     found = on_arena(program, ARENA_MIB)
     assert found["same"] and max(found["peaks"]) < 5 << 20, found
+
+
+@pytest.mark.emulated_gpu(memory=ARENA_MIB << 20)
+def test_a_variable_larger_than_a_gpu_is_restored(on_gpus, tmp_path) -> None:
+    folder = str(tmp_path)
+
+    def program(gpus):
+        return {**table_restored(folder, "GPU:0"), "races": gpus.report().splitlines()}
+
+    found = on_gpus(program)
+    assert found["same"] and max(found["peaks"]) < 5 << 20 and found["races"] == [], found
 
 
 @pytest.mark.emulated_gpu(memory=ARENA_MIB << 20, count=2)

@@ -12,6 +12,7 @@ whole.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final, Protocol
@@ -89,23 +90,37 @@ def make_at_home(value: InSlices, most_bytes: int) -> Any:
     return home
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is a NumPy array, or a dataset of an HDF5 file."""
+    import numpy as np
+
+    h5py = sys.modules.get("h5py")
+    return isinstance(value, np.ndarray) or (h5py is not None and isinstance(value, h5py.Dataset))
+
+
 class ArrayInSlices:
-    """A NumPy array."""
+    """A NumPy array, or a dataset of an HDF5 file, which is read slice by slice."""
 
     def __init__(self, array: Any):
         import tensorflow as tf
 
-        self._array = array.reshape(-1)
+        self._array = array
+        self._inner = prod(array.shape[1:])
         self.shape = tuple(array.shape)
         self.dtype = tf.as_dtype(array.dtype)
-        self.live_bytes = array.itemsize
+        self.live_bytes = array.dtype.itemsize
         self.rest_bytes = ALIGNMENT_BYTES
         self.nbytes = array.nbytes
 
     def elements(self, begin: int, count: int) -> Any:
+        import numpy as np
         import tensorflow as tf
 
-        return tf.constant(self._array[begin : begin + count])
+        if not self.shape:
+            return tf.constant(np.reshape(self._array, [1]))
+        first, last = begin // self._inner, -(-(begin + count) // self._inner)
+        skipped = begin - first * self._inner
+        return tf.constant(np.asarray(self._array[first:last]).reshape(-1)[skipped : skipped + count])
 
 
 class Traced:

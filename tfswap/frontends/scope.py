@@ -6,10 +6,11 @@ made so (initial_values.py). So it may itself be larger than the device.
 Whatever assigns a variable as a whole in a scope, outside of a graph, is followed by the variable's move home: its
 creation, `assign`, Keras' `load_weights`, a checkpoint's `restore`. TensorFlow restores all objects of a checkpoint by
 one op, so in a scope it restores one after the other. A large variable is read into host memory, and its home is
-filled in slices.
+filled in slices. So it is from a NumPy array or a dataset of an HDF5 file that `assign`, `set_weights` or
+`load_weights` are given, of which TensorFlow would make a tensor on the device.
 
 Not handled: assignments inside of a `tf.function`, which leave variables on the device until a step moves them; in
-slices, the values that `assign` and `load_weights` are given, and those of several replicas.
+slices, tensors that `assign` is given, and the values of several replicas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +32,7 @@ from tfswap.frontends.initial_values import (
     ArrayInSlices,
     InSlices,
     Traced,
+    is_array,
     make_at_home,
     peak_bytes,
     traced,
@@ -73,6 +76,7 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
         )
     moves = _MovesHome(None if memory_limit is None else parse_limit(memory_limit))
     _restore_one_by_one()
+    _assign_in_slices()
     op_callbacks.add_op_callback(moves)
     try:
         with tf.variable_creator_scope(moves.create):
@@ -166,6 +170,7 @@ class _MovesHome:
         """Make a variable, as of `tf.variable_creator_scope`."""
         from tensorflow.python.trackable.base import CheckpointInitialValueCallable
 
+        _convert_in_slices()  # Keras is loaded by now, if it makes this variable
         make = options.get("initial_value")
         if callable(make) and not isinstance(make, CheckpointInitialValueCallable):
             name = str(options.get("name") or "Variable")
@@ -239,23 +244,77 @@ def _is_movable(value: Any) -> bool:
 def _restore_one_by_one() -> None:
     """From now on, have checkpoints restored by an op for each object, in the threads and at the times of a scope."""
     from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver
-    from tensorflow.python.eager import context
 
     restore = MultiDeviceSaver.restore
 
     @functools.wraps(restore)
     def restore_in_scope(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        here = context.context()
-        scopes = [each for each in here.op_callbacks if isinstance(each, _MovesHome)]
-        if not here.executing_eagerly() or not scopes:
+        if (moves := _innermost()) is None:
             return restore(self, file_prefix, options)
         restored: dict[str, Any] = {}
         for part in _parts(self):
-            if not _restore_in_slices(part, file_prefix, scopes[-1]):
+            if not _restore_in_slices(part, file_prefix, moves):
                 restored |= restore(part, file_prefix, options)
         return restored
 
     MultiDeviceSaver.restore = restore_in_scope
+
+
+def _innermost() -> _MovesHome | None:
+    """The present scope of this thread, outside of graphs."""
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    scopes = [each for each in here.op_callbacks if isinstance(each, _MovesHome)]
+    return scopes[-1] if scopes and here.executing_eagerly() else None
+
+
+@functools.cache
+def _assign_in_slices() -> None:
+    """From now on, have variables that are assigned arrays in a scope filled in slices."""
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    assign = ResourceVariable.assign  # which the class has besides that of its base class
+
+    @functools.wraps(assign)
+    def assign_in_scope(self: Any, value: Any, *args: Any, **options: Any) -> Any:
+        return assign(self, _at_home(self, value), *args, **options)
+
+    ResourceVariable.assign = assign_in_scope
+
+
+def _convert_in_slices() -> None:
+    """The same for Keras, which makes a tensor of the array before it assigns that."""
+    if (core := sys.modules.get("keras.src.backend.tensorflow.core")) is not None:
+        _convert_in_slices_of(core.Variable)
+
+
+@functools.cache
+def _convert_in_slices_of(variables: Any) -> None:
+    convert = variables._convert_to_tensor
+
+    @functools.wraps(convert)
+    def convert_in_scope(self: Any, value: Any, dtype: Any = None) -> Any:
+        return convert(self, _at_home(getattr(self, "_value", None), value), dtype)
+
+    variables._convert_to_tensor = convert_in_scope
+
+
+def _at_home(variable: Any, value: Any) -> Any:
+    """A variable's new value: at home, where it is a large array, and the innermost scope can make it so; otherwise as
+    it is.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    if not is_array(value) or (moves := _innermost()) is None or not isinstance(variable, ResourceVariable):
+        return value
+    if not _is_movable(variable) or tuple(value.shape) != tuple(variable.shape):
+        return value  # TensorFlow has an error for that
+    if value.dtype != variable.dtype.as_numpy_dtype or value.nbytes <= LEAST_BYTES:
+        return value
+    with tf.device(variable.device):
+        return moves.make(ArrayInSlices(value), variable.name)
 
 
 def _restore_in_slices(saver: Any, file_prefix: Any, moves: _MovesHome) -> bool:

@@ -113,7 +113,7 @@ def test_a_step_whose_tensors_have_no_place_gets_slots_and_runs():
 
 def test_without_slots_it_is_refused():
     def program():
-        StepCompiler.make_slots = lambda compiler, optimizer, others=(): 0
+        StepCompiler.make_slots = lambda compiler, optimizer: False
         return run(28 * MIB)
 
     assert on_arena(program, 28)["floor"] > 28 * MIB
@@ -133,7 +133,7 @@ def test_a_step_that_needs_more_than_the_arena_has_gets_none():
 
 def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     def program():
-        step_compiler.reserved_slots = lambda search, snapshot, others: [64 << 10] * 1000
+        step_compiler.reserved_slots = lambda search, snapshot: [64 << 10] * 1000
         return run(28 * MIB)
 
     found = on_arena(program, 28)

@@ -18,6 +18,8 @@ class Target:
         keeps_results: whether the results stay in the arena for the caller, as a function's do. A session copies them
             to host memory.
         held: names of tensors that the unoptimised step holds until its end.
+        shares_arena: whether others allocate in its arena while the step runs, at moments that are not known, as a data
+            pipeline does.
         shared: results of the parts of a step that compute alike.
     """
 
@@ -25,6 +27,7 @@ class Target:
     own_ops: bool = True
     keeps_results: bool = False
     held: tuple[str, ...] = ()
+    shares_arena: bool = False
     shared: Shared = field(default_factory=Shared.of_one, compare=False, repr=False)
 
     @property

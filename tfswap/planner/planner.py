@@ -104,8 +104,9 @@ class Planner:
         # Where cuDNN's workspace is limited, each convolution's request includes it.
         self.takes_workspaces = device.uses_cudnn and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
-        # Where requests are not known one by one, chunks larger than their requests have no other bound.
-        self._exact_chunks = flow.holes_are_unknown and target.own_ops
+        # Where the requests of the step, or of others during it, are not known one by one, chunks larger than their
+        # requests have no other bound.
+        self._exact_chunks = (flow.holes_are_unknown or target.shares_arena) and target.own_ops
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates

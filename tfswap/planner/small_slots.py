@@ -7,9 +7,7 @@ freed. A few hundred bytes then divide a chunk that the next map would need whol
 
 A reserved slot is a free chunk of the size of a small tensor between two chunks in use. There are as many of each size
 as a step holds tensors of that size simultaneously; the tensors between them take 256 bytes each. Slots come from the
-smallest free chunks, so that the largest stays whole. Tensors that others allocate have slots too: a data pipeline
-allocates in the step's arena at any time. Where its tensor is split off a chunk that the step has just freed, a feature
-map no longer fits there, and gets another chunk whole, of up to twice its size.
+smallest free chunks, so that the largest stays whole.
 """
 
 from __future__ import annotations
@@ -28,28 +26,19 @@ from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.replay import Replay
 
 LARGEST_BYTES = 64 << 10
-"""The largest slot, unless others' tensors are larger. Larger tensors of the step are few, and swapped where they
-fragment it.
-"""
+"""The largest slot. Larger tensors of the step are few, and swapped where they fragment it."""
 
 
-def choose_slots(
-    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, outside_bytes: Sequence[int] = ()
-) -> list[int]:
+def choose_slots(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> list[int]:
     """The bytes of each slot that a schedule can use.
 
     Constants that are made with the step take some of the slots, also those that only make other constants.
-
-    Args:
-        outside_bytes: bytes of each tensor that others make while the step runs. The step's tensors up to their size
-            get slots too, or they would take those of the others.
     """
-    ledger = _Counts(max((LARGEST_BYTES, *map(round_up, outside_bytes))))
+    ledger = _Counts()
     snapshot.enter(ledger)
     there = fill(ledger, added_bytes(flow, snapshot), snapshot)
     Replay(flow, steps, ledger, there, snapshot).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
-    ledger.most.update(round_up(nbytes) for nbytes in outside_bytes if nbytes)
     return sorted(ledger.most.elements())
 
 
@@ -86,15 +75,14 @@ def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
 class _Counts(Ledger):
     """Records how many small tensors of each size have been live together."""
 
-    def __init__(self, largest_bytes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._largest_bytes = largest_bytes
         self.most: Counter[int] = Counter()
         self._now: Counter[int] = Counter()
 
     def allocate(self, size_bytes: int) -> int:
         size = round_up(size_bytes)
-        if 0 < size <= self._largest_bytes:
+        if 0 < size <= LARGEST_BYTES:
             self._now[size] += 1
             self.most[size] = max(self.most[size], self._now[size])
         return super().allocate(size_bytes)

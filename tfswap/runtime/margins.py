@@ -29,14 +29,12 @@ class Margins:
 
     Attributes:
         others_bytes: for bytes that others allocate during the step, as far as they are known.
-        batches: the bytes of each tensor that a pipeline makes while the step runs.
         growth_bytes: by which the pipeline's buffers may grow between steps.
         elements_bytes: an element of each of the pipelines that the step itself takes batches from.
     """
 
     def __init__(self) -> None:
         self.others_bytes = 0
-        self.batches: list[int] = []
         self.growth_bytes = 0
         self.elements_bytes = 0
         self._changes = 0  # how often a changed layout made the step be planned again
@@ -48,17 +46,12 @@ class Margins:
         Args:
             count: how many are made while the step runs.
         """
-        self.batches = batch_sizes(inputs) * count
         if shared_device() is not None:
             self.elements_bytes = sum(map(round_up, element_bytes(graph)))
-        nbytes = room_bytes(self.batches)
+        nbytes = room_bytes(batch_sizes(inputs) * count)
         self.growth_bytes = nbytes // 2
         self.others_bytes += nbytes
         return nbytes
-
-    def batches_have_slots(self) -> None:
-        """Note that batches have reserved slots: none of them gets a chunk larger than itself."""
-        self.others_bytes -= self.growth_bytes
 
     def layout_changes(self) -> bool:
         """Note that a plan does not fit since the arena's layout changed; returns whether that is assumed of every

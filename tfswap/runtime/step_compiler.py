@@ -20,7 +20,6 @@ from tfswap.ir.graph import Graph
 from tfswap.passes.nodes import waits_for_others
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
-from tfswap.planner.small_slots import LARGEST_BYTES
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
 from tfswap.runtime.captures import with_placeholders
@@ -100,11 +99,6 @@ class StepCompiler:
         """
         optimizer = self.optimizer
         assert optimizer is not None, "the step is imported"
-        batches = self._margins.batches
-        if live and batches and not self.slots and not self._runs_unchanged(optimizer):
-            largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
-            if largest >= max(batches):
-                self._margins.batches_have_slots()
         snapshot = self._arena.snapshot()
         begin_bytes = self._begin_bytes(optimizer, snapshot) if first else 0
         if not live:
@@ -172,21 +166,13 @@ class StepCompiler:
             optimizer.extra_margin_bytes = margins.others_bytes
         raise optimizer.infeasible(limit_bytes)
 
-    def make_slots(self, optimizer: Optimizer, others: Sequence[int] = ()) -> int:
-        """Make reserved slots for small tensors in the arena; returns the bytes of the largest, or 0 where the step
-        needs none or the arena has no room.
-
-        Args:
-            others: bytes of each tensor that others allocate while the step runs.
-        """
+    def make_slots(self, optimizer: Optimizer) -> bool:
+        """Make reserved slots for small tensors in the arena; returns whether the step needs some and there is room."""
         limit_bytes = self._limit.bytes
         assert limit_bytes is not None, "without one no slot is missed"
-        snapshot = self._arena.snapshot()
-        slots = reserved_slots(optimizer.search, snapshot, others)
-        if snapshot.limit_bytes is not None and sum(slots) > snapshot.limit_bytes - limit_bytes:
-            slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would fragment the step's memory
+        slots = reserved_slots(optimizer.search, self._arena.snapshot())
         self.slots = make_slots_in_arena(self._trace.device.name, slots, limit_bytes)
-        return max(slots) if self.slots else 0
+        return bool(self.slots)
 
     def floor_bytes(self, plan: Plan, *, rewritten: bool) -> int:
         """The smallest limit to report.
@@ -203,10 +189,6 @@ class StepCompiler:
                 floor = min(floor, self._limit.bytes)
         report_floor(self.optimizer.fingerprint, floor)
         return floor
-
-    def _runs_unchanged(self, optimizer: Optimizer) -> bool:
-        limit_bytes = self._limit.bytes
-        return limit_bytes is None or optimizer.fits_unchanged(limit_bytes - self._margins.others_bytes)
 
     def _make_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
         arguments = self._planned_for(inputs)

@@ -188,6 +188,23 @@ def test_the_limit_of_the_host_is_refused_changed_and_left_out(on_gpus):
     assert all(map(all, found["kept"])) and found["traced"] == 0, found
 
 
+def test_counters_of_a_loop_on_a_device_have_room_under_the_limit_of_the_host(on_gpus):
+    """A kernel of a GPU has its small integers in the host's arena."""
+
+    def program(gpus):
+        _, step, inputs = several_gpus.loop_with_the_host()
+        optimized = tfswap.optimize(tf.function(step), memory_limit={"GPU:0": "80%", "CPU:0": "1KiB"})
+        with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+            optimized(*inputs)
+        floor = refused.value.floor_bytes
+        optimized.memory_limit = {"GPU:0": "80%", "CPU:0": floor}
+        peaks = [several_gpus.peaks_of(lambda: optimized(*inputs), WITH_HOST)[1]["CPU:0"] for _ in range(4)]
+        return {"floor": floor, "peaks": peaks, "planned": optimized.report("CPU:0").planned_peak_bytes}
+
+    found = on_gpus(reporting(program), **ARENA)
+    assert found["report"] == [] and all(found["planned"] < peak <= found["floor"] for peak in found["peaks"]), found
+
+
 def test_a_limit_of_the_host_is_planned_for_where_its_memory_is_not_measured(on_gpus):
     """TensorFlow's CPU has no arena by default. Then the plan is carried out, and the peak is not known."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tfswap.ir.graph import Node, Output
+from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.types import TensorType
+from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.host_memory import on_host
 from tfswap.kernels.memory_rules import VARIANT_BYTES
@@ -46,3 +48,18 @@ def record_bytes(node: Node, index: int, device: DeviceModel) -> int:
 def tensor_bytes(kind: TensorType) -> int:
     """The bytes of a tensor of this type in the arena, without the elements of lists."""
     return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0
+
+
+def hosted_bytes(graph: Graph, device: DeviceModel) -> int:
+    """The most bytes that outputs of a device's kernels take in host memory: loops' counters, conditions and sizes.
+    Those of tfswap's own ops have memory elsewhere.
+
+    Not handled: outputs of unknown size, which count as 0.
+    """
+    return sum(
+        round_up(node.outputs[index].nbytes or 0)
+        for part in (graph, *graph.all_bodies())
+        for node in part
+        for index in range(len(node.outputs))
+        if not node.op.startswith(NAMESPACE) and not is_of_cpu(node) and is_on_host(node, index, device)
+    )

@@ -11,6 +11,7 @@ from typing import cast
 from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, is_view, takes_from_pipeline
 from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
 
 
 def element_types(node: Node) -> tuple[TensorType, ...]:
@@ -27,6 +28,11 @@ def element_bytes(graph: Graph) -> list[int]:
     taken: dict[Output, Node] = {}
     _collect(graph, {}, taken)
     return [kind.nbytes for node in taken.values() for kind in element_types(node) if kind.nbytes]
+
+
+def fills_arena(graph: Graph, device: DeviceModel) -> bool:
+    """Whether the pipelines that a step reads make their elements in its arena: on the host, as all pipelines do."""
+    return not device.host_is_separate and bool(element_bytes(graph))
 
 
 def _collect(graph: Graph, given: Mapping[Output, Output], taken: dict[Output, Node]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.pipelines import element_bytes
+from tfswap.analysis.pipelines import fills_arena
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower, prepare_in_gate
 from tfswap.compiler.options import Options
@@ -101,16 +101,12 @@ class Optimizer:
         self.fingerprint = fingerprint(graph, contents(graph))
         settled = graph.copy()
         note_permits(settled, self.options.keep, self.options.policy, locate)
-        shares_arena = others_bytes > 0 or (not device.host_is_separate and bool(element_bytes(graph)))
+        given = keeps_results, tuple(held), others_bytes > 0 or fills_arena(graph, device)
         stored: StepPlans | None = None
         if plan_cache is not None and costs is None:
-            stored = StepPlans(
-                plan_cache, settled, self.fingerprint, device, self.options, (keeps_results, shares_arena, *held)
-            )
+            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, given)
         self._known = KnownPlans(stored, self.judged)
-        self.target = Target(
-            device, not self.options.portable, keeps_results, tuple(held), shares_arena, shared or Shared.of_one()
-        )
+        self.target = Target(device, not self.options.portable, *given, shared or Shared.of_one())
         self.costs = costs or Costs.of(device, self.options.profile)
         self._prepared = PreparedStep.of(graph, settled, self.target, self.options, self.costs, locate)
         self.locate = self._prepared.facts.locate
@@ -349,6 +345,5 @@ class Optimizer:
         Args:
             snapshot: the arena before the step; by default the assumed one.
         """
-        made = report_of(self, plan, snapshot)
-        notes = (*made.notes, RECALLED_NOTE) if self._known.has_recalled(plan) else made.notes
-        return dataclasses.replace(made, notes=notes)
+        made, is_recalled = report_of(self, plan, snapshot), self._known.has_recalled(plan)
+        return dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE)) if is_recalled else made

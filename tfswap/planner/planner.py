@@ -32,13 +32,15 @@ from tfswap.planner.home_copies import with_home_copies
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
 from tfswap.planner.pairing import gains, side_by_side
-from tfswap.planner.problem import NEVER, Choice, Solver, make_problem
+from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
+from tfswap.planner.promise import promised
 from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
 from tfswap.planner.step_orders import StepOrders, kernels_run
-from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
+from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, bytes_before
 from tfswap.simulator.memory import Judge
 from tfswap.simulator.timing import Timing, simulate_time
+from tfswap.simulator.working_set import largest_working_set
 from tfswap.support import progress
 
 KERNELS_SWEPT = 200_000
@@ -113,33 +115,53 @@ class Planner:
         self.cost_s = cost_s or self.costs.of_step(flow)
         self.arrivals = self.costs.arrivals_in(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
-        orders = orders or StepOrders(flow, self.cost_s, self.rates)
+        self._orders = orders or StepOrders(flow, self.cost_s, self.rates)
+        self._moves = frozenset(tactics) & MOVES
+        self._solver, self._share = solver, share
+
+    @cached_property
+    def _climbs(self) -> list[Climb]:
+        ranked = self._orders.ranked
         # In an unknown arena it can't be known which plan fragments least: one order is enough.
-        most_orders = len(orders.ranked) if snapshot.chunks else 1
-        moves = frozenset(tactics) & MOVES
-        climbs = _climbs(SOLVERS[solver][moves], kernels_run(flow, orders.ranked[0]), share, most_orders)
-        count = max(climb.orders for climb in climbs)
-        concurrent = target.runs_concurrently
+        most_orders = len(ranked) if self.snapshot.chunks else 1
+        return _climbs(SOLVERS[self._solver][self._moves], kernels_run(self.flow, ranked[0]), self._share, most_orders)
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """The step in each of the orders that are tried."""
+        orders, count = self._orders, max(climb.orders for climb in self._climbs)
+        concurrent = self.target.runs_concurrently
         tried = [*orders.together(count), *orders.with_room] if concurrent else orders.ranked[:count]
-        self.problems = [
+        return [
             make_problem(
-                flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers, arrivals=self.arrivals
+                self.flow,
+                order,
+                self.rates,
+                self.cost_s,
+                snapshot=self.snapshot,
+                tiers=self.tiers,
+                arrivals=self.arrivals,
             )
             for order in tried
         ]
-        self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
-        self.ladders = self._ladders_of(climbs, RESTARTS.get(moves, ()) if solver == "default" else ())
 
-    def _ladders_of(self, climbs: Sequence[Climb], restarts: Sequence[cheapest_eviction.Prices]) -> list[Ladder]:
+    @cached_property
+    def unmoved(self) -> list[Judged]:
+        """Each of `problems` without evictions."""
+        return [self.judged(Choice(problem.order, [])) for problem in self.problems]
+
+    @cached_property
+    def ladders(self) -> list[Ladder]:
         """Those of each solver and order, and those of restarts, as far as there is time."""
         pairs = list(zip(self.problems, self.unmoved, strict=True))
         ladders = [
             Ladder(self, p, unmoved, s, climb.rungs)
-            for climb in climbs
+            for climb in self._climbs
             for p, unmoved in pairs[: climb.orders]
             for s in climb.solvers
         ]
-        first = climbs[0]
+        restarts = RESTARTS.get(self._moves, ()) if self._solver == "default" else ()
+        first = self._climbs[0]
         more = (Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare])
         return [*ladders, *more]
 
@@ -149,6 +171,15 @@ class Planner:
         return min(
             max((int(n) for i, n in zip(p.order, p.live_bytes, strict=True) if nodes[i] not in bodies), default=0)
             for p in self.problems
+        )
+
+    @cached_property
+    def _floor_bytes(self) -> int:
+        """A lower bound of the peak of any plan, whose search is long where few or none fit: with what is in the arena
+        throughout, the working set of the largest kernel, which runs in every plan.
+        """
+        return max(
+            self.least_bytes, promised(bytes_before(self.flow, self.snapshot) + largest_working_set(self.flow)[1])
         )
 
     @property
@@ -164,9 +195,9 @@ class Planner:
         """
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
-        if self.least_bytes > limit_bytes:
-            return best
         best = self.unmoved_candidate(limit_bytes, best)
+        if self._floor_bytes > limit_bytes:
+            return best
         # Evictions take time: where an order is no faster than the best, no rung on it is.
         ladders = [ladder for ladder in self.ladders if best is None or ladder.unmoved_s < best.timing.total_s]
         rungs = [rung for ladder in progress.over("solving", ladders) for rung in ladder.rungs_within(limit_bytes)]
@@ -184,9 +215,11 @@ class Planner:
 
     def unmoved_candidate(self, limit_bytes: int, best: Candidate | None = None) -> Candidate | None:
         """As `candidate`, among the orders without evictions, for which no solver is needed."""
+        if self._floor_bytes > limit_bytes:
+            return best
         for problem, judged in zip(self.problems, self.unmoved, strict=True):
             # An allocator never needs fewer bytes than are live.
-            if max(problem.live_peak_bytes, self.least_bytes) > limit_bytes:
+            if problem.live_peak_bytes > limit_bytes:
                 continue
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
                 continue
@@ -236,6 +269,8 @@ class Planner:
     def lowest(self, below_bytes: float = NEVER) -> Candidate | None:
         """The rung with the lowest peak, if that is below `below_bytes`."""
         best: Candidate | None = None
+        if self._floor_bytes >= below_bytes:
+            return None
         # Most rungs count as above the peak of the lowest ones, and are not solved.
         for is_lowest in (True, False):
             within_bytes = 0 if is_lowest else below_bytes - 1

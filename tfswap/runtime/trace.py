@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from tfswap.analysis.output_bytes import hosted_bytes
 from tfswap.compiler.grappler import as_planned
 from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device, with_copies_on
 from tfswap.device.placement import keep_where_given, place, refuse_other_hosts, tensorflow_devices
@@ -123,6 +124,9 @@ class Trace:
         if self._parts is None:
             return found
         passed, shared = passed_bytes(self._parts.graphs.values()), self._shared.get(device)
+        if device == FIRST:  # in whose arena kernels of other devices have tensors too, at moments that are not known
+            model, others = self.device.model, (part for name, part in self._parts.graphs.items() if name != device)
+            found = found._replace(margin_bytes=found.margin_bytes + sum(hosted_bytes(part, model) for part in others))
         return found._replace(parts=len(self.devices), passed_bytes=passed, shared=shared)
 
     def as_imported(self, graph: Graph) -> Imported:

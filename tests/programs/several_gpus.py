@@ -98,6 +98,15 @@ def compare(
     }
 
 
+def check(found: dict[str, Any], *, exact: bool = True) -> None:
+    assert found["report"] == [] and found["same"], found
+    for device, (planned, measured) in found["planned"].items():
+        assert measured <= found["limits"][device] < found["unoptimised"][device], found
+        assert found["predicted"][device] <= 1.2 * found["unoptimised"][device], found
+        assert not exact or measured == planned, found
+    assert any(found["moves"].values())
+
+
 def layers(count: int, width: int = 64) -> list[Any]:
     return [tf.Variable(0.1 * draws(width, width, seed=i)) for i in range(count)]
 

@@ -14,11 +14,12 @@ from planner_problems import CHAIN, CPU, UNIT, check_choice, facts, live_peak, p
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, default_rates
-from tfswap.plan.schedule import build_schedule
+from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.problem import Choice, Problem, make_problem
@@ -36,6 +37,12 @@ some = settings(
 )
 
 
+def problem_on(device: DeviceModel, flow: Dataflow) -> Problem:
+    rates = default_rates(device)
+    seconds_of = [kernel_seconds(node, rates) for node in flow.nodes]
+    return make_problem(flow, choose_order(flow, seconds_of), rates, seconds_of)
+
+
 def seconds(problem: Problem, choice: Choice) -> float:
     return simulate_time(problem.flow, build_schedule(*choice), problem.cost_s, problem.rates).total_s
 
@@ -47,9 +54,7 @@ def seconds(problem: Problem, choice: Choice) -> float:
 def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(monkeypatch, followed, device, graph, percent):
     monkeypatch.setattr(milp_stages, "MAX_FOLLOWED", followed)
     flow = analyse_dataflow(graph, CPU)
-    rates = default_rates(device)
-    seconds_of = [kernel_seconds(node, rates) for node in flow.nodes]
-    problem = make_problem(flow, choose_order(flow, seconds_of), rates, seconds_of)
+    problem = problem_on(device, flow)
     target = problem.live_peak_bytes * percent // 100
     found = milp.optimise(problem, target, 2.0)
     others = [choice for solve in BOTH if (choice := solve(problem, LiveTarget(target))) is not None]
@@ -60,6 +65,32 @@ def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(monkeypatch, 
     check_choice(flow, found.choice)
     assert live_peak(flow, *found.choice) <= target
     assert found.total_s == seconds(problem, found.choice) >= found.bound_s * (1 - milp.GAP_SHARE)
+
+
+# In the given order `skip1` reuses the buffer of `back2`. Where that is kept, it reuses that of `relu0`, recomputed.
+OTHER_BUFFER = """\
+%x = Placeholder() {dtype=float32} -> float32[512,130]
+%relu0 = Relu(%x) {T=float32} -> float32[512,130]
+%mix1 = Mul(%relu0, %x) {T=float32} -> float32[512,130]
+%relu2 = Relu(%mix1) {T=float32} -> float32[512,130]
+%relu3 = Relu(%relu2) {T=float32} -> float32[512,130]
+%loss = L2Loss(%relu3) {T=float32} -> float32[]
+%back3 = ReluGrad(%relu3, %relu3) {T=float32} -> float32[512,130]
+%back2 = ReluGrad(%back3, %relu2) {T=float32} -> float32[512,130]
+%back1 = Mul(%back2, %x) {T=float32} -> float32[512,130]
+%skip1 = Mul(%back2, %relu0) {T=float32} -> float32[512,130]
+%back0 = ReluGrad(%back1, %relu0) {T=float32} -> float32[512,130]
+feeds %x
+fetches %loss
+"""
+
+
+def test_a_buffer_that_is_kept_leaves_the_output_another_to_reuse():
+    problem = problem_on(DeviceModel("gpu"), facts(OTHER_BUFFER))
+    faster = Choice([1, 2, 3, 4, 5, 6, 7, 8, 1, 9, 1, 8, 10], [Interval(3, 2, 5, 6, 6)])
+    target = live_peak(problem.flow, *faster)
+    found = milp.optimise(problem, target, LIMIT_S)
+    assert found.bound_s <= seconds(problem, faster)
 
 
 LONGER = """\

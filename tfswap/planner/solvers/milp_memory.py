@@ -20,6 +20,7 @@ class MemoryRows:
     def __init__(self, copies: Copies, target_bytes: int):
         self.copies, self.stages = copies, copies.stages
         self.target = target_bytes
+        self._held: dict[tuple[int, int], int] = {}  # by stage and value, the column of a buffer that is not reused
         self._count_memory()
 
     def _count_memory(self) -> None:
@@ -92,7 +93,7 @@ class MemoryRows:
         for v in self.stages.reads[stage]:
             if (node, v) not in taken and v not in temporary:
                 continue
-            held = self.stages.program.column(whole=True)
+            held = self._held[stage, v] = self.stages.program.column(whole=True)
             if (stage + 1, v) in self.stages.stays:
                 self.stages.program.at_most([(self.stages.stays[stage + 1, v], 1.0), (held, -1.0)], 0.0)
             for copied_out in self.copies.copied_out(stage, stage, v):
@@ -101,16 +102,24 @@ class MemoryRows:
         return terms
 
     def _forwarded_bytes(self, stage: int, kernel: int, taken: set[tuple[int, int]]) -> list[Term]:
-        """Buffers that a kernel may reuse, and did not in the given order, save an allocation."""
+        """Buffers that a kernel may reuse, and did not in the given order, save an allocation; so do they in place of
+        one that it reused there and that is kept now.
+        """
         node = self.stages.kernels[kernel]
         terms: list[Term] = []
         used: dict[int, int] = {}
         for _, candidates in self.stages.problem.flow.forwards[node]:
-            if stage == kernel and any((node, v) in taken for v in candidates):
+            reused = next((v for v in candidates if stage == kernel and (node, v) in taken), None)
+            if reused is not None and (stage, reused) not in self._held:
                 continue
             saved: list[int] = []
             for v in dict.fromkeys(candidates):
-                if v not in self.stages.made or v in used or self.stages.problem.flow.reads[node].count(v) > 1:
+                if (
+                    v == reused
+                    or v not in self.stages.made
+                    or v in used
+                    or self.stages.problem.flow.reads[node].count(v) > 1
+                ):
                     continue
                 column = used[v] = self.stages.program.column(whole=True)
                 saved.append(column)
@@ -125,6 +134,9 @@ class MemoryRows:
                     self.stages.program.at_most([(column, 1.0), (other, 1.0)], 1.0)
                 for copied_out in self.copies.copied_out(stage, kernel, v):
                     self.stages.program.at_most([(column, 1.0), *copied_out], 1.0)
-            if len(saved) > 1:
+            if reused is not None:
+                kept = self._held[stage, reused]
+                self.stages.program.at_most([*((column, 1.0) for column in saved), (kept, -1.0)], 0.0)
+            elif len(saved) > 1:
                 self.stages.program.at_most([(column, 1.0) for column in saved], 1.0)
         return terms

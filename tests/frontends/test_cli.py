@@ -36,6 +36,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.fixture(autouse=True)
+def plans(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most commands are for one model and one limit: these tests, in all processes of a run, plan it once."""
+    monkeypatch.setenv("TFSWAP_PLAN_CACHE", str(tmp_path_factory.getbasetemp().parent / "plans of the command line"))
+
+
 def tfswap_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tfswap", *arguments]
     base = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}

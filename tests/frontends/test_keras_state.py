@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -42,7 +43,7 @@ def fitted(kind, capped, folder):
     return {"result": [found, saved, digest.hexdigest()], "peak": max(peaks)}
 
 
-@pytest.mark.parametrize("kind", ["plain", "ema", "norm", "frozen"])
+@pytest.mark.parametrize("kind", ["ema", "norm", *slow("plain", "frozen")])
 def test_fit_builds_and_trains_a_model_larger_than_the_arena(kind: str, tmp_path) -> None:
     folder = str(tmp_path)
 

@@ -9,6 +9,7 @@ import pytest
 import several_gpu_kinds
 import several_gpus
 from gpu_compare import draws, reporting
+from slow import slow
 
 
 def attention() -> several_gpus.Made:
@@ -69,7 +70,7 @@ def test_replicas_are_planned_once_and_have_the_names_of_the_first(on_gpus):
 
 
 @pytest.mark.emulated_gpu(count=4)
-@pytest.mark.parametrize("limit", ["60%", 3_500_000])
+@pytest.mark.parametrize("limit", [*slow("60%"), 3_500_000])
 def test_replicas_whose_products_are_grouped_otherwise_share_plans_and_simulations(on_gpus, limit):
     """The first one has another unoptimised peak, and so another limit where that is a share."""
     found = on_gpus(reporting(lambda gpus: counted(attention, limit)))

@@ -383,7 +383,11 @@ def test_what_a_kernel_makes_on_the_device_and_the_host_reads_has_a_place_in_the
 
 @pytest.mark.emulated_gpu(memory=2048 * MIB)
 @pytest.mark.parametrize(
-    "net", ["mlp", "lstm", "transformer", *emulated.SMALL, *slow("mobilenet_v2", "resnet50", "vgg16")]
+    "net",
+    [
+        *("mlp", "lstm", "transformer", "small mobilenet_v2", "small vgg16"),
+        *slow("small resnet50", "mobilenet_v2", "resnet50", "vgg16"),
+    ],
 )
 def test_models_keep_their_limit_and_their_values(on_gpus, net):
     """The nets of `benchmarks/emulated.py` peak as planned at 60% of their peaks."""

@@ -249,6 +249,69 @@ void FileNoticesAFlippedBit() {
   rmdir(folder.c_str());
 }
 
+// Ranges of any ends are written and read, also after accesses to the mapping, which sees what was written.
+void HomesOnDiskAreReadAndWrittenInParts() {
+  PooledHost host;
+  const std::string folder = NewFolder();
+  std::string why;
+  SpillFile* const file = SpillFile::Of(folder, &why);
+  const size_t bytes = 2 * Staging::kChunkBytes + 12345;
+  std::vector<char> expected(bytes, 0), found(bytes);
+  {
+    const auto home = DiskHome::Make(file, bytes, &host.pool, "node", &why);
+    CHECK(home != nullptr);
+    CHECK(host.budget.usage().in_use_bytes >= Staging::kBytes);
+    std::mt19937 generator(1);
+    for (int round = 0; round < 200; ++round) {
+      const size_t begin = round == 0 ? 0 : generator() % bytes;
+      const size_t part = round == 0 ? bytes : 1 + generator() % std::min(bytes - begin, size_t{300000});
+      std::vector<char> values(part);
+      for (char& value : values) value = static_cast<char>(generator());
+      std::memcpy(&expected[begin], values.data(), part);
+      if (round % 3 == 2) {
+        std::memcpy(home->data() + begin, values.data(), part);
+      } else {
+        CHECK(home->WriteNow(begin, part, values.data()).empty());
+      }
+      const size_t first = generator() % bytes, rest = 1 + generator() % (bytes - first);
+      CHECK(home->ReadNow(first, rest, &found[first]).empty());
+      CHECK(std::memcmp(&found[first], &expected[first], rest) == 0);
+      CHECK(round % 20 != 0 || std::memcmp(home->data(), expected.data(), bytes) == 0);
+    }
+    CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
+    CHECK(file->Reserve(size_t{100} << 20) == HostPool::Failure::kNone);
+    CHECK(SpillFile::usage().reserved_bytes >= (size_t{100} << 20) + bytes);  // the home is not room for the step
+    const auto other = DiskHome::Make(file, bytes, &host.pool, "node", &why);
+    CHECK(other != nullptr && other->data() != home->data());
+    file->Unregister(1);
+    CHECK(other->WriteNow(0, bytes, expected.data()).empty());  // it keeps the buffers
+    CHECK(FilesIn(folder) == 0);
+  }
+  CHECK(host.budget.usage().in_use_bytes == 0);
+  rmdir(folder.c_str());
+}
+
+void HomesOnAFullDiskAreRefused() {
+  PooledHost host;
+  const std::string folder = NewFolder();
+  std::string why;
+  static const FileCalls worse{WorseWrite, WorseRead, WorseReserve};
+  full = true;
+  SpillFile* const file = SpillFile::Of(folder, &why, worse);
+  CHECK(DiskHome::Make(file, 5000, &host.pool, "node", &why) == nullptr);
+  CHECK(why.find("'node'") != std::string::npos && why.find("No space left on device") != std::string::npos);
+  CHECK(host.budget.usage().in_use_bytes == 0);
+  full = false;
+  const auto home = DiskHome::Make(file, 5000, &host.pool, "node", &why);
+  std::vector<char> values(5000, 7), found(5000);
+  CHECK(home->WriteNow(0, 5000, values.data()).empty() && home->ReadNow(0, 5000, found.data()).empty());
+  CHECK(found == values);
+  fails_with = EIO;
+  CHECK(home->WriteNow(0, 5000, values.data()).find(std::strerror(EIO)) != std::string::npos);
+  fails_with = 0;
+  rmdir(folder.c_str());
+}
+
 // A copy that does not end holds up its own device's queue, and no other's.
 void DevicesDoNotWaitForEachOther() {
   Runtime& runtime = Runtime::Get();
@@ -319,6 +382,8 @@ void TestFiles() {
   FileKeepsItsLimit();
   FileSurvivesAWorseSystem();
   FileNoticesAFlippedBit();
+  HomesOnDiskAreReadAndWrittenInParts();
+  HomesOnAFullDiskAreRefused();
   DevicesDoNotWaitForEachOther();
   ClientsFromManyThreads();
   if (tfswap::planes::IsAvailable()) {

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "copy_engine.h"
+#include "disk_home.h"
 #include "online_choice.h"
 #include "host_pool.h"
 #include "byte_planes.h"
@@ -39,6 +41,7 @@
 using tfswap::AvailableMemory;
 using tfswap::CopyLane;
 using tfswap::Direction;
+using tfswap::DiskHome;
 using tfswap::FileCalls;
 using tfswap::HostBudget;
 using tfswap::HostPool;

@@ -22,7 +22,7 @@ from folders import PYTHONPATH, ROOT, TESTS
 
 CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
 # These do not depend on TensorFlow.
-ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "byte_planes", "runtime")
+ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "disk_home", "byte_planes", "runtime")
 FOLDER = ROOT / "build" / "sanitize"
 
 COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")

@@ -15,11 +15,13 @@ from planner_problems import CPU, live_peak, slow
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
-from tfswap.kernels.hardware import Rates
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import DISK, HOST, Rates
 from tfswap.kernels.target import Target
-from tfswap.passes.tactics.state_homes import keep_at_home, movable_variables, start_reads
+from tfswap.passes.tactics.state_homes import bytes_at_home, keep_at_home, movable_variables, start_reads
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
@@ -30,7 +32,8 @@ from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import require_fit
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
-from tfswap.simulator.timing import simulate_time
+from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.timing import Span, simulate_time
 
 FAST = 1e30
 RATES = Rates(FAST, FAST, FAST, out_bytes_per_s=FAST, in_bytes_per_s=FAST, launch_s=1.0, copy_share=0.0)
@@ -75,6 +78,36 @@ def test_kernels_do_not_wait_for_copies_that_can_start_early() -> None:
     assert after.stall_s == pytest.approx(0.5), "only the first copy has no kernel before it"
     assert after.compute_s == before.compute_s
     assert live_peak(flow, early.order) <= live_peak(flow, late.order)
+
+
+def test_homes_on_disk_take_its_lanes_and_its_space() -> None:
+    graph = training_step([Layer("dense", i) for i in range(3)], 512, 8)
+    sizes = {name: kind.nbytes or 0 for name, kind in movable_variables(graph).items()}
+    largest = max(sizes.values())
+    disk = [name for name in sizes if sizes[name] == largest][1:]
+    keep_at_home(graph, Target(CPU), list(sizes), disk)
+    graph.prune()
+    flow = analyse_dataflow(graph, CPU)
+    rates = dataclasses.replace(RATES, disk_bytes_per_s=float(largest))
+    assert bytes_at_home(graph, disk=True) == len(disk) * largest > 0
+    assert bytes_at_home(graph) == sum(sizes.values()) - len(disk) * largest
+    order = Planner(flow, Target(CPU), costs=Costs(rates)).problems[0].order
+    steps, spans = build_schedule(order, ()), list[Span]()
+    simulate_time(flow, steps, Costs(rates).of_step(flow), rates, spans=spans)
+    kinds = {i: span.end_s - span.start_s for (_, i), span in zip(steps, spans, strict=True)}
+    on_disk = [kinds[i] for i in flow.copying if flow.home_tiers[i] == DISK]
+    assert on_disk and all(seconds == pytest.approx(1.0) for seconds in on_disk)
+    assert all(kinds[i] < 1e-9 for i in flow.copying if flow.home_tiers[i] == HOST)
+    memory = simulate_memory(flow, steps)
+    assert largest <= memory.disk_peak_bytes <= len(disk) * largest
+    assert memory.host_peak_bytes <= bytes_at_home(graph)
+
+
+def test_no_home_is_on_disk_where_the_device_does_not_reach_it() -> None:
+    graph = training_step([Layer("dense", 0)], 64, 8)
+    names = list(movable_variables(graph))
+    with pytest.raises(InvalidModel, match="keeps variables on disk"):
+        keep_at_home(graph, Target(DeviceModel("gpu")), names, names)
 
 
 def test_kernels_do_not_wait_for_copies_to_homes_but_for_the_last_one() -> None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.analysis.device_waits import waits_for_others
+from tfswap.analysis.home_changes import home_tier
 from tfswap.errors import TfswapError
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.homes import is_at_home
+from tfswap.ir.homes import is_at_home, is_on_disk
 from tfswap.ir.op_traits import (
     READ_VARIABLE,
     is_const,
@@ -34,7 +35,7 @@ from tfswap.ir.op_traits import (
 from tfswap.ir.views import passed_on
 from tfswap.kernels.cudnn_algorithms import copied_bytes
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.hardware import Rates, default_rates
+from tfswap.kernels.hardware import DISK, HOST, Rates, default_rates
 from tfswap.kernels.profile import Profile
 from tfswap.support.reach import reach
 
@@ -203,26 +204,28 @@ def _prefetched(body: Graph) -> dict[Node, Node]:
 def home_seconds(node: Node, rates: Rates) -> float | None:
     """Seconds of the copy of a variable from its home on the host, or to it; None for other nodes."""
     if node.op == custom_ops.READ_HOME:
-        return (node.outputs[0].nbytes or 0) / rates.in_bytes_per_s
+        return (node.outputs[0].nbytes or 0) / rates.in_rate(home_tier(node))
     if node.op == custom_ops.STORE_HOME:
-        return (node.inputs[0].type.nbytes or 0) / rates.out_bytes_per_s
+        return (node.inputs[0].type.nbytes or 0) / rates.out_rate(home_tier(node))
     return None
 
 
 def at_home_seconds(node: Node, rates: Rates) -> float:
-    """The additional seconds of a kernel that works on variables in host memory, by a link that copies use too."""
+    """The additional seconds of a kernel that works on variables at home on the host, by a link that copies use too."""
     is_update = writes_variable(node.op)
     largest_bytes = max((tensor.type.nbytes or 0 for tensor in node.inputs), default=0)
     made_bytes = sum(kind.nbytes or 0 for kind in node.outputs)
-    in_bytes = out_bytes = 0
+    seconds = 0.0
     for tensor in node.inputs:
         source = tensor.node
         if source.op == READ_VARIABLE and is_at_home(source.inputs[0].node):
-            in_bytes += made_bytes if reads_rows(node.op) else tensor.type.nbytes or 0
+            tier = DISK if is_on_disk(source.inputs[0].node) else HOST
+            seconds += (made_bytes if reads_rows(node.op) else tensor.type.nbytes or 0) / rates.in_rate(tier)
         elif is_at_home(source) and not is_view(node.op):
-            in_bytes += largest_bytes if is_update else made_bytes
-            out_bytes += largest_bytes if is_update else 0
-    return in_bytes / rates.in_bytes_per_s + out_bytes / rates.out_bytes_per_s
+            tier = DISK if is_on_disk(source) else HOST
+            seconds += (largest_bytes if is_update else made_bytes) / rates.in_rate(tier)
+            seconds += largest_bytes / rates.out_rate(tier) if is_update else 0.0
+    return seconds
 
 
 GRAIN_S = 34e-6

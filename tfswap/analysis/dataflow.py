@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.flat_dataflow import FlatDataflow, flatten
-from tfswap.analysis.home_changes import home_changes
+from tfswap.analysis.home_changes import home_changes, home_tier
 from tfswap.ir.custom_ops import AWAIT_STORE, COMMIT_HOME, OUTSIDE, READ_HOME, STORE_HOME, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
@@ -352,8 +352,13 @@ class Dataflow:
 
     @cached_property
     def home_changes(self) -> dict[int, int]:
-        """By kernel, the host memory that it takes for a variable's new home, or frees."""
+        """By kernel, the host memory or disk space that it takes for a variable's new home, or frees."""
         return home_changes(self.nodes)
+
+    @cached_property
+    def home_tiers(self) -> dict[int, int]:
+        """By kernel that copies a variable from its home or to it, or gives it a new one, the tier of that home."""
+        return {i: home_tier(self.nodes[i]) for i in (*self.loads, *self.stores, *self.commits)}
 
     @cached_property
     def copying(self) -> frozenset[int]:

@@ -1,13 +1,15 @@
-"""The host memory of variables' new values. Each is stored in a buffer of its own, which replaces the old one."""
+"""The host memory and disk space of variables' new values. Each is stored in a buffer that replaces the old one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import cast
 
-from tfswap.ir.custom_ops import COMMIT_HOME, STORE_HOME
+from tfswap.ir.custom_ops import COMMIT_HOME, READ_HOME, STORE_HOME
 from tfswap.ir.graph import Node
+from tfswap.ir.homes import is_on_disk
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import DISK, HOST
 
 
 def home_changes(nodes: Iterable[Node]) -> dict[int, int]:
@@ -27,6 +29,13 @@ def home_changes(nodes: Iterable[Node]) -> dict[int, int]:
         elif node.op == COMMIT_HOME:
             found[i] = -homes[node.inputs[2].node]
     return found
+
+
+def home_tier(node: Node) -> int:
+    """The tier of the home that a node copies to, copies from, or gives to a variable."""
+    if node.op == STORE_HOME:
+        return DISK if node.attrs.get("disk") else HOST
+    return DISK if node.op in (READ_HOME, COMMIT_HOME) and is_on_disk(node.inputs[0].node) else HOST
 
 
 def new_home_bytes(store: Node) -> int:

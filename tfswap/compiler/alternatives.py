@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.analyse import analyse_body
@@ -30,12 +30,13 @@ from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
-from tfswap.ir.op_traits import READ_VARIABLE
+from tfswap.ir.op_traits import READ_VARIABLE, reads_rows, writes_variable
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
 from tfswap.passes.tactics.sliced_updates import MOST_SLICES, count_slices
 from tfswap.passes.tactics.state_homes import movable_variables
+from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Problem
 
@@ -43,11 +44,19 @@ AFFORDABLE = 4.0
 """Recomputing a tensor may take up to this multiple of the time of swapping it. Others are tried last."""
 SLICES = (2, 4, 16, 64, 256)
 """Into how many slices the update of the largest variable is cut, where limits need it."""
-MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + STAGES + 5 + len(SLICES)
+MEMORY_SHARES = (1.0, 0.75, 0.5, 0.0)
+"""The shares of host memory that variables at home take where some of them are on disk. The rest is for new values on
+their way there, and for swapped tensors.
+"""
+APART = 0.1
+"""Accesses with more than this share of the step's time between them do not read the same copy of a variable."""
+MOST_VARIANTS = (
+    1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + (STAGES + 5 + len(SLICES)) * len(MEMORY_SHARES)
+)  # fmt: skip
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
 as sparse rows; with variables at home on the host, alone, with encodings, and with the last stages; and with their
-updates in slices.
+updates in slices; these also with some of them on disk.
 """
 
 
@@ -65,6 +74,7 @@ class Alternatives:
         self._costs = costs
         self._at_home: dict[frozenset[str], list[Rewriting]] = {}
         self._sliced: dict[Rewriting, list[Rewriting]] = {}
+        self._in_tiers: dict[Rewriting, list[Rewriting]] = {}
 
     @property
     def base(self) -> Rewriting:
@@ -170,6 +180,33 @@ class Alternatives:
             found = self._homes(planner_of, known)
             self._at_home[known] = [*found, *(form._replace(at_home=found[-1].at_home) for form in forms if found)]
         return self._at_home[known]
+
+    def in_tiers(self, at_home: Rewriting, planner_of: Callable[[Variant], Planner], tiers: Tiers) -> list[Rewriting]:
+        """`at_home` with its variables in host memory, and with more and more of them on disk where that has no room
+        for all. First go those of which a step moves the fewest bytes for each of their own, as slots.
+        """
+        if at_home not in self._in_tiers:
+            problem = planner_of(self._variants.plain).problems[0]
+            self._in_tiers[at_home] = self._placed_in_tiers(at_home, problem, tiers)
+        return self._in_tiers[at_home]
+
+    def _placed_in_tiers(self, at_home: Rewriting, problem: Problem, tiers: Tiers) -> list[Rewriting]:
+        room_bytes, total_bytes = tiers.host_bytes, self.bytes_at_home(at_home)
+        if room_bytes is None or tiers.disk_bytes == 0 or self._device.host_is_separate:
+            return [at_home]
+        moved = _moved_for_each(problem, self._movable)
+        ranked = sorted(at_home.at_home, key=lambda name: (moved[name], -self._movable[name], name))
+        found: list[Rewriting] = []
+        for share in MEMORY_SHARES:
+            left_bytes, disk = total_bytes, list[str]()
+            for name in ranked:
+                if left_bytes <= share * room_bytes:
+                    break
+                disk.append(name)
+                left_bytes -= self._movable[name]
+            if share > 0 or total_bytes > MEMORY_SHARES[-2] * room_bytes:
+                found.append(at_home._replace(on_disk=tuple(sorted(disk))))
+        return list(dict.fromkeys(found))
 
     def in_slices(self, at_home: Rewriting) -> list[Rewriting]:
         """`at_home` with updates in slices, from large slices to small ones."""
@@ -287,6 +324,35 @@ def _used_for(problem: Problem, handles: Collection[str]) -> dict[str, float]:
                 first, last = found[name]
                 found[name] = min(first, start), max(last, start)
     return {name: last - min(first, last) for name, (first, last) in found.items()}
+
+
+def _moved_for_each(problem: Problem, sizes: Mapping[str, int]) -> dict[str, float]:
+    """The bytes of each of these variables that a step moves, for each byte that it has.
+
+    Kernels that run soon after one another share a copy. Those that gather or update rows move these alone.
+    """
+    flow, starts_s = problem.flow, problem.starts_s
+    apart_s = APART * float(starts_s[-1])
+    read: dict[str, list[tuple[float, int]]] = {name: [] for name in sizes}  # when, and how many bytes
+    moved = dict.fromkeys(sizes, 0)
+    handle_of = {n.out(): n.inputs[0].node.name for n in flow.nodes if n.op == READ_VARIABLE}
+    for position, i in enumerate(problem.order):
+        node = flow.nodes[i]
+        made_bytes = sum(kind.nbytes or 0 for kind in node.outputs)
+        given_bytes = max((t.type.nbytes or 0 for t in node.inputs if t.type.dtype != "resource"), default=0)
+        for tensor in node.inputs:
+            name = handle_of.get(passed_on(tensor))
+            if name in read:
+                nbytes = made_bytes if reads_rows(node.op) else sizes[name]
+                read[name].append((float(starts_s[position]), min(nbytes, sizes[name])))
+            elif tensor.node.name in moved and writes_variable(node.op):
+                moved[tensor.node.name] += min(given_bytes, sizes[tensor.node.name])
+    for name, copies in read.items():
+        latest_s = -math.inf
+        for start_s, nbytes in copies:
+            moved[name] += nbytes if start_s - latest_s > apart_s else 0
+            latest_s = start_s
+    return {name: nbytes / max(1, sizes[name]) for name, nbytes in moved.items()}
 
 
 def _may_run_again(saved: Saved, kernels: Iterable[Node]) -> bool:

@@ -69,7 +69,7 @@ def _require_room(plan: Plan, options: Options) -> None:
             f"{format_bytes(host)}: allow it more, or plan again"
         )
     disk, spill = plan.disk_bytes, options.spill
-    if spill is None and (disk or any(a.disk for a in plan.evictions)):
+    if spill is None and (disk or plan.on_disk or any(a.disk for a in plan.evictions)):
         raise InvalidModel("this plan puts tensors on disk, and spill_dir is not given: give it, or plan again")
     if spill is not None and spill.limit_bytes is not None and disk > spill.limit_bytes:
         raise InvalidModel(

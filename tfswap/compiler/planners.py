@@ -118,6 +118,11 @@ class Planners:
         return self._moved[at_home]
 
     @property
+    def host_tiers(self) -> Tiers:
+        """The host memory and disk for variables at home on the host, and for swapped tensors."""
+        return self._options.tiers
+
+    @property
     def variables(self) -> frozenset[str]:
         """The handles of the variables that can be moved out of the arena."""
         return frozenset(variable.feed for variable in self._snapshot.variables)
@@ -172,7 +177,7 @@ class Planners:
         Args:
             nbytes: of these variables.
         """
-        planner = self.of(self.variants[rewriting._replace(at_home=())])
+        planner = self.of(self.variants[rewriting._replace(at_home=(), on_disk=())])
         roomy = planner.candidate(limit_bytes + nbytes)
         rates = self._costs.rates
         copies_s = nbytes / max(rates.in_bytes_per_s, rates.out_bytes_per_s)
@@ -192,8 +197,12 @@ class Planners:
             return tiers
         packed = variant.rewriting.packed
         spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
-        at_home_bytes = bytes_at_home(variant.graph) if variant.rewriting.at_home else 0
-        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes - at_home_bytes)
+        graph, disk = variant.graph, tiers.disk_bytes
+        return dataclasses.replace(
+            tiers,
+            host_bytes=tiers.host_bytes - spilled_bytes - bytes_at_home(graph),
+            disk_bytes=None if disk is None else disk - bytes_at_home(graph, disk=True),
+        )
 
     def has_room(self, variant: Variant) -> bool:
         """Whether host memory and disk have room for variables, the spill of sparse rows, and swaps in bodies."""
@@ -201,7 +210,8 @@ class Planners:
         if tiers.host_bytes is None:
             return True
         everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
-        return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
+        has_room_for_homes = tiers.host_bytes >= 0 and (tiers.disk_bytes is None or tiers.disk_bytes >= 0)
+        return has_room_for_homes and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
 
 
 def lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found | None:

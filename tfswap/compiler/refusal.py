@@ -59,6 +59,7 @@ def refuse(
     everywhere = allowed_everywhere(homes.settled)
     anything_leaves = {"swap", "recompute"} <= everywhere.intersection(options.tactics)
     policy_forbids = everywhere < ANYTHING.tactics
+    may_spill = options.spill is None and not options.portable
     alone = anything_leaves and host is None and disk is None
     return InfeasibleMemoryLimit(
         f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
@@ -75,6 +76,7 @@ def refuse(
         + ("" if set(TENSOR_TACTICS).issubset(options.tactics) else "allow all tactics, ")
         + ("" if homes.allowed or not homes.movable else f"add {STATE!r} to tactics, ")
         + ("let policy allow more, " if policy_forbids else "")
+        + ("raise host_memory_limit or give spill_dir=, " if host is not None and may_spill else "")
         + "or make the batch smaller.",
         floor_bytes=floor_bytes,
         limit_bytes=limit_bytes,

@@ -29,6 +29,7 @@ class Rewriting(NamedTuple):
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups, and not in pairs.
         at_home: names of the handles of variables at home on the host.
+        on_disk: those of them that are on disk, and not in host memory.
         slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
         concurrent: the bytes that kernels of the step that run in groups hold while more than one runs; 0 where all run
             in an order.
@@ -44,6 +45,7 @@ class Rewriting(NamedTuple):
     grouped: bool = False
     concurrent: int = 0
     at_home: tuple[str, ...] = ()
+    on_disk: tuple[str, ...] = ()
     slice_bytes: int = 0
 
     @classmethod

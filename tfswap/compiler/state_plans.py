@@ -1,4 +1,6 @@
-"""Plans with variables at home on the host: in stages, and with their updates in slices."""
+"""Plans with variables at home on the host: in stages, on disk where host memory has no room, and with their updates in
+slices.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ class StatePlans:
     def __init__(self, alternatives: Alternatives, planners: Planners, forms: Sequence[Rewriting]):
         self._alternatives = alternatives
         self._planners = planners
-        self._at_home = alternatives.at_home(planners.of, planners.variables, forms)
+        stages = alternatives.at_home(planners.of, planners.variables, forms)
+        self._at_home = [placed for stage in stages for placed in self._in_tiers(stage)]
+        self._last = [placed for stage in stages[-1:] for placed in self._in_tiers(stage)]
+
+    def _in_tiers(self, stage: Rewriting) -> list[Rewriting]:
+        return self._alternatives.in_tiers(stage, self._planners.of, self._planners.host_tiers)
 
     def fastest(self, best: Found | None, limit_bytes: int) -> Found | None:
         """`best`, or a faster plan within the limit; one with updates in slices where there is no other.
@@ -47,8 +54,8 @@ class StatePlans:
 
     @property
     def _sliced(self) -> list[Rewriting]:
-        """With updates in slices, from large slices to small ones."""
-        return [r for at_home in self._at_home[-1:] for r in self._alternatives.in_slices(at_home)]
+        """With updates in slices, from large slices to small ones; first with the most in host memory."""
+        return [r for at_home in self._last for r in self._alternatives.in_slices(at_home)]
 
     def _fastest_sliced(self, limit_bytes: int) -> Found | None:
         """The plan with the largest slices that fits without evictions, or else with them: smaller ones take longer."""

@@ -136,7 +136,9 @@ BODIES = (
     ),
     PlanRow[ResolvedRewriting](
         keep_at_home,
-        lambda resolved, _: (resolved.rewriting.at_home,) if resolved.rewriting.slice_bytes else None,
+        lambda resolved, _: (
+            (resolved.rewriting.at_home, resolved.rewriting.on_disk) if resolved.rewriting.slice_bytes else None
+        ),
         "slices read and write variables at home",
     ),
     PlanRow[ResolvedRewriting](
@@ -156,7 +158,9 @@ FORM = (
     PlanRow[ResolvedRewriting](
         keep_at_home,
         lambda resolved, _: (
-            (resolved.rewriting.at_home,) if resolved.rewriting.at_home and not resolved.rewriting.slice_bytes else None
+            (resolved.rewriting.at_home, resolved.rewriting.on_disk)
+            if resolved.rewriting.at_home and not resolved.rewriting.slice_bytes
+            else None
         ),
         "copies of variables are tensors like others to all that follows",
     ),

@@ -9,6 +9,10 @@ step, as the plan has it.
 Sparse access, an eager lookup say, turns a variable's copy-on-read mode on for good: every read and update then copies
 it. The mode is turned off before a step that accesses the variable only as a whole.
 
+A variable at home on the host is in host memory or on disk. One that host memory had no room for may be on disk
+although the plan has it in host memory: its copies take longer then. The other way round it is moved before the next
+step.
+
 Not handled: variables of a step inside of another `tf.function`, which are not checked before it runs.
 """
 
@@ -16,10 +20,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import secrets
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tfswap.native.load import load
 from tfswap.simulator.arena_snapshot import Variable
@@ -30,8 +35,30 @@ COPIED: Final = 3
 AT_HOME: Final = 4
 SHARED_HOME: Final = 5
 COPIED_HOME: Final = 6
-HOMES: Final = frozenset((AT_HOME, SHARED_HOME, COPIED_HOME))
-"""States of BufferState in core/variable_ops.cc; other buffers belong to no allocator."""
+ON_DISK: Final = 8
+HOMES: Final = frozenset(state + disk for state in (AT_HOME, SHARED_HOME, COPIED_HOME) for disk in (0, ON_DISK))
+"""States of BufferState in core/variable_ops.cc, with ON_DISK for those of a variable that is at home there; other
+buffers belong to no allocator.
+"""
+
+
+class HomePlaces(NamedTuple):
+    """Where a step's variables are to be.
+
+    Attributes:
+        at_home: feeds of those at home on the host; the others are in the arena.
+        on_disk: those of them on disk, and not in host memory.
+        spill_dir: the folder for these, and for what has no room in host memory; "" for none.
+    """
+
+    at_home: frozenset[str] = frozenset()
+    on_disk: frozenset[str] = frozenset()
+    spill_dir: str = ""
+
+    @property
+    def in_memory(self) -> frozenset[str]:
+        """Feeds of those in host memory."""
+        return self.at_home - self.on_disk
 
 
 class StepVariables:
@@ -42,6 +69,9 @@ class StepVariables:
         read: feeds of those that it only reads: their buffers may be anybody's.
         inner: feeds of those that the bodies of loops and conditionals write, at a time that no plan knows.
         sparse: feeds of those that the step accesses in part, whose mode the plan counts with.
+
+    Attributes:
+        packed_for: the places for which those in host memory are in as few blocks as possible (runtime/home_tiers.py).
     """
 
     def __init__(
@@ -60,7 +90,8 @@ class StepVariables:
         self._names = [name for names in on.values() for name in names]
         self._handles = [handles[name] for name in self._names]
         self._states = (ctypes.c_uint8 * len(self._names))()
-        self._at_home: frozenset[str] = frozenset()
+        self._places = HomePlaces()
+        self.packed_for: HomePlaces | None = None
         self._usual = bytes(len(self._names))  # the states in which nothing has to be done
         self._number = secrets.randbits(62)
         begin = 0
@@ -77,15 +108,33 @@ class StepVariables:
                 if self._is_other(name, state):
                     own_buffer(handle)
 
-    def keep_at_home(self, names: Collection[str]) -> None:
-        """From now on, `shared` moves the variables behind these feeds to the host, and all others to the arena."""
-        self._at_home = frozenset(names)
-        self._usual = bytes(AT_HOME if name in self._at_home else OWN for name in self._names)
+    def keep_at_home(self, places: HomePlaces) -> None:
+        """From now on, `shared` moves the variables to these places."""
+        self._places = places
+        usual = (
+            (AT_HOME + ON_DISK if name in places.on_disk else AT_HOME) if name in places.at_home else OWN
+            for name in self._names
+        )
+        self._usual = bytes(usual)
 
-    def at_home(self) -> list[str]:
-        """Feeds of the variables that are at home on the host now."""
+    def at_home(self) -> HomePlaces:
+        """Where the variables are now."""
         self._read_states()
-        return [name for name, state in zip(self._names, self._states, strict=True) if state in HOMES]
+        there = {name: state for name, state in zip(self._names, self._states, strict=True) if state in HOMES}
+        on_disk = frozenset(name for name, state in there.items() if state & ON_DISK)
+        return HomePlaces(frozenset(there), on_disk, self._places.spill_dir)
+
+    def move_to_disk(self, names: Collection[str]) -> None:
+        """Move variables that are at home on the host to disk."""
+        for name, handle in zip(self._names, self._handles, strict=True):
+            if name in names:
+                move_home(handle, host=True, disk=True, spill_dir=self._places.spill_dir)
+
+    def move_to_memory(self, names: Collection[str]) -> None:
+        """Move variables that are at home on the host to host memory, as far as that has room."""
+        for name, handle in zip(self._names, self._handles, strict=True):
+            if name in names:
+                move_home(handle, host=True, spill_dir=self._places.spill_dir)
 
     def places(self) -> tuple[Variable, ...]:
         """Where the variables are now."""
@@ -102,10 +151,11 @@ class StepVariables:
         if bytes(self._states) == self._usual:
             return frozenset()
         found: list[str] = []
+        at_home, on_disk, spill_dir = self._places
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-            if name in self._at_home or state in HOMES:
+            if name in at_home or state in HOMES:
                 if self._is_elsewhere(name, state):
-                    move_home(handle, host=name in self._at_home)
+                    move_home(handle, host=name in at_home, disk=name in on_disk, spill_dir=spill_dir)
             elif state == SHARED and name not in self._inner and name not in self._read:
                 found.append(name)
             elif self._is_other(name, state):
@@ -120,10 +170,13 @@ class StepVariables:
 
     def _is_elsewhere(self, name: str, state: int) -> bool:
         """Whether the variable is at home or in the arena, and should be in the other place; or is at home, and has a
-        buffer or a mode with which kernels copy it to the arena.
+        buffer or a mode with which kernels copy it to the arena; or should be on disk.
         """
-        if state not in HOMES or name not in self._at_home:
+        if state not in HOMES or name not in self._places.at_home:
             return True
+        if name in self._places.on_disk and not state & ON_DISK:
+            return True
+        state &= ~ON_DISK
         return name not in self._read if state == SHARED_HOME else state == COPIED_HOME and name not in self._sparse
 
     def _read_states(self) -> int:
@@ -135,9 +188,14 @@ def own_buffer(handle: Any) -> None:
     load().ops.tfswap_own_buffer(resource=handle)
 
 
-def move_home(handle: Any, *, host: bool) -> None:
-    """Moves the value of a variable to its home on the host, or to the arena. Does nothing where it is there."""
-    load().ops.tfswap_move_home(resource=handle, host=host)
+def move_home(handle: Any, *, host: bool, disk: bool = False, spill_dir: str = "") -> None:
+    """Moves the value of a variable to its home on the host, or to the arena. Does nothing where it is there.
+
+    Args:
+        disk: whether the home is on disk as long as that has room, and not in host memory.
+        spill_dir: the folder for that, and for what has no room in host memory; "" for none.
+    """
+    load().ops.tfswap_move_home(resource=handle, host=host, disk=disk, spill_dir=os.fsencode(spill_dir))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ whole.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from math import prod
@@ -74,15 +75,19 @@ def _elements(value: InSlices, most_bytes: int) -> int:
     return max(1, most_bytes // value.dtype.size // ELEMENTS) * ELEMENTS
 
 
-def make_at_home(value: InSlices, most_bytes: int) -> Any:
+def make_at_home(value: InSlices, most_bytes: int, spill_dir: str = "") -> Any:
     """The value, in slices of at most that many bytes: an eager tensor that is the home of a variable.
 
-    Raises ResourceExhaustedError where there is too little host memory.
+    Args:
+        spill_dir: the folder for what has no room in host memory; "" for none.
+
+    Raises ResourceExhaustedError where there is too little host memory, and disk space.
     """
     import tensorflow as tf
 
     ops, count, step = load().ops, prod(value.shape), _elements(value, most_bytes)
-    home = ops.tfswap_make_home(shape=tf.constant(value.shape, tf.int64, [len(value.shape)]), dtype=value.dtype)
+    shape = tf.constant(value.shape, tf.int64, [len(value.shape)])
+    home = ops.tfswap_make_home(shape=shape, dtype=value.dtype, spill_dir=os.fsencode(spill_dir))
     for begin in range(0, count, step):
         made = value.elements(begin, min(step, count - begin))
         ops.tfswap_fill_home(home=home, value=made, begin=tf.constant(begin, tf.int64))

@@ -98,6 +98,7 @@ class Training:
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
         # Whether variables that the first step would make are made at home.
         self._builds = STATE in options.get("tactics", TACTICS)
+        self._host = {name: options[name] for name in ("host_memory_limit", "spill_dir") if name in options}
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
@@ -158,7 +159,7 @@ class Training:
         import tensorflow as tf
 
         if self._builds:
-            _build_at_home(self._model, batch)
+            _build_at_home(self._model, batch, self._host)
             self._builds = False
         tensors = _present(batch)
         leaves = tf.nest.flatten(tensors, expand_composites=True)  # a part for each replica where there are several
@@ -328,13 +329,16 @@ def _turn_off_xla(model: Any) -> None:
     log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
 
 
-def _build_at_home(model: Any, batch: Any) -> None:
-    """Make the variables of the model and of its optimizer that do not exist yet, at home in host memory.
+def _build_at_home(model: Any, batch: Any, host: Mapping[str, Any]) -> None:
+    """Make the variables of the model and of its optimizer that do not exist yet, at home on the host.
+
+    Args:
+        host: the limit of host memory and the folder on disk, as of `scope`.
 
     A model that Keras can't build from a batch's shapes, as one that has a `train_step` of its own and no `call`, makes
     them in its first step, on the device.
     """
-    with scope():
+    with scope(**host):
         if not model.built:
             try:
                 model._symbolic_build(data_batch=batch)

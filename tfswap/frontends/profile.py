@@ -160,7 +160,7 @@ def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
 def restored(concrete: Any) -> Iterator[None]:
     """Restore the values of a function's variables at the end, from copies in host memory, and where they are."""
     kept = {str(i): (variable, variable.numpy()) for i, variable in enumerate(concrete.variables)}
-    at_home = StepVariables({name: variable.handle for name, (variable, _) in kept.items()}, ()).at_home()
+    at_home = StepVariables({name: variable.handle for name, (variable, _) in kept.items()}, ()).at_home().at_home
     try:
         yield
     finally:

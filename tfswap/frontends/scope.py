@@ -1,4 +1,4 @@
-"""Variables that are at home in host memory from the start: a model may be larger than the device.
+"""Variables that are at home on the host from the start: a model may be larger than the device, and than host memory.
 
 A variable whose initial value is a callable, as those of Keras are, is made at home, in slices where the value can be
 made so (initial_values.py). So it may itself be larger than the device.
@@ -18,10 +18,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from tfswap.compiler.request import as_spill
 from tfswap.device.arena import device_limit_bytes, memory_info
 from tfswap.device.variable_buffers import move_home
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
@@ -41,7 +44,12 @@ from tfswap.support.sizes import format_bytes, is_share, parse_limit
 
 
 @contextlib.contextmanager
-def scope(memory_limit: int | str | None = None) -> Iterator[None]:
+def scope(
+    memory_limit: int | str | None = None,
+    *,
+    host_memory_limit: int | str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Iterator[None]:
     """Make and restore variables at home in host memory, one after the other.
 
         with tfswap.scope():
@@ -61,11 +69,14 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
         memory_limit: of the device, while variables are made: bytes or a size ("6GiB"). They stay on it as long as its
             bytes in use leave room for another one of the largest size so far. None: none stays, and the limit is the
             arena's size.
+        host_memory_limit: of host memory, while variables are made. None: what the machine has.
+        spill_dir: the folder of an unnamed file, on a local disk, for the variables that host memory has no room for. A
+            GPU's variables can't be there.
 
     Raises:
-        TfswapError: the limit is malformed.
+        TfswapError: a limit is malformed, or the file can't be made.
         InfeasibleMemoryLimit: a variable can't be made under the limit.
-        ResourceExhaustedError: there is too little host memory.
+        ResourceExhaustedError: there is too little host memory, and disk space.
     """
     import tensorflow as tf
     from tensorflow.python.framework import op_callbacks
@@ -74,15 +85,40 @@ def scope(memory_limit: int | str | None = None) -> Iterator[None]:
         raise TfswapError(
             f"memory_limit is {memory_limit!r}: a scope has no step to take a share of. Give bytes or a size."
         )
-    moves = _MovesHome(None if memory_limit is None else parse_limit(memory_limit))
+    host_bytes = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
+    spill = as_spill(spill_dir, None, host_bytes)
+    folder = "" if spill is None else spill.folder
+    moves = _MovesHome(None if memory_limit is None else parse_limit(memory_limit), folder)
     _restore_one_by_one()
     _assign_in_slices()
-    op_callbacks.add_op_callback(moves)
+    with _limited(host_bytes, folder):
+        op_callbacks.add_op_callback(moves)
+        try:
+            with tf.variable_creator_scope(moves.create):
+                yield
+        finally:
+            op_callbacks.remove_op_callback(moves)
+
+
+@contextlib.contextmanager
+def _limited(host_bytes: int | None, folder: str) -> Iterator[None]:
+    """While active, the process's variables take no more host memory than that. Raises TfswapError where the folder
+    allows no file.
+    """
+    import tfswap.ops
+
+    if host_bytes is None and not folder:
+        yield
+        return
+    owner = secrets.randbits(62)
     try:
-        with tf.variable_creator_scope(moves.create):
-            yield
+        tfswap.ops.register(owner, host_bytes, folder)
+    except OSError as error:
+        raise TfswapError(str(error)) from error
+    try:
+        yield
     finally:
-        op_callbacks.remove_op_callback(moves)
+        tfswap.ops.unregister(owner)
 
 
 _OTHERS: Final = (
@@ -142,10 +178,12 @@ class _MovesHome:
 
     Args:
         limit_bytes: of the device, under which variables stay; None: none stays.
+        spill_dir: the folder for what host memory has no room for; "" for none.
     """
 
-    def __init__(self, limit_bytes: int | None):
+    def __init__(self, limit_bytes: int | None, spill_dir: str = ""):
         self._limit_bytes = limit_bytes
+        self._spill_dir = spill_dir
         self._largest_bytes = LEAST_BYTES
         self._home: Any = None  # a value that is at home, for a variable that is to be assigned it
 
@@ -164,7 +202,7 @@ class _MovesHome:
         if is_home and self._has_room(handle, SLACK * nbytes):
             move_home(handle, host=False)
         elif not is_home and not self._has_room(handle):
-            move_home(handle, host=True)
+            move_home(handle, host=True, spill_dir=self._spill_dir)
 
     def create(self, make_next: Any, **options: Any) -> Any:
         """Make a variable, as of `tf.variable_creator_scope`."""
@@ -202,7 +240,7 @@ class _MovesHome:
         most_bytes = LEAST_BYTES
         while most_bytes < MOST_BYTES and room.has(peak_bytes(value, 2 * most_bytes)):
             most_bytes *= 2
-        self._home = make_at_home(value, most_bytes)
+        self._home = make_at_home(value, most_bytes, self._spill_dir)
         return self._home
 
     def _whole(self, make: Callable[[], Any], name: str, nbytes: int, obstacle: str) -> Any:

@@ -295,7 +295,7 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_drop_block.argtypes = [ctypes.c_int64]
     c.tfswap_drop_block.restype = None
     _declare_replays(c)
-    c.tfswap_reserve.argtypes = [ctypes.c_uint64]
+    c.tfswap_reserve.argtypes = [ctypes.c_uint64, ctypes.c_bool]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
     c.tfswap_set_copy_threads.restype = None
     c.tfswap_set_throttle.argtypes = [ctypes.c_double, ctypes.c_double]

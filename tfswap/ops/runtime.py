@@ -231,10 +231,13 @@ def configuration() -> Configuration:
     )
 
 
-def reserve(host_bytes: int) -> None:
+def reserve(host_bytes: int, *, more: bool = False) -> None:
     """Takes one block of host memory from the system for a plan's swapped tensors, where the pool has none as large.
 
     For the CPU's pool only. A step on a GPU reserves pinned memory itself, when TensorFlow instantiates it.
+
+    Args:
+        more: have so many bytes in addition to those in use.
 
     Raises:
         ValueError: `host_bytes` is negative.
@@ -242,7 +245,7 @@ def reserve(host_bytes: int) -> None:
     """
     if host_bytes < 0:
         raise ValueError(f"reserve() takes a number of bytes, got {host_bytes}")
-    failure = load().c.tfswap_reserve(host_bytes)
+    failure = load().c.tfswap_reserve(host_bytes, more)
     if failure == 0:
         return
     now = stats()

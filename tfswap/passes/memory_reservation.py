@@ -3,7 +3,8 @@
 Ensures: every SwapOut names the owner, in bodies too, and so does the first gate, where the owner's step begins. A
 SwapOut whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation:
 its kernel registers the owner and reserves the memory when it is constructed (csrc/core/step_memory.h). In a step on
-several devices without one, the first copy to the pool has it.
+several devices without one, the first copy to the pool has it. What makes homes of variables has the folder for those
+on disk.
 
 What goes from one device to another waits in the pool. When it is read depends on both devices, so there is room for
 all such tensors of a step.
@@ -15,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT, TO_HOST
+from tfswap.ir.custom_ops import ALL, GATE, MOVE_HOME, STORE_HOME, SWAP_OUT, TO_HOST
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
@@ -96,12 +97,16 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
     for node in gates:
         if Graph.needed([node]).isdisjoint(gates - {node}):  # gates of other devices wait for the first
             node.attrs = {**node.attrs, "owner": reservation.owner}
-    swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
+    parts = (graph, *graph.all_bodies())
+    swaps = [node for part in parts for node in part if node.op == SWAP_OUT]
     for node in swaps:
         node.attrs = {**node.attrs, "owner": reservation.owner}
+    homes = [node for part in parts for node in part if node.op in (MOVE_HOME, STORE_HOME) and reservation.spill_dir]
+    for node in homes:
+        node.attrs = {**node.attrs, "spill_dir": os.fsencode(reservation.spill_dir)}
     takers = [*swaps, *passed_on(graph)]
     if not takers:
-        return 0
+        return len(homes)
     for pool, nbytes in _by_pool(takers, reservation):
         pool[0].attrs = {
             **pool[0].attrs,
@@ -118,7 +123,7 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
             "spill_bytes": reservation.disk_bytes,
             "spill_limit": -1 if reservation.disk_limit_bytes is None else reservation.disk_limit_bytes,
         }
-    return len(takers)
+    return len(takers) + len(homes)
 
 
 @graph_pass(ensures="the copies of swapped tensors that have places in another device's memory are in this block")

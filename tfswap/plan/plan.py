@@ -135,6 +135,7 @@ class Plan:
         concurrent: the bytes that the step's groups of kernels (planner/concurrent.py) hold while more than one kernel
             runs; 0 without groups.
         at_home: names of the handles of variables at home on the host.
+        on_disk: those of them that are on disk, and not in host memory.
         slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
         lent_bytes: the memory of another device that swapped tensors take.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
@@ -164,6 +165,7 @@ class Plan:
     concurrent: int = 0
     exact_chunks: bool = False
     at_home: tuple[str, ...] = ()
+    on_disk: tuple[str, ...] = ()
     slice_bytes: int = 0
     lent_bytes: int = 0
 
@@ -201,6 +203,7 @@ class Plan:
             *lists,
             *smaller,
             self.at_home,
+            self.on_disk,
             self.slice_bytes,
             self.inside,
         )
@@ -271,6 +274,8 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
     if plan.at_home and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan with variables in host memory fixes an order")
+    if (stray := next((name for name in plan.on_disk if name not in plan.at_home), None)) is not None:
+        raise InvalidModel(f"plan.on_disk names {stray!r}, which is not among plan.at_home")
     if plan.slice_bytes and not plan.at_home:
         raise InvalidModel("plan.at_home names no variables, and plan.slice_bytes is of those in host memory")
     for before, position in pairwise((-1, *plan.paired)):

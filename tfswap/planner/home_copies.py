@@ -64,17 +64,17 @@ def _with_early_loads(
     room = _Room(flow, choice, snapshot)
     reads = _Reads(flow, order)
     ahead: dict[int, int] = {}  # by position of a load, the position before which it starts
-    lane = float("inf")
+    lanes: dict[int, float] = {}  # by tier, when the next copy on its lane starts
     for position in sorted(loads, key=lambda p: (reads.first_after(p), p), reverse=True):
         value = flow.loads[order[position]]
-        nbytes = round_up(flow.values[value].nbytes)
-        finish = min(lane, starts[reads.first_after(position)])
-        begin = finish - PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.in_bytes_per_s)
+        nbytes, tier = round_up(flow.values[value].nbytes), flow.home_tiers[order[position]]
+        finish = min(lanes.get(tier, float("inf")), starts[reads.first_after(position)])
+        begin = finish - PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.in_rate(tier))
         wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
         found = room.take_before(wanted, position, nbytes)
         if found < position:
             ahead[position] = found
-        lane = min(begin, starts[found])
+        lanes[tier] = min(begin, starts[found])
     return _moved(choice, ahead)
 
 
@@ -89,12 +89,13 @@ def _with_late_commits(
     latest = _latest(flow, order)
     began = {kernel: starts[position] for position, kernel in enumerate(order) if kernel in flow.stores}
     behind: dict[int, int] = {}  # by position of a commit, the position before which it comes
-    lane = 0.0
+    lanes: dict[int, float] = {}  # by tier, when its lane has ended the latest copy
     for position in commits:
         store = flow.commits[order[position]]
-        nbytes = round_up(flow.values[flow.stores[store]].nbytes)
-        lane = max(lane, began[store]) + PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.out_bytes_per_s)
-        wanted = min(latest[order[position]], int(starts.searchsorted(lane)))
+        nbytes, tier = round_up(flow.values[flow.stores[store]].nbytes), flow.home_tiers[store]
+        taken_s = PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.out_rate(tier))
+        lanes[tier] = max(lanes.get(tier, 0.0), began[store]) + taken_s
+        wanted = min(latest[order[position]], int(starts.searchsorted(lanes[tier])))
         found = room.take_after(position, wanted, nbytes)
         if found > position + 1:
             behind[position] = found

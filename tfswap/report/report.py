@@ -385,7 +385,12 @@ def _variables_text(report: Report) -> str:
     """The variables at home on the host, and their copies."""
     there = [row for row in report.variables if row.tactic == STATE]
     moved, count = sum(row.cost_bytes for row in there), format_count(len(there), "variable")
-    return f"{format_bytes(report.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
+    text = f"{format_bytes(report.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
+    on_disk = [row for row in there if row.home == "disk"]
+    if not on_disk:
+        return text
+    stored, moved = sum(row.nbytes for row in on_disk), sum(row.cost_bytes for row in on_disk)
+    return f"{text}; on disk {format_bytes(stored)}, of which {format_bytes(moved)} travel"
 
 
 def _content(report: Report) -> dict[str, Any]:

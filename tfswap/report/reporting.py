@@ -94,7 +94,7 @@ def make_report(step: PlannedStep) -> Report:
         unmodelled=unmodelled,
         trains=step.trains,
         costs=planner.costs.source,
-        at_home_bytes=bytes_at_home(step.graph),
+        at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,

@@ -40,6 +40,7 @@ class TensorRow:
         encoded_bytes: bytes of the forms that some kernels read in its place; None where all read the tensor itself.
         precision: the format that it is rounded to while it waits; None where it is exact.
         worst_error: the format's bound of the rounding error (not measured).
+        home: of a variable at home on the host, "host memory" or "disk".
     """
 
     name: str
@@ -54,6 +55,7 @@ class TensorRow:
     encoded_bytes: int | None = None
     precision: str | None = None
     worst_error: str | None = None
+    home: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.homes import is_at_home
+from tfswap.ir.homes import is_at_home, is_on_disk
 from tfswap.ir.op_traits import VARIABLE
 from tfswap.ir.permits import STATE
-from tfswap.kernels.hardware import Rates
+from tfswap.kernels.hardware import DISK, HOST, Rates
 from tfswap.passes.tactics.home_values import Use, uses_of
 from tfswap.passes.tactics.sliced_updates import slices_of
 from tfswap.passes.tactics.state_homes import Accessed, accessed_variables
@@ -98,6 +98,7 @@ class VariableTable:
         if handle is None:
             return None
         row, kind = self._row(handle), self._accessed[handle].type
+        tier = DISK if row.home == "disk" else HOST
         return Explanation(
             tensor=name,
             type=str(kind),
@@ -110,7 +111,7 @@ class VariableTable:
             wait=None,
             wait_s=0.0,
             wait_share=0.0,
-            copy_s=(row.nbytes / rates.out_bytes_per_s, row.nbytes / rates.in_bytes_per_s),
+            copy_s=(row.nbytes / rates.out_rate(tier), row.nbytes / rates.in_rate(tier)),
             rerun_s=None,
             source=None,
         )
@@ -135,27 +136,30 @@ class VariableTable:
     def _row(self, handle: str) -> TensorRow:
         variable = self._accessed[handle]
         nbytes = variable.type.nbytes or 0
-        tactic, moved_bytes, reason = "keep", 0, self.homes.stays(handle, variable) or self.unused
+        tactic, moved_bytes, home, reason = "keep", 0, None, self.homes.stays(handle, variable) or self.unused
         if handle in self.graph and is_at_home(self.graph[handle]):
             nodes = [use.node for use in self._uses[self.graph[handle]]]
             read_bytes = sum(node.outputs[0].nbytes or 0 for node in nodes if node.op == custom_ops.READ_HOME)
             writes = [node for node in nodes if node.op == custom_ops.COMMIT_HOME]
             tactic, moved_bytes = STATE, read_bytes + nbytes * len(writes)
             slices = max(map(slices_of, writes), default=1)
-            reason = _described(math.ceil(read_bytes / nbytes), len(writes), slices)
+            home = "disk" if is_on_disk(self.graph[handle]) else "host memory"
+            reason = _described(home, math.ceil(read_bytes / nbytes), len(writes), slices)
         name = self.homes.name_of(handle)
-        return TensorRow(name, VARIABLE, nbytes, None, tactic, reason, moved_bytes, 0.0, None)
+        return TensorRow(name, VARIABLE, nbytes, None, tactic, reason, moved_bytes, 0.0, None, home=home)
 
 
-def _described(reads: int, writes: int, slices: int) -> str:
+def _described(home: str, reads: int, writes: int, slices: int) -> str:
     """What a step does with a variable at home on the host.
 
     Args:
+        home: where it is there.
         slices: how many its update runs in.
     """
+    place = "on disk" if home == "disk" else "in host memory"
     if not reads and not writes:
-        return "at home in host memory, where kernels read or update it"
+        return f"at home {place}, where kernels read or update it"
     counts = [("to the device", reads), ("back", writes)]
     times = " and ".join(f"{where} {format_count(count, 'time')}" for where, count in counts if count)
     in_slices = f", updated in {slices} slices" if slices > 1 else ""
-    return f"at home in host memory, copied {times} per step{in_slices}"
+    return f"at home {place}, copied {times} per step{in_slices}"

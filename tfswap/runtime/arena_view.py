@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import (
@@ -17,7 +17,7 @@ from tfswap.analysis.variables import (
 from tfswap.compiler.compiler import Optimizer
 from tfswap.device import arena
 from tfswap.device.live import LiveDevice
-from tfswap.device.variable_buffers import StepVariables
+from tfswap.device.variable_buffers import HomePlaces, StepVariables
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 if TYPE_CHECKING:
@@ -51,18 +51,23 @@ class ArenaView:
         variables = self._variables.places() if self._variables is not None and found.chunks else ()
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared, variables=variables)
 
-    def at_home(self) -> list[str]:
-        """As of `StepVariables`."""
-        return [] if self._variables is None else self._variables.at_home()
+    @property
+    def variables(self) -> StepVariables | None:
+        """The step's variables; None where it accesses none that is known."""
+        return self._variables
 
-    def keep_at_home(self, names: Collection[str], *, move: bool = False) -> None:
+    def at_home(self) -> HomePlaces:
+        """As of `StepVariables`."""
+        return HomePlaces() if self._variables is None else self._variables.at_home()
+
+    def keep_at_home(self, places: HomePlaces, *, move: bool = False) -> None:
         """As of `StepVariables`.
 
         Args:
             move: move the variables now, and not before the next step.
         """
         if self._variables is not None:
-            self._variables.keep_at_home(names)
+            self._variables.keep_at_home(places)
             if move:
                 self._variables.shared()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.lower import ALWAYS_OPEN
+from tfswap.compiler.options import Spill
 from tfswap.compiler.origin import Origin, SavedStep, policy_answers, sized
 from tfswap.compiler.request import Request
 from tfswap.device.lent_block import LentBlock
@@ -104,6 +105,13 @@ class FunctionMaker:
             self._reserve(reservation)
             weakref.finalize(function.graph, tfswap.ops.unregister, self._owner)
         return function, gate
+
+    @property
+    def limits(self) -> Reservation:
+        """The limits of the step's host memory and disk space."""
+        options = self._request.options
+        spill = options.spill or Spill("")
+        return Reservation(self._owner, 0, options.host_limit_bytes, spill.folder, 0, spill.limit_bytes)
 
     def _reservation(self, part: Chosen) -> Reservation:
         found = self._request.options.reservation(self._owner, part.in_host_memory)

@@ -33,10 +33,13 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.device_times import assume_times, lanes_of, note_times
 from tfswap.compiler.rewriting import PLAIN
 from tfswap.device.live import free_functions
+from tfswap.device.variable_buffers import HomePlaces
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
 from tfswap.runtime.function_maker import Chosen, FunctionMaker
+from tfswap.runtime.home_tiers import within_host_limit
 from tfswap.runtime.lending import Lending
 from tfswap.runtime.limit import report_floor
 from tfswap.runtime.step_part import StepPart
@@ -121,7 +124,7 @@ class PartPlanning:
     requests: Requests | None = None
     peak_bytes: int = 0
     lacking_bytes: int = 0
-    _at_home_before: Sequence[str] | None = None  # None while no variable was moved
+    _at_home_before: HomePlaces | None = None  # None while no variable was moved
 
     def choose(self, drop_function: Callable[[], None]) -> Outcome | None:
         """Choose a plan. The outcome, where that ends the try.
@@ -173,11 +176,16 @@ class PartPlanning:
         report_floor(optimizer.fingerprint, error.floor_bytes)
         raise limit.refusal(error, optimizer, self.snapshot) from None
 
+    @property
+    def host_bytes(self) -> int:
+        """The host memory that the plan takes, with the variables that are at home there."""
+        return self.plan.host_bytes + bytes_at_home(self.optimizer.form_of(self.plan).variant.graph)
+
     def place_variables(self) -> None:
         """Have the part's variables where the plan has them."""
         if self._at_home_before is None:
             self._at_home_before = self.part.arena.at_home()
-        self.part.arena.keep_at_home(self.plan.at_home, move=self.live)
+        self.part.arena.keep_at_home(self.part.home_places(self.plan), move=self.live)
 
     def put_variables_back(self) -> None:
         """Have the part's variables where they were before it was planned."""
@@ -358,9 +366,12 @@ class PlanningLoop:
         if self._actions is not None:
             # The earlier plan's function is freed first: the next one's constants get its chunks.
             self._drop_function()
-        self._place_variables()
+        places = [each.part.home_places(each.plan) for each in self._parts]
+        variables = [each.part.arena.variables if self.live else None for each in self._parts]
         chosen = [Chosen(each.part.trace, each.optimizer, each.plan, each.part.borrowed) for each in self._parts]
-        self._function, self._gate = self.maker.make(chosen, live=self.live)
+        limits = dataclasses.replace(self.maker.limits, host_bytes=sum(each.host_bytes for each in self._parts))
+        with within_host_limit(limits, zip(variables, places, strict=True), self._place_variables):
+            self._function, self._gate = self.maker.make(chosen, live=self.live)
         self._actions = actions
         if self.live:
             self.maker.instantiate(self._function, self.inputs)

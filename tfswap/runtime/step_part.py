@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.compiler.request import Request
+from tfswap.device.variable_buffers import HomePlaces
 from tfswap.errors import TfswapError
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
@@ -100,8 +101,13 @@ class StepPart:
         """Read the arena before the next step, with the variables among these arguments where the plan has them."""
         if inputs is not None and self._arguments.are_others(inputs):
             self.compiler.own_buffers(inputs)
-            self.arena.keep_at_home(self.plan.at_home)
+            self.arena.keep_at_home(self.home_places(self.plan))
         return self.arena.read_before()
+
+    def home_places(self, plan: Plan) -> HomePlaces:
+        """Where a plan has the variables."""
+        spill = self.request.options.spill
+        return HomePlaces(frozenset(plan.at_home), frozenset(plan.on_disk), "" if spill is None else spill.folder)
 
     def assume_made(self, planned: Planned) -> None:
         """Note that the constants of the plan's function are in the arena: the reported floor is of this arena."""

@@ -211,6 +211,7 @@ def _host_copies(flow: Dataflow, steps: Sequence[Step], tiers: CopyTiers) -> tup
     for n, kind, subject in moves:
         tier = HOST
         if kind in KERNELS:
+            tier = flow.home_tiers.get(subject, HOST)
             held[tier] += flow.home_changes.get(subject, 0)
             if subject in flow.loads:
                 in_bytes += flow.values[flow.loads[subject]].nbytes

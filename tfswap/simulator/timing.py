@@ -198,14 +198,14 @@ class _Copies:
     def load(self, kernel: int, now: float) -> Span:
         """The copy of a variable from its home on the host."""
         value = self._flow.loads[kernel]
-        span = self._copy(value, HOST, _IN, now)
+        span = self._copy(value, self._flow.home_tiers[kernel], _IN, now)
         self.in_end[value] = span.end_s
         return span
 
     def store(self, kernel: int, now: float) -> Span:
         """The copy of a variable's new value to its home on the host."""
         value = self._flow.stores[kernel]
-        span = self._copy(value, HOST, _OUT, self.read((value,), now))
+        span = self._copy(value, self._flow.home_tiers[kernel], _OUT, self.read((value,), now))
         self.store_end[kernel] = span.end_s
         return span
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
-from tfswap.ir.homes import home_bytes, is_at_home, mark_at_home
+from tfswap.ir.homes import home_bytes, is_at_home, is_on_disk, mark_at_home
 from tfswap.ir.op_traits import READ_VARIABLE, control_flow, reads_rows, writes_variable
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
@@ -78,9 +78,9 @@ def accessed_variables(graph: Graph) -> dict[str, Accessed]:
     return found
 
 
-def bytes_at_home(graph: Graph) -> int:
-    """The bytes of the variables that are at home on the host in `graph`, after `keep_at_home`."""
-    return sum(round_up(home_bytes(feed)) for feed in graph.feeds)
+def bytes_at_home(graph: Graph, *, disk: bool = False) -> int:
+    """The bytes of the variables at home in host memory in `graph`, after `keep_at_home`, or of those on disk."""
+    return sum(round_up(home_bytes(feed)) for feed in graph.feeds if is_on_disk(feed) == disk)
 
 
 @graph_pass(
@@ -88,11 +88,16 @@ def bytes_at_home(graph: Graph) -> int:
     ensures="kernels read copies of these variables on the device, and new values are copied back, or work in host "
     "memory",
 )
-def keep_at_home(graph: Graph, target: Target, names: Collection[str]) -> int:
+def keep_at_home(graph: Graph, target: Target, names: Collection[str], on_disk: Collection[str] = ()) -> int:
     """Keep the variables behind the handles `names` at home on the host; returns how many accesses were changed.
 
-    Raises InvalidModel where one of them can't be.
+    Args:
+        on_disk: those of them that are on disk, and not in host memory.
+
+    Raises InvalidModel where one of them can't be there.
     """
+    if on_disk and target.device.host_is_separate:
+        raise InvalidModel("this plan keeps variables on disk, where this device does not reach them. Plan again.")
     movable = movable_variables(graph)
     if (wrong := next((name for name in names if name not in movable), None)) is not None:
         raise InvalidModel(
@@ -108,7 +113,7 @@ def keep_at_home(graph: Graph, target: Target, names: Collection[str]) -> int:
     for handle, uses in uses_of(graph).items():
         if handle.name in names:
             for marked in {handle: 0} | {use.handle: 0 for use in uses}:
-                mark_at_home(marked, movable[handle.name].nbytes or 0)
+                mark_at_home(marked, movable[handle.name].nbytes or 0, disk=handle.name in on_disk)
     return copy_accesses(graph, {handle: movable[handle.name] for handle in handles})
 
 
@@ -153,7 +158,7 @@ def _store_and_commit(graph: Graph, write: Node) -> None:
         custom_ops.STORE_HOME,
         graph.unique_name(f"tfswap/{write.name}/store"),
         write.inputs[1:],
-        attrs=write.attrs,
+        attrs={**write.attrs, "disk": True} if is_on_disk(write.inputs[0].node) else write.attrs,
         outputs=(VARIANT,),
         device=write.device,
     )
@@ -179,7 +184,7 @@ def move_before(graph: Graph, _: Target, limit_bytes: int) -> int:
             custom_ops.MOVE_HOME,
             graph.unique_name(f"tfswap/{feed.name}/move"),
             (feed.out(),),
-            attrs={"host": True, "limit": limit_bytes},
+            attrs={"host": True, "limit": limit_bytes, **({"disk": True} if is_on_disk(feed) else {})},
             device=gate.device,
         )
         for feed in graph.feeds

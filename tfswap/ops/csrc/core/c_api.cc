@@ -110,8 +110,11 @@ TFSWAP_C_API void tfswap_reserve_disk(int64_t owner, uint64_t bytes, const char*
 }
 
 // 0: done. 1: the host limit forbids it. 2: the system has no more memory.
-TFSWAP_C_API int tfswap_reserve(uint64_t bytes) {
-  switch (Runtime::Get().pool().Reserve(bytes)) {
+//
+// more: in addition to what is in use.
+TFSWAP_C_API int tfswap_reserve(uint64_t bytes, bool more) {
+  HostPool& pool = Runtime::Get().pool();
+  switch (pool.Reserve(bytes, more ? pool.in_use_bytes() : 0)) {
     case HostPool::Failure::kNone:
       return 0;
     case HostPool::Failure::kLimit:

@@ -2,10 +2,10 @@
 //
 //   ReadHome   copies a variable to a new tensor on the device
 //   LoadHome   starts such a copy, for which an Await (swap_ops.cc) waits
-//   StoreHome  starts the copy of a new value to a new buffer in host memory
+//   StoreHome  starts the copy of a new value to a new buffer on the host
 //   AwaitStore waits for that copy
 //   CommitHome waits for that copy and gives the variable that buffer
-//   MoveHome   moves a variable's value to host memory, or back to the device's arena
+//   MoveHome   moves a variable's value to the host, or back to the device's arena
 //   MakeHome   makes a home, for a variable that is assigned it
 //   FillHome   copies some elements of a tensor on the device to a home
 //   Rows       some rows of a tensor, in its buffer
@@ -15,10 +15,13 @@
 //
 // The copies of LoadHome and StoreHome overlap with kernels. Others read the old value or the new one, never a part of
 // each, since a new value has a buffer of its own.
+//
+// On disk, copies read and write the file. All others access its mapping.
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -27,6 +30,7 @@
 #include "copy_wait.h"
 #include "device_copier.h"
 #include "device_copy.h"
+#include "disk_home.h"
 #include "op_support.h"
 #include "runtime.h"
 #include "swapped.h"
@@ -112,15 +116,20 @@ REGISTER_OP("Tfswap>StoreHome")
     .Attr("N: int >= 0 = 0")
     .Attr("begin: int = 0")
     .Attr("rows: int = -1")
+    .Attr("disk: bool = false")
+    .Attr("spill_dir: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Starts the copy of a tensor to a new home for it in host memory and returns immediately. Fails with ResourceExhausted
-where host memory is at its limit.
+Starts the copy of a tensor to a new home for it on the host and returns immediately. Fails with ResourceExhausted where
+neither host memory nor the disk has room.
 
 before: The StoreHome that has stored another slice of the same new value. Its home is filled, and none is made.
 begin: The first row of the home that the tensor is copied to.
 rows: The number of rows of the home, or -1 where the tensor is all of it.
+disk: Whether the home is on disk, or, without room there, in host memory. Otherwise it is on disk only without room in
+  host memory.
+spill_dir: The folder for homes on disk; '' for none.
 )doc");
 
 REGISTER_OP("Tfswap>AwaitStore")
@@ -152,21 +161,26 @@ REGISTER_OP("Tfswap>MoveHome")
     .Input("resource: resource")
     .Attr("host: bool")
     .Attr("limit: int = 0")
+    .Attr("disk: bool = false")
+    .Attr("spill_dir: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Moves the value of a variable to a buffer in host memory that nothing else holds, or in the device's arena. Turns the
+Moves the value of a variable to a buffer on the host that nothing else holds, or in the device's arena. Turns the
 variable's copy-on-read mode off.
 
-host: Whether to move it to host memory. Fails with ResourceExhausted where that is at its limit.
+host: Whether to move it to the host. Fails with ResourceExhausted where neither host memory nor the disk has room.
 limit: Of a saved step: fails with ResourceExhausted where more than these bytes are in use in the arena, until once no
   more are. 0 for no such check.
+disk, spill_dir: As of StoreHome. What is to be on disk does not go to host memory instead.
 )doc");
 
 REGISTER_OP("Tfswap>MakeHome")
     .Input("shape: int64")
     .Output("home: dtype")
     .Attr("dtype: type")
+    .Attr("disk: bool = false")
+    .Attr("spill_dir: string = ''")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       tensorflow::shape_inference::ShapeHandle shape;
@@ -175,8 +189,10 @@ REGISTER_OP("Tfswap>MakeHome")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-A tensor in host memory, without values. A variable that is assigned it is at home. Fails with ResourceExhausted where
-host memory is at its limit.
+A tensor on the host, without values. A variable that is assigned it is at home. Fails with ResourceExhausted where
+neither host memory nor the disk has room.
+
+disk, spill_dir: As of StoreHome.
 )doc");
 
 REGISTER_OP("Tfswap>FillHome")
@@ -255,6 +271,17 @@ absl::Status AllocateFilled(OpKernelContext* ctx, const Rows& range, Var* variab
   return ctx->allocate_output(0, filled->source.shape(), &filled->value);
 }
 
+// Copies memory of the host to a part of a home on disk, or such a part to memory, and returns when that has ended.
+absl::Status WriteToDisk(DiskHome* disk, const char* part, const void* from, size_t bytes) {
+  const std::string error = disk->WriteNow(static_cast<size_t>(part - disk->data()), bytes, from);
+  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+}
+
+absl::Status ReadFromDisk(DiskHome* disk, const char* part, void* to, size_t bytes) {
+  const std::string error = disk->ReadNow(static_cast<size_t>(part - disk->data()), bytes, to);
+  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+}
+
 class ReadHomeOp : public OpKernel {
  public:
   explicit ReadHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
@@ -265,7 +292,12 @@ class ReadHomeOp : public OpKernel {
     tensorflow::tf_shared_lock lock(*variable->mu());
     Filled filled;
     OP_REQUIRES_OK(ctx, AllocateFilled(ctx, range_, variable.get(), &filled));
-    if (filled.value->TotalBytes() > 0) CopyOnDevice(ctx, filled.source, filled.value);
+    if (filled.value->TotalBytes() == 0) return;
+    DiskHome* disk;
+    IsAtHome(filled.held, &disk);
+    if (disk == nullptr) return CopyOnDevice(ctx, filled.source, filled.value);
+    OP_REQUIRES_OK(ctx, ReadFromDisk(disk, static_cast<const char*>(filled.source.data()), filled.value->data(),
+                                     filled.value->TotalBytes()));
   }
 
  private:
@@ -281,7 +313,9 @@ struct HomeCopy {
   // Buffers are released before the end is announced: an op after Await may then be the tensor's only owner, and the
   // variable that of its home. They are dropped explicitly because TensorFlow may hold another copy of the callback.
   void End(Direction direction, const Copied& ended) {
-    Account().Add(direction, Tier::kHost, tensor.TotalBytes(), ended);
+    DiskHome* disk;
+    IsAtHome(home, &disk);
+    Account().Add(direction, disk == nullptr ? Tier::kHost : Tier::kDisk, tensor.TotalBytes(), ended);
     const auto transfer = std::move(copied);
     home = Tensor();
     tensor = Tensor();
@@ -317,7 +351,19 @@ class LoadHomeOp : public OpKernel {
   static void Start(OpKernelContext* ctx, const void* from, HomeCopy started) {
     auto copying = std::make_shared<HomeCopy>(std::move(started));
     Tensor* const to = &copying->tensor;
-    CopierFactory::Make(ctx)->CopyIn(from, to, [copying = std::move(copying)](const Copied& ended) {
+    const auto copier = CopierFactory::Make(ctx);
+    DiskHome* disk;
+    IsAtHome(copying->home, &disk);
+    if (disk != nullptr) {
+      disk->Read(
+          static_cast<const char*>(from) - disk->data(), to->TotalBytes(),
+          [copier, to](size_t begin, size_t bytes, char* staging) {
+            return copier->WritePiece(staging, begin, bytes, to);
+          },
+          [copying](const CopyLane::Ended& ended) { copying->End(Direction::kIn, AsCopied(ended)); });
+      return;
+    }
+    copier->CopyIn(from, to, [copying = std::move(copying)](const Copied& ended) {
       copying->End(Direction::kIn, ended);
     });
   }
@@ -339,6 +385,7 @@ class StoreHomeOp : public OpKernel {
   explicit StoreHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, CheckSwapType(ctx->input_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
     OP_REQUIRES_OK(ctx, Rows::Get(ctx, &home_));
+    OP_REQUIRES_OK(ctx, tier_.Init(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -352,7 +399,19 @@ class StoreHomeOp : public OpKernel {
       return;
     }
     const Tensor* const from = &copying->tensor;
-    CopierFactory::Make(ctx)->CopyOut(from, part.data(), [copying = std::move(copying)](const Copied& ended) {
+    const auto copier = CopierFactory::Make(ctx);
+    DiskHome* disk;
+    IsAtHome(copying->home, &disk);
+    if (disk != nullptr) {
+      disk->Write(
+          static_cast<const char*>(part.data()) - disk->data(), from->TotalBytes(),
+          [copier, from](size_t begin, size_t bytes, char* staging) {
+            return copier->ReadPiece(*from, begin, bytes, staging);
+          },
+          [copying](const CopyLane::Ended& ended) { copying->End(Direction::kOut, AsCopied(ended)); });
+      return;
+    }
+    copier->CopyOut(from, part.data(), [copying = std::move(copying)](const Copied& ended) {
       copying->End(Direction::kOut, ended);
     });
   }
@@ -362,7 +421,7 @@ class StoreHomeOp : public OpKernel {
   absl::Status GetHome(OpKernelContext* ctx, const Tensor& value, Tensor* home, Tensor* part) {
     HostPool* const pool = CopierFactory::Pool(ctx->device());
     if (home_.rows < 0) {
-      TF_RETURN_IF_ERROR(MakeHome(pool, value, value.shape(), name(), home));
+      TF_RETURN_IF_ERROR(tier_.Make(pool, value, value.shape(), name(), home));
       *part = *home;
       return absl::OkStatus();
     }
@@ -378,12 +437,13 @@ class StoreHomeOp : public OpKernel {
       }
       *home = before->home;
     } else {
-      TF_RETURN_IF_ERROR(MakeHome(pool, value, shape, name(), home));
+      TF_RETURN_IF_ERROR(tier_.Make(pool, value, shape, name(), home));
     }
     return GetRows(*home, home_.begin, value.dim_size(0), name(), part);
   }
 
   Rows home_;  // the first row that is stored, and the number of all rows
+  HomeTier tier_;
 };
 
 class AwaitStoreOp : public AsyncOpKernel {
@@ -426,6 +486,7 @@ class MoveHomeOp : public OpKernel {
   explicit MoveHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("host", &host_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_bytes_));
+    OP_REQUIRES_OK(ctx, tier_.Init(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -452,21 +513,35 @@ class MoveHomeOp : public OpKernel {
     const bool is_own = variable->tensor()->RefCountIsOne();
     const Tensor held = *variable->tensor();
     if (!variable->is_initialized || held.TotalBytes() == 0) return absl::OkStatus();
-    if (IsAtHome(held) == host_ && (is_own || !host_)) return absl::OkStatus();
+    DiskHome* disk;
+    const bool is_home = IsAtHome(held, &disk);
+    const bool is_there = is_home == host_ && (!host_ || (disk != nullptr) == tier_.is_disk());
+    if (is_there && (is_own || !host_)) return absl::OkStatus();
     TF_RETURN_IF_ERROR(CheckSwapType(held.dtype(), absl::StrCat(" (node '", name(), "')")));
     Tensor moved;
     if (host_) {
-      TF_RETURN_IF_ERROR(MakeHome(CopierFactory::Pool(ctx->device()), held, held.shape(), name(), &moved));
+      HostPool* const pool = CopierFactory::Pool(ctx->device());
+      TF_RETURN_IF_ERROR(tier_.Make(pool, held, held.shape(), name(), &moved, /*strict=*/true));
     } else {
       TF_RETURN_IF_ERROR(ctx->allocate_temp(held.dtype(), held.shape(), &moved));
     }
-    CopyOnDevice(ctx, held, &moved);
+    DiskHome* target;
+    IsAtHome(moved, &target);
+    auto* const to = static_cast<char*>(moved.data());
+    if (target != nullptr) {
+      TF_RETURN_IF_ERROR(WriteToDisk(target, to, held.data(), held.TotalBytes()));
+    } else if (disk != nullptr) {
+      TF_RETURN_IF_ERROR(ReadFromDisk(disk, disk->data(), to, held.TotalBytes()));
+    } else {
+      CopyOnDevice(ctx, held, &moved);
+    }
     *variable->tensor() = moved;
     return absl::OkStatus();
   }
 
   bool host_;
   int64_t limit_bytes_;
+  HomeTier tier_;
   std::atomic<bool> begun_{false};  // the limit has been checked
 };
 
@@ -475,6 +550,7 @@ class MakeHomeOp : public OpKernel {
  public:
   explicit MakeHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, CheckSwapType(ctx->output_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
+    OP_REQUIRES_OK(ctx, tier_.Init(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -484,9 +560,12 @@ class MakeHomeOp : public OpKernel {
     OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(ctx->input(0).vec<int64_t>(), &shape));
     Tensor home;
     HostPool* const pool = CopierFactory::Pool(ctx->device());
-    OP_REQUIRES_OK(ctx, MakeHome(pool, Tensor(ctx->expected_output_dtype(0)), shape, name(), &home));
+    OP_REQUIRES_OK(ctx, tier_.Make(pool, Tensor(ctx->expected_output_dtype(0)), shape, name(), &home));
     ctx->set_output(0, home);
   }
+
+ private:
+  HomeTier tier_;
 };
 
 class FillHomeOp : public OpKernel {
@@ -499,7 +578,8 @@ class FillHomeOp : public OpKernel {
     OP_REQUIRES(ctx, ctx->input(2).dims() == 0, absl::InvalidArgumentError("The first element is no scalar."));
     const int64_t begin = ctx->input(2).scalar<int64_t>()();
     const int64_t count = value.NumElements();
-    OP_REQUIRES(ctx, IsAtHome(home), absl::InvalidArgumentError(absl::StrCat("'", name(), "' fills no home.")));
+    DiskHome* disk;
+    OP_REQUIRES(ctx, IsAtHome(home, &disk), absl::InvalidArgumentError(absl::StrCat("'", name(), "' fills no home.")));
     OP_REQUIRES(ctx, begin >= 0 && begin <= home.NumElements() - count,
                 absl::InvalidArgumentError(absl::StrCat("'", name(), "' fills ", count, " elements from element ", begin,
                                                         " on of a home of shape ", home.shape().DebugString(), ".")));
@@ -508,6 +588,11 @@ class FillHomeOp : public OpKernel {
     OP_REQUIRES(ctx, all.CopyFrom(home, {home.NumElements()}) && elements.CopyFrom(value, {count}),
                 absl::InternalError("A tensor has another number of elements than its shape."));
     Tensor filled = all.Slice(begin, begin + count);
+    if (disk != nullptr) {
+      OP_REQUIRES_OK(
+          ctx, WriteToDisk(disk, static_cast<const char*>(filled.data()), elements.data(), elements.TotalBytes()));
+      return;
+    }
     CopyOnDevice(ctx, elements, &filled);
   }
 };

@@ -163,6 +163,17 @@ void* HostPool::Allocate(size_t bytes, Failure* failure) {
   return TryAllocate(bytes, failure);
 }
 
+void* HostPool::AllocateAlone(size_t bytes, Failure* failure) {
+  const size_t rounded = RoundUp(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    *failure = AddBlockLocked(rounded, /*populate=*/true, /*exactly=*/true);
+    // Best fit: a free piece of exactly this size, the new block or another one.
+    if (*failure == Failure::kNone) return TakeLocked(rounded);
+  }
+  return Allocate(bytes, failure);
+}
+
 void* HostPool::TryAllocate(size_t bytes, Failure* failure) {
   const size_t rounded = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mu_);
@@ -204,16 +215,22 @@ void HostPool::Free(void* data) {
   free_by_size_.insert({piece->second.bytes, piece->first});
 }
 
-HostPool::Failure HostPool::Reserve(size_t bytes) {
-  const Failure failure = TryReserve(bytes);
+HostPool::Failure HostPool::Reserve(size_t bytes, size_t kept_bytes) {
+  const Failure failure = TryReserve(bytes, kept_bytes);
   if (failure != Failure::kLimit) return failure;
   budget_->TrimOthers(this);
-  return TryReserve(bytes);
+  return TryReserve(bytes, kept_bytes);
 }
 
-HostPool::Failure HostPool::TryReserve(size_t bytes) {
+HostPool::Failure HostPool::TryReserve(size_t bytes, size_t kept_bytes) {
   std::lock_guard<std::mutex> lock(mu_);
   bytes = RoundUp(bytes);
+  if (kept_bytes > 0) {
+    const uint64_t needed = bytes + RoundUp(kept_bytes);
+    if (ReservedBytesLocked() < needed) ReleaseUnusedBlocksLocked();  // the missing bytes are one block
+    const uint64_t there = ReservedBytesLocked();
+    return there >= needed ? Failure::kNone : AddBlockLocked(needed - there, /*populate=*/true);
+  }
   const auto holds = [bytes](const auto& block) { return block.second >= bytes; };
   if (std::any_of(blocks_.begin(), blocks_.end(), holds)) return Failure::kNone;
   // Unused blocks may leave no room under the limit for one large block.
@@ -234,18 +251,25 @@ uint64_t HostPool::reserved_bytes() const {
   return ReservedBytesLocked();
 }
 
+uint64_t HostPool::in_use_bytes() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  uint64_t bytes = ReservedBytesLocked();
+  for (const auto& piece : free_by_size_) bytes -= piece.first;
+  return bytes;
+}
+
 uint64_t HostPool::ReservedBytesLocked() const {
   uint64_t bytes = 0;
   for (const auto& block : blocks_) bytes += block.second;
   return bytes;
 }
 
-HostPool::Failure HostPool::AddBlockLocked(size_t bytes, bool populate) {
+HostPool::Failure HostPool::AddBlockLocked(size_t bytes, bool populate, bool exactly) {
   if (bytes > SIZE_MAX / 2) return Failure::kSystem;
   size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
   // Another pool of the process may need the rest of a limit: what a step reserves under one is not rounded up to huge
   // pages. Nor is the limit a multiple of these.
-  const bool exactly = populate && budget_->usage().limit_bytes != HostBudget::kUnlimited;
+  exactly = exactly || (populate && budget_->usage().limit_bytes != HostBudget::kUnlimited);
   if (exactly || !budget_->TryReserve(rounded)) {
     rounded = RoundUp(bytes);
     if (!budget_->TryReserve(rounded)) return Failure::kLimit;

@@ -123,17 +123,20 @@ class HostPool {
 
   // Returns null, and the cause in `failure`, if there is no room. `bytes` > 0.
   TFSWAP_EXPORT void* Allocate(size_t bytes, Failure* failure);
+  // The same, in a block of its own where the limit has room for that. So it keeps no other block from being released.
+  TFSWAP_EXPORT void* AllocateAlone(size_t bytes, Failure* failure);
   TFSWAP_EXPORT void Free(void* piece);
 
   // Makes sure that the pool has a block of at least `bytes`, so that a plan's pieces pack into it. If blocks in use
   // leave no room for it, adds the missing bytes as one block. The block is populated: page faults would slow the first
-  // step's copies.
-  TFSWAP_EXPORT Failure Reserve(size_t bytes);
+  // step's copies. `kept_bytes` are in pieces that stay, so that blocks of these and of `bytes` together are needed.
+  TFSWAP_EXPORT Failure Reserve(size_t bytes, size_t kept_bytes = 0);
 
   // Returns blocks without pieces in use to the source.
   void ReleaseUnusedBlocks();
 
   uint64_t reserved_bytes() const;
+  uint64_t in_use_bytes() const;
 
   // The bytes of the piece that a request of `bytes` gets.
   static size_t RoundUp(size_t bytes) {
@@ -152,8 +155,9 @@ class HostPool {
   using Pieces = std::map<uintptr_t, Piece>;
 
   void* TryAllocate(size_t bytes, Failure* failure);
-  Failure TryReserve(size_t bytes);
-  Failure AddBlockLocked(size_t bytes, bool populate);
+  Failure TryReserve(size_t bytes, size_t kept_bytes);
+  // `exactly`: do not round up to huge pages.
+  Failure AddBlockLocked(size_t bytes, bool populate, bool exactly = false);
   uint64_t ReservedBytesLocked() const;
   void* TakeLocked(size_t bytes);
   void ReleaseUnusedBlocksLocked();

@@ -65,6 +65,22 @@ int ReserveSpace(int file, off_t offset, off_t bytes) {
   return errno == EOPNOTSUPP ? 0 : -1;
 }
 
+// Has the page cache keep nothing of a range. A range that was written is written to the disk first.
+void DropFromCache(int file, bool was_written, off_t offset, off_t bytes) {
+  if (was_written) {
+    (void)sync_file_range(file, offset, bytes,
+                          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  }
+  (void)posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
+}
+
+// Whether the file system of an empty file has that call.
+bool ReservesSpace(int file) {
+  if (fallocate(file, FALLOC_FL_KEEP_SIZE, 0, Staging::kAlignment) != 0) return errno != EOPNOTSUPP;
+  (void)!ftruncate(file, 0);
+  return true;
+}
+
 }  // namespace
 
 const FileCalls& FileCalls::System() {
@@ -254,20 +270,43 @@ SpillFile::SpillFile(std::string folder, int file, bool direct, const FileCalls&
       blocks_(file, calls),
       slots_(&blocks_, &budget_),
       out_(new CopyLane(Staging::kChunkBytes, Staging::kThreads)),
-      in_(new CopyLane(Staging::kChunkBytes, Staging::kThreads)) {}
+      in_(new CopyLane(Staging::kChunkBytes, Staging::kThreads)),
+      reserves_space_(ReservesSpace(file)) {}
+
+std::shared_ptr<Staging> SpillFile::StagingIn(HostPool* memory, std::string* why) {
+  std::lock_guard<std::mutex> lock(mu_);
+  std::shared_ptr<Staging> found = latest_staging_.lock();
+  if (found != nullptr) return found;
+  HostPool::Failure failure = HostPool::Failure::kNone;
+  void* const piece = memory->AllocateAlone(Staging::kBytes, &failure);
+  if (piece == nullptr) {
+    *why = "tfswap has no host memory for the buffers through which tensors go to spill_dir=" + folder_ + ": " +
+           std::to_string(Staging::kBytes) + " bytes. Raise host_memory_limit=.";
+    return nullptr;
+  }
+  found = std::make_shared<Staging>(HostBuffer(memory, piece));
+  latest_staging_ = found;
+  return found;
+}
+
+HostBuffer SpillFile::AllocateHome(size_t bytes, HostPool::Failure* failure) {
+  void* const piece = slots_.Allocate(RoundUp(bytes), failure);
+  if (piece != nullptr) home_bytes_ += RoundUp(bytes);
+  return piece == nullptr ? HostBuffer() : HostBuffer(&slots_, piece);
+}
+
+void SpillFile::FreeHome(HostBuffer place, size_t bytes) {
+  { const HostBuffer freed = std::move(place); }
+  std::lock_guard<std::mutex> lock(mu_);
+  if ((home_bytes_ -= RoundUp(bytes)) == 0 && registrations_ == 0) slots_.ReleaseUnusedBlocks();
+}
 
 std::string SpillFile::Register(int64_t owner, uint64_t limit_bytes, HostPool* memory) {
+  std::string why;
+  std::shared_ptr<Staging> staging = StagingIn(memory, &why);
+  if (staging == nullptr) return why;
   std::lock_guard<std::mutex> lock(mu_);
-  if (staging_ == nullptr) {
-    // If there is no block yet, one of exactly this size: the step's tensors will reserve their own.
-    HostPool::Failure failure = memory->Reserve(Staging::kBytes);
-    void* const piece = memory->Allocate(Staging::kBytes, &failure);
-    if (piece == nullptr) {
-      return "tfswap has no host memory for the buffers through which tensors go to spill_dir=" + folder_ + ": " +
-             std::to_string(Staging::kBytes) + " bytes. Raise host_memory_limit=.";
-    }
-    staging_ = std::make_shared<Staging>(HostBuffer(memory, piece));
-  }
+  staging_ = std::move(staging);
   ++registrations_;
   budget_.Register(owner, limit_bytes);
   return "";
@@ -279,7 +318,7 @@ void SpillFile::Unregister(int64_t owner) {
   if (--registrations_ == 0) staging_ = nullptr;
 }
 
-HostPool::Failure SpillFile::Reserve(size_t bytes) { return slots_.Reserve(RoundUp(bytes)); }
+HostPool::Failure SpillFile::Reserve(size_t bytes) { return slots_.Reserve(RoundUp(bytes), home_bytes_); }
 
 std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* failure) {
   std::shared_ptr<Staging> staging;
@@ -339,7 +378,10 @@ std::string SpillFile::Transfer(Direction direction, char* staging, size_t bytes
       problem = errno;
     }
   }
-  if (problem == 0) return "";
+  if (problem == 0) {
+    if (!direct_) DropFromCache(file_, out, offset, static_cast<off_t>(bytes));
+    return "";
+  }
   return std::string(out ? "Writing to" : "Reading from") + " the spill file in " + folder_ + " failed: " +
          std::strerror(problem) + ". Make room there or check that disk, give another spill_dir=, or swap less " +
          "(a higher memory_limit=, or host_memory_limit=).";

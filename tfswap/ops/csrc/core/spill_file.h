@@ -155,25 +155,38 @@ class SpillFile {
   std::string Register(int64_t owner, uint64_t limit_bytes, HostPool* memory);
   void Unregister(int64_t owner);
 
-  // Both report the cause if there is no room, otherwise kNone. `bytes` > 0.
+  // Both report the cause if there is no room, otherwise kNone. `bytes` > 0. What variables' homes take is not counted
+  // in what is reserved for a step.
   HostPool::Failure Reserve(size_t bytes);
   std::unique_ptr<SpillSlot> Allocate(size_t bytes, HostPool::Failure* failure);
   // The error message for a node whose `tensor` has no room, with the cause and a remedy.
   std::string WhyNoRoom(HostPool::Failure failure, const std::string& node, size_t bytes,
                         const std::string& tensor) const;
 
+  // For variables' homes (disk_home.h). The staging buffers exist as long as a home does, too; where there are none
+  // yet, they are made in `memory`. Null, and the error in `why`, if that has no room.
+  std::shared_ptr<Staging> StagingIn(HostPool* memory, std::string* why);
+  // The place of a home. Holds nothing, with the cause in `failure`, if there is no room.
+  HostBuffer AllocateHome(size_t bytes, HostPool::Failure* failure);
+  // Frees the place of a home of so many bytes, and all space where it was the last user.
+  void FreeHome(HostBuffer place, size_t bytes);
+  // Whether the file system reserves space, so that later writes can't fail for lack of it.
+  bool reserves_space() const { return reserves_space_; }
+
   const std::string& folder() const { return folder_; }
   bool direct() const { return direct_; }
   static size_t RoundUp(size_t bytes);
 
  private:
+  friend class DiskHome;
   friend class SpillSlot;
   SpillFile(std::string folder, int file, bool direct, const FileCalls& calls);
 
   CopyLane& lane(Direction d) { return d == Direction::kOut ? *out_ : *in_; }
   // Uses the page cache for all later reads and writes. Returns 0, or errno.
   int GoBuffered();
-  // Reads or writes all bytes, by several calls if the system does a part. Returns an error, or "".
+  // Reads or writes all bytes, by several calls if the system does a part, and leaves none of them in the page cache.
+  // Returns an error, or "".
   std::string Transfer(Direction direction, char* staging, size_t bytes, off_t offset);
 
   const std::string folder_;
@@ -185,9 +198,12 @@ class SpillFile {
   HostPool slots_;
   CopyLane* const out_;
   CopyLane* const in_;
+  const bool reserves_space_;
+  std::atomic<uint64_t> home_bytes_{0};
   std::mutex mu_;
   int registrations_ = 0;
   std::shared_ptr<Staging> staging_;  // null without registrations
+  std::weak_ptr<Staging> latest_staging_;
 };
 
 }  // namespace tfswap

@@ -96,13 +96,17 @@ enum BufferState : uint8_t {
   kCopiedHome = 6,
 };
 
+// Added to the state of a variable at home on the host that is on disk.
+constexpr uint8_t kOnDisk = 8;
+
 // The caller holds the variable's lock.
-BufferState StateOf(Var* variable) {
+uint8_t StateOf(Var* variable) {
   const Tensor& held = *variable->tensor();
   const bool copied = variable->copy_on_read_mode.load();
-  if (variable->is_initialized && IsAtHome(held)) {
-    if (!held.RefCountIsOne()) return kSharedHome;
-    return copied ? kCopiedHome : kAtHome;
+  DiskHome* disk;
+  if (variable->is_initialized && IsAtHome(held, &disk)) {
+    const BufferState state = !held.RefCountIsOne() ? kSharedHome : copied ? kCopiedHome : kAtHome;
+    return disk == nullptr ? state : state | kOnDisk;
   }
   if (copied) return kCopied;
   if (!variable->is_initialized || held.RefCountIsOne() || !tensorflow::DataTypeCanUseMemcpy(held.dtype())) {
@@ -141,9 +145,12 @@ class AssignInPlaceOp : public OpKernel {
       *held = value;
     } else if (held->RefCountIsOne()) {
       CopyOnDevice(ctx, value, held);
-    } else if (IsAtHome(*held)) {
+    } else if (DiskHome* disk; IsAtHome(*held, &disk)) {
       Tensor renewed;
-      OP_REQUIRES_OK(ctx, MakeHome(CopierFactory::Pool(ctx->device()), value, value.shape(), name(), &renewed));
+      HostPool* const pool = CopierFactory::Pool(ctx->device());
+      OP_REQUIRES_OK(ctx, disk == nullptr
+                              ? MakeHome(pool, value, value.shape(), name(), &renewed)
+                              : MakeHomeOnDisk(disk->file(), pool, value, value.shape(), name(), &renewed));
       CopyOnDevice(ctx, value, &renewed);
       *held = renewed;
     } else {
@@ -195,7 +202,7 @@ class Watched {
       tensorflow::tf_shared_lock variable_lock(*variable->mu());
       if (!variable->is_initialized) continue;
       bytes[i] = variable->tensor()->TotalBytes();
-      if (StateOf(variable.get()) == kAtHome) continue;
+      if ((StateOf(variable.get()) & ~kOnDisk) == kAtHome) continue;
       addresses[i] = reinterpret_cast<uint64_t>(tensorflow::DMAHelper::base(variable->tensor()));
     }
   }
@@ -268,8 +275,8 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfswap
 
-// Writes the BufferState of each variable that a step writes to `states`, in the order of WatchVariables. Called before
-// each call of each step.
+// Writes the BufferState of each variable that a step writes to `states`, with kOnDisk, in the order of WatchVariables.
+// Called before each call of each step.
 //
 // room: the length of `states`.
 //

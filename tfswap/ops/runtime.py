@@ -237,7 +237,7 @@ def reserve(host_bytes: int, *, more: bool = False) -> None:
     For the CPU's pool only. A step on a GPU reserves pinned memory itself, when TensorFlow instantiates it.
 
     Args:
-        more: have so many bytes in addition to those in use.
+        more: have these bytes in addition to those in use.
 
     Raises:
         ValueError: `host_bytes` is negative.

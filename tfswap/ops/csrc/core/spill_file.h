@@ -168,7 +168,7 @@ class SpillFile {
   std::shared_ptr<Staging> StagingIn(HostPool* memory, std::string* why);
   // The place of a home. Holds nothing, with the cause in `failure`, if there is no room.
   HostBuffer AllocateHome(size_t bytes, HostPool::Failure* failure);
-  // Frees the place of a home of so many bytes, and all space where it was the last user.
+  // Frees the place of a home of `bytes` bytes, and all space where nothing else uses it.
   void FreeHome(HostBuffer place, size_t bytes);
   // Whether the file system reserves space, so that later writes can't fail for lack of it.
   bool reserves_space() const { return reserves_space_; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -133,12 +134,18 @@ class VariableTable:
     def _uses(self) -> Mapping[Node, Sequence[Use]]:
         return uses_of(self.graph)
 
+    def _runs(self, handle: Node) -> list[Node]:
+        """The nodes that access a variable: those of the step as often as they run, others once for each body."""
+        runs = Counter(self.plan.order)
+        uses = self._uses[handle]
+        return [use.node for use in uses for _ in range(runs[use.node.name] if use.graph is self.graph else 1)]
+
     def _row(self, handle: str) -> TensorRow:
         variable = self._accessed[handle]
         nbytes = variable.type.nbytes or 0
         tactic, moved_bytes, home, reason = "keep", 0, None, self.homes.stays(handle, variable) or self.unused
         if handle in self.graph and is_at_home(self.graph[handle]):
-            nodes = [use.node for use in self._uses[self.graph[handle]]]
+            nodes = self._runs(self.graph[handle])
             read_bytes = sum(node.outputs[0].nbytes or 0 for node in nodes if node.op == custom_ops.READ_HOME)
             writes = [node for node in nodes if node.op == custom_ops.COMMIT_HOME]
             tactic, moved_bytes = STATE, read_bytes + nbytes * len(writes)

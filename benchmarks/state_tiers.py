@@ -88,6 +88,23 @@ def net_of(tables: int, rows: int, layers: int, width: int, batch: int) -> tuple
     return tf.keras.Model(ids, keras.Dense(10)(keras.Concatenate()(read))), x
 
 
+def step_of(model: Any, optimizer: Any) -> Any:
+    """A training step."""
+    import tensorflow as tf
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    return step
+
+
 def train(
     net: Sequence[int], cap_mib: int | None, limits: dict[str, Any], steps: Sequence[int], saved: str, compares: bool
 ) -> dict[str, Any]:
@@ -117,19 +134,9 @@ def train(
             checkpoint.restore(saved)
     made_s = time.perf_counter() - began
 
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-            loss = tf.reduce_mean(losses)
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return loss
-
-    called: Any = step
+    called: Any = step_of(model, optimizer)
     if cap_mib is not None:
-        called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, spill_limit=disk_bytes, **limits)
+        called = tfswap.optimize(called, memory_limit=(cap_mib - ROOM_MIB) << 20, spill_limit=disk_bytes, **limits)
     losses, peaks, planned, seconds, host = [], [], [], [], []
     y = tf.zeros((batch,), tf.int32)
     for number in range(steps[0], steps[2]):

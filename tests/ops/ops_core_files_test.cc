@@ -281,6 +281,12 @@ void HomesOnDiskAreReadAndWrittenInParts() {
     CHECK(file->Register(1, HostBudget::kUnlimited, &host.pool).empty());
     CHECK(file->Reserve(size_t{100} << 20) == HostPool::Failure::kNone);
     CHECK(SpillFile::usage().reserved_bytes >= (size_t{100} << 20) + bytes);  // the home is not room for the step
+    CHECK(file->Reserve(size_t{100} << 20) == HostPool::Failure::kNone);
+    const uint64_t reserved = SpillFile::usage().reserved_bytes;
+    std::vector<std::unique_ptr<DiskHome>> many;  // what is reserved is in pieces that can be used, not in ends of blocks
+    for (int i = 0; i < 4; ++i) many.push_back(DiskHome::Make(file, size_t{25} << 20, &host.pool, "node", &why));
+    CHECK(SpillFile::usage().reserved_bytes == reserved);
+    many.clear();
     const auto other = DiskHome::Make(file, bytes, &host.pool, "node", &why);
     CHECK(other != nullptr && other->data() != home->data());
     file->Unregister(1);

@@ -114,7 +114,7 @@ TFSWAP_C_API void tfswap_reserve_disk(int64_t owner, uint64_t bytes, const char*
 // more: in addition to what is in use.
 TFSWAP_C_API int tfswap_reserve(uint64_t bytes, bool more) {
   HostPool& pool = Runtime::Get().pool();
-  switch (pool.Reserve(bytes, more ? pool.in_use_bytes() : 0)) {
+  switch (more ? pool.ReserveMore(bytes) : pool.Reserve(bytes)) {
     case HostPool::Failure::kNone:
       return 0;
     case HostPool::Failure::kLimit:

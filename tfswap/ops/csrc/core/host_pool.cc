@@ -215,22 +215,37 @@ void HostPool::Free(void* data) {
   free_by_size_.insert({piece->second.bytes, piece->first});
 }
 
-HostPool::Failure HostPool::Reserve(size_t bytes, size_t kept_bytes) {
-  const Failure failure = TryReserve(bytes, kept_bytes);
+HostPool::Failure HostPool::Reserve(size_t bytes) {
+  const Failure failure = TryReserve(bytes);
   if (failure != Failure::kLimit) return failure;
   budget_->TrimOthers(this);
-  return TryReserve(bytes, kept_bytes);
+  return TryReserve(bytes);
 }
 
-HostPool::Failure HostPool::TryReserve(size_t bytes, size_t kept_bytes) {
+HostPool::Failure HostPool::ReserveMore(size_t bytes) {
+  const Failure failure = TryReserveMore(bytes);
+  if (failure != Failure::kLimit) return failure;
+  budget_->TrimOthers(this);
+  return TryReserveMore(bytes);
+}
+
+HostPool::Failure HostPool::TryReserveMore(size_t bytes) {
   std::lock_guard<std::mutex> lock(mu_);
   bytes = RoundUp(bytes);
-  if (kept_bytes > 0) {
-    const uint64_t needed = bytes + RoundUp(kept_bytes);
-    if (ReservedBytesLocked() < needed) ReleaseUnusedBlocksLocked();  // the missing bytes are one block
-    const uint64_t there = ReservedBytesLocked();
-    return there >= needed ? Failure::kNone : AddBlockLocked(needed - there, /*populate=*/true);
-  }
+  if (FreeBytesLocked(bytes) > 0) return Failure::kNone;
+  const Failure failure = AddBlockLocked(bytes, /*populate=*/true);
+  if (failure == Failure::kNone) return failure;
+  // Where there is no room for one block, several pieces have to do. A piece of a plan is seldom smaller than this
+  // share of its bytes, and the ends of blocks are.
+  constexpr size_t kLeastShare = 16;
+  ReleaseUnusedBlocksLocked();
+  const uint64_t free_bytes = FreeBytesLocked(bytes / kLeastShare);
+  return free_bytes >= bytes ? Failure::kNone : AddBlockLocked(bytes - free_bytes, /*populate=*/true);
+}
+
+HostPool::Failure HostPool::TryReserve(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  bytes = RoundUp(bytes);
   const auto holds = [bytes](const auto& block) { return block.second >= bytes; };
   if (std::any_of(blocks_.begin(), blocks_.end(), holds)) return Failure::kNone;
   // Unused blocks may leave no room under the limit for one large block.
@@ -251,10 +266,11 @@ uint64_t HostPool::reserved_bytes() const {
   return ReservedBytesLocked();
 }
 
-uint64_t HostPool::in_use_bytes() const {
-  std::lock_guard<std::mutex> lock(mu_);
-  uint64_t bytes = ReservedBytesLocked();
-  for (const auto& piece : free_by_size_) bytes -= piece.first;
+uint64_t HostPool::FreeBytesLocked(size_t least_bytes) const {
+  uint64_t bytes = 0;
+  for (auto piece = free_by_size_.lower_bound({least_bytes, 0}); piece != free_by_size_.end(); ++piece) {
+    bytes += piece->first;
+  }
   return bytes;
 }
 

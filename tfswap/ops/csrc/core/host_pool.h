@@ -129,14 +129,17 @@ class HostPool {
 
   // Makes sure that the pool has a block of at least `bytes`, so that a plan's pieces pack into it. If blocks in use
   // leave no room for it, adds the missing bytes as one block. The block is populated: page faults would slow the first
-  // step's copies. `kept_bytes` are in pieces that stay, so that blocks of these and of `bytes` together are needed.
-  TFSWAP_EXPORT Failure Reserve(size_t bytes, size_t kept_bytes = 0);
+  // step's copies.
+  TFSWAP_EXPORT Failure Reserve(size_t bytes);
+
+  // The same in addition to the pieces in use, for a plan next to whose pieces others stay: there is a free piece of
+  // that size then, or, where there is no room for one, there are some of a fair size.
+  TFSWAP_EXPORT Failure ReserveMore(size_t bytes);
 
   // Returns blocks without pieces in use to the source.
   void ReleaseUnusedBlocks();
 
   uint64_t reserved_bytes() const;
-  uint64_t in_use_bytes() const;
 
   // The bytes of the piece that a request of `bytes` gets.
   static size_t RoundUp(size_t bytes) {
@@ -155,7 +158,9 @@ class HostPool {
   using Pieces = std::map<uintptr_t, Piece>;
 
   void* TryAllocate(size_t bytes, Failure* failure);
-  Failure TryReserve(size_t bytes, size_t kept_bytes);
+  Failure TryReserve(size_t bytes);
+  Failure TryReserveMore(size_t bytes);
+  uint64_t FreeBytesLocked(size_t least_bytes) const;
   // `exactly`: do not round up to huge pages.
   Failure AddBlockLocked(size_t bytes, bool populate, bool exactly = false);
   uint64_t ReservedBytesLocked() const;

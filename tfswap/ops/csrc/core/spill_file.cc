@@ -318,7 +318,9 @@ void SpillFile::Unregister(int64_t owner) {
   if (--registrations_ == 0) staging_ = nullptr;
 }
 
-HostPool::Failure SpillFile::Reserve(size_t bytes) { return slots_.Reserve(RoundUp(bytes), home_bytes_); }
+HostPool::Failure SpillFile::Reserve(size_t bytes) {
+  return home_bytes_ > 0 ? slots_.ReserveMore(RoundUp(bytes)) : slots_.Reserve(RoundUp(bytes));
+}
 
 std::unique_ptr<SpillSlot> SpillFile::Allocate(size_t bytes, HostPool::Failure* failure) {
   std::shared_ptr<Staging> staging;

@@ -4,6 +4,7 @@ values.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 
 import pytest
@@ -114,26 +115,33 @@ TABLES = ("adam", "amsgrad", "adamw", "nadam", "momentum", "averages", "clipped"
 """Those of a table. RMSprop, Adagrad and Adadelta divide its gradient in a conditional, which needs it whole."""
 
 
-def trained(net, limit=None, steps=3, device="CPU:0"):
-    """Losses and final values; under a limit also whether it was kept, and by what."""
+def trained_on(devices, net, limit=None, steps=3):
+    """Losses and final values; under a limit also each device's peaks, planned one and updates in slices."""
     step = tf.function(net.train)
     if limit is not None:
         step = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS)
-    losses, peaks = [], []
+    losses, peaks = [], {device: [] for device in devices}
     for _ in range(steps):
-        with memory_optimizer_off() if limit is None else measuring(peaks, device):
+        with contextlib.ExitStack() as stack:
+            for each in [memory_optimizer_off()] if limit is None else [measuring(peaks[d], d) for d in devices]:
+                stack.enter_context(each)
             losses.append(float(step(net.x)))
     digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in net.state)).hexdigest()
     if limit is None:
         return {"result": [losses, digest]}
     report = step.report()
-    rows = [row.reason for row in report.variables if row.tactic == "state"]
-    return {
-        "result": [losses, digest],
-        "peaks": peaks,
-        "planned": report.planned_peak_bytes,
-        "sliced": sum("slices" in reason for reason in rows),
-    }
+    parts = [report] if len(devices) == 1 else [report.devices[device] for device in devices]
+    sliced = [sum("slices" in row.reason for row in part.variables if row.tactic == "state") for part in parts]
+    planned = [part.planned_peak_bytes for part in parts]
+    return {"result": [losses, digest], "devices": [*zip(peaks.values(), planned, sliced, strict=True)]}
+
+
+def trained(net, limit=None, steps=3, device="CPU:0"):
+    """The same on one device."""
+    found = trained_on([device], net, limit, steps)
+    if limit is None:
+        return found
+    return {**found, **dict(zip(("peaks", "planned", "sliced"), found["devices"][0], strict=True))}
 
 
 def check(found, plain, limit):
@@ -253,3 +261,29 @@ def test_slices_on_a_gpu(net, limit: int, on_gpus) -> None:
     found = on_gpus(program)
     check(found, on_gpus(plain), limit)
     assert found["races"] == []
+
+
+@pytest.mark.emulated_gpu(memory=64 << 20, count=2)
+def test_slices_of_two_replicas(on_gpus) -> None:
+    """Each replica adds up the rows of both gradients, slice by slice."""
+
+    def replicas(limit=None):
+        tf.config.experimental.enable_op_determinism()
+        apart = tf.distribute.HierarchicalCopyAllReduce(num_packs=0)
+        strategy = tf.distribute.MirroredStrategy(cross_device_ops=apart)
+        with strategy.scope():
+            net = Table(OPTIMIZERS["adam"])
+        one = net.train
+        net.train = lambda x: strategy.reduce("SUM", strategy.run(one, args=(x,)), axis=None)
+        return trained_on(["GPU:0", "GPU:1"], net, limit)
+
+    def program(gpus):
+        return {**replicas(TABLE_LIMIT), "races": gpus.report().splitlines()}
+
+    def plain():
+        return replicas()
+
+    found = on_gpus(program)
+    assert found["races"] == [] and found["result"] == on_gpus(plain)["result"]
+    for peaks, planned, sliced in found["devices"]:
+        assert max(peaks) <= planned <= TABLE_LIMIT and sliced >= 2, found

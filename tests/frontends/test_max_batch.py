@@ -194,7 +194,7 @@ def test_fit_on_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     status, out, _ = run("fit", model, "--memory_limit=16MiB", "--multiple_of=64", "--vary=x:0;y:0")
     assert status == 0
     assert f"under tfswap     {found['size']}" in out
-    assert run("fit", model, "--memory_limit=1MiB")[0] == 3
+    assert run("fit", model, "--memory_limit=16KiB")[0] == 3
     status, _, err = run("fit", model, "--memory_limit=16MiB", "--vary=x:1", "--batch_size=4")
     assert status == 1
     assert "those that are open are (0,)" in err.replace("\n", " ")

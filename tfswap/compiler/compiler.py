@@ -25,6 +25,7 @@ from tfswap.compiler.prepared_step import PreparedStep
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
+from tfswap.compiler.resident_margin import fastest, floor_bytes, margin_of
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
@@ -66,10 +67,12 @@ class Optimizer:
     Attributes:
         example: a similar step that has been searched, from whose search plans may be taken (similar_plan.py).
         searched: the step whose search has given the latest plan: this one or `example`; None where neither has.
+        margin_is_of_residents: whether `extra_margin_bytes` is for tensors in the arena (resident_margin.py).
     """
 
     example: Optimizer | None = None
     searched: Optimizer | None = None
+    margin_is_of_residents = False
 
     @progress.task("reading the step")
     @without_collector
@@ -206,7 +209,7 @@ class Optimizer:
         """
         like = found_like(self.example, self, aim)
         self.searched = self.example if like else self
-        found = like or self.search.fastest(aim)
+        found = like or fastest(self, limit_bytes)
         return None if found is None else self.plan_of(found, limit_bytes)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
@@ -236,10 +239,8 @@ class Optimizer:
 
     def unchanged(self, limit_bytes: int | None) -> Plan:
         """The plan that leaves the step as it was traced."""
-        unoptimised = self.baseline
-        return Plan.unchanged(
-            self.fingerprint, limit_bytes, unoptimised.peak_bytes, self.resident_bytes, unoptimised.seconds
-        )
+        plain = self.baseline
+        return Plan.unchanged(self.fingerprint, limit_bytes, plain.peak_bytes, self.resident_bytes, plain.seconds)
 
     def lowest(self) -> Plan:
         """A plan without evictions outside of loops, of the variant with the lowest possible peak."""
@@ -273,12 +274,12 @@ class Optimizer:
         """The peak to promise for `plan` in the assumed arena."""
         form, planners = self.form_of(plan), self.search.planners
         peak = promised(form.peak_bytes(planners.snapshot_of(form.variant.rewriting)))
-        return max(peak, planners.least_bytes(plan.at_home)) + self.extra_margin_bytes
+        return max(peak, planners.least_bytes(plan.at_home)) + margin_of(self, plan.at_home)
 
     @progress.task("searching the smallest limit")
     @without_collector
     def floor_bytes(self) -> int:
-        return self.search.lowest().candidate.peak_bytes + self.extra_margin_bytes
+        return floor_bytes(self)
 
     def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
         """The refusal of a limit, with the floor."""
@@ -300,7 +301,7 @@ class Optimizer:
             self.fingerprint,
             limit_bytes,
             persistent_bytes=self.search.planners.resident_bytes(found.variant),
-            margin_bytes=self.extra_margin_bytes,
+            margin_bytes=margin_of(self, found.variant.rewriting.at_home),
             solver=self.options.solver,
         )
 

@@ -336,6 +336,7 @@ def offline_optimizer(
     largest = max((t.nbytes or 0 for t in held), default=0)
     slack = min(largest, int(made.search.planners.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(snapshot.total_bytes, SLACK_BYTES))
+    made.margin_is_of_residents = True
     return made
 
 

@@ -102,7 +102,7 @@ class Search:
         return [*stages, *found, *self._encoded_inside]
 
     @property
-    def _state(self) -> StatePlans | None:
+    def state(self) -> StatePlans | None:
         """The plans with variables at home on the host; None where they stay."""
         if not self._chooses or STATE not in self._options.tactics:
             return None
@@ -225,7 +225,7 @@ class Search:
         best = self._fastest_concurrent(best, limit_bytes)
         for variant, planner in self.planners.used(self._rewritings):
             best = faster(best, variant, Planner.candidate, planner, limit_bytes)
-        if (state := self._state) is not None:
+        if (state := self.state) is not None:
             best = state.fastest(best, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
@@ -298,7 +298,7 @@ class Search:
     def _lowest(self) -> Found:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
-        last = [] if (state := self._state) is None else state.last
+        last = [] if (state := self.state) is None else state.last
         for variant, planner in [*self.planners.used([*self._rewritings, *last])][::-1]:
             least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"

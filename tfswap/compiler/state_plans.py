@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfswap.compiler.alternatives import Alternatives
-from tfswap.compiler.planners import Planners, faster
+from tfswap.compiler.planners import Planners, faster, lower
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.planner.planner import Planner
 
@@ -49,8 +49,31 @@ class StatePlans:
     @property
     def last(self) -> list[Rewriting]:
         """Those that hold the least: all forms with all variables at home, and the last with the smallest slices."""
-        full = [r for r in self._at_home if r.at_home == self._at_home[-1].at_home]
-        return [*full, *self._sliced[-1:]]
+        return [*self._full, *self._sliced[-1:]]
+
+    @property
+    def _full(self) -> list[Rewriting]:
+        """All forms with all variables at home."""
+        return [r for r in self._at_home if r.at_home == self._at_home[-1].at_home]
+
+    @property
+    def all_at_home(self) -> tuple[str, ...]:
+        """The handles of all variables that may be at home."""
+        return self._at_home[-1].at_home if self._at_home else ()
+
+    def lowest_full(self) -> Found | None:
+        """The candidate with the lowest peak with all variables at home."""
+        least: Found | None = None
+        for variant, planner in self._planners.used(self.last):
+            least = lower(least, variant, planner.lowest)
+        return least
+
+    def fastest_full(self, limit_bytes: int) -> Found | None:
+        """The fastest plan within the limit with all variables at home, in slices where there is no other."""
+        best: Found | None = None
+        for variant, planner in self._planners.used(self._full):
+            best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+        return best or self._fastest_sliced(limit_bytes)
 
     @property
     def _sliced(self) -> list[Rewriting]:

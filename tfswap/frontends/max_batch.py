@@ -22,6 +22,7 @@ from tfswap.compiler.offline import offline_optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, Request, whole
+from tfswap.compiler.resident_margin import fastest, margin_of
 from tfswap.device import arena, machine
 from tfswap.device.placement import FIRST_GPU
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
@@ -34,7 +35,6 @@ from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import THIS, Machine
 from tfswap.kernels.profile import Profile
 from tfswap.native.forks import refuse_in_late_child
-from tfswap.planner.candidates import Candidate
 from tfswap.report.max_batch import Fit
 from tfswap.support import progress
 from tfswap.support.sizes import format_bytes, parse_limit
@@ -158,9 +158,10 @@ def _refusal(search: Search, planned: int) -> InfeasibleMemoryLimit:
 
 def _fit(search: Search, on: Machine, size: int, planned: int, measured: int | None) -> Fit:
     """The result for the largest size. `measured` is the peak of its run; None where it was not run."""
-    best = search.candidate(size)
-    assert best is not None, "it fits"
     optimizer = search.optimizer(size)
+    found = fastest(optimizer, search.limit_bytes)
+    assert found is not None, "it fits"
+    best = found.candidate
     return Fit(
         step=search.step.name,
         machine=on.title,
@@ -169,7 +170,7 @@ def _fit(search: Search, on: Machine, size: int, planned: int, measured: int | N
         size=size,
         planned_size=planned,
         unoptimised_size=search.largest(search.peak_bytes),
-        peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
+        peak_bytes=best.peak_bytes + margin_of(optimizer, found.variant.rewriting.at_home),
         time_ratio=optimizer.baseline.time_ratio(best.timing.total_s),
         host_bytes=best.memory.host_peak_bytes,
         confirmed=measured is not None,
@@ -240,12 +241,6 @@ class Search:
     def _optimizer(self, size: int) -> Optimizer:
         graph = self.step.graph({name: dict.fromkeys(axes, size) for name, axes in self.axes.items()})
         return offline_optimizer(graph, self._on.device, self.options, self.step.variables, self._costs)
-
-    def candidate(self, size: int) -> Candidate | None:
-        """The plan for a size; None where none keeps the limit."""
-        optimizer = self.optimizer(size)
-        found = optimizer.search.fastest(self.limit_bytes - optimizer.extra_margin_bytes)
-        return None if found is None else found.candidate
 
     def floor_bytes(self, size: int) -> int:
         """The smallest limit that a plan for a size keeps."""

@@ -15,6 +15,7 @@ from tfswap.compiler.offline import OnDevice, offline_step
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, as_profile, check, whole
+from tfswap.compiler.resident_margin import fastest, margin_of
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
@@ -189,10 +190,9 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
 
 def _point(optimizer: Optimizer, limit_bytes: int) -> Point:
     """The point of the plan that `optimize` would make under this limit."""
-    extra = optimizer.extra_margin_bytes
-    found = optimizer.search.fastest(limit_bytes - extra)
+    found = fastest(optimizer, limit_bytes)
     assert found is not None, "the floor is what the planner reaches"
-    candidate = found.candidate
+    candidate, extra = found.candidate, margin_of(optimizer, found.variant.rewriting.at_home)
     made = candidate.computed
     return Point(
         limit_bytes=limit_bytes,

@@ -70,7 +70,8 @@ def optimize(
             that has the limit, read before each call; processes can share a budget in it.
         tactics: of ("swap", "recompute", "encode", "state"); () for an order of kernels alone, which is always chosen.
             With "state", variables and optimizer slots may be at home in host memory.
-        host_memory_limit: the most host memory for swapped tensors, bytes or a size; None for no limit.
+        host_memory_limit: the most host memory for swapped tensors and for variables at home there, bytes or a size;
+            None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.
         on_exceeded: "warn" or "raise" where a step's measured peak, or that of a given plan, passes the limit.
@@ -78,8 +79,8 @@ def optimize(
         precision: the form that tensors saved for the backward pass may be rounded to: "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" or "int4", for all, or by pattern of node names, of which the first match
             holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
-        spill_dir: a folder on a local disk for swapped tensors beyond `host_memory_limit`, in an unnamed file that
-            is deleted when the process ends; None to swap no more than that limit.
+        spill_dir: a folder on a local disk for swapped tensors, and a CPU's variables, beyond `host_memory_limit`, in
+            an unnamed file that is deleted when the process ends; None to have no more than that limit.
         spill_limit: the most that they may take there, bytes or a size.
         limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
             process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).

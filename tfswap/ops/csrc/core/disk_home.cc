@@ -77,22 +77,28 @@ DiskHome::~DiskHome() {
   file_->FreeHome(std::move(place_), bytes_);
 }
 
+// Copies begin with the block of their first byte for the lane, so that its pieces are whole blocks but at the ends.
 void DiskHome::Write(size_t begin, size_t bytes, SpillSlot::Piece piece, CopyLane::Done done) {
+  const size_t lead = begin % kBlock;
   file_->lane(Direction::kOut)
       .Submit(
-          bytes,
-          [this, begin, piece = std::move(piece)](size_t from, size_t part, int thread) {
-            return WritePiece(piece, from, begin + from, part, staging_->of(Direction::kOut, thread).piece);
+          lead + bytes,
+          [this, lead, first = begin - lead, piece = std::move(piece)](size_t at, size_t part, int thread) {
+            const size_t from = std::max(at, lead), end = at + part;
+            return WritePiece(piece, from - lead, first + from, end - from,
+                              staging_->of(Direction::kOut, thread).piece);
           },
           std::move(done));
 }
 
 void DiskHome::Read(size_t begin, size_t bytes, SpillSlot::Piece piece, CopyLane::Done done) {
+  const size_t lead = begin % kBlock;
   file_->lane(Direction::kIn)
       .Submit(
-          bytes,
-          [this, begin, piece = std::move(piece)](size_t from, size_t part, int thread) {
-            return ReadPiece(piece, from, begin + from, part, staging_->of(Direction::kIn, thread).piece);
+          lead + bytes,
+          [this, lead, first = begin - lead, piece = std::move(piece)](size_t at, size_t part, int thread) {
+            const size_t from = std::max(at, lead), end = at + part;
+            return ReadPiece(piece, from - lead, first + from, end - from, staging_->of(Direction::kIn, thread).piece);
           },
           std::move(done));
 }

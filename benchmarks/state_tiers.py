@@ -4,7 +4,7 @@
     python benchmarks/state_tiers.py FOLDER --layers 85 --width 2048 --cap 192 --host 1024 --group 2048
     python benchmarks/state_tiers.py FOLDER --layers 85 --width 2048 --cap 192 --host 0 --steps 100 --resume
     python benchmarks/state_tiers.py FOLDER --rows 16777216 --width 64 --cap 96 --host 512 --group 2048 --alone
-    python benchmarks/state_tiers.py FOLDER --tables 2 --rows 27962368 --width 64 --cap 96 --host 512 --disk 63000 \\
+    python benchmarks/state_tiers.py FOLDER --tables 3 --rows 18641920 --width 64 --cap 96 --host 512 --disk 57000 \\
         --group 2048 --alone --steps 2
 
 The model is built in a `tfswap.scope` with the limits that the step has. `--host` is the limit of host memory in MiB; 0

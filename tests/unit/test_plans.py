@@ -127,6 +127,10 @@ def the_floor_is_planned_and_one_byte_less_is_refused(optimizer: Optimizer) -> N
     assert str(floor) in str(error.value)
 
 
+ROUNDING = 1e-12
+"""The seconds of the same kernels add up to other last bits in another order."""
+
+
 def more_limit_never_costs_time_and_less_never_memory(optimizer: Optimizer) -> None:
     floor = optimizer.floor_bytes()
     top = max(floor + 1, left_alone_from(optimizer) - 1)
@@ -136,7 +140,7 @@ def more_limit_never_costs_time_and_less_never_memory(optimizer: Optimizer) -> N
         if not plan.changes_nothing:
             assert plan.planned_peak_bytes <= plan.limit_bytes
     for less, more in pairwise(plans):
-        assert more.seconds <= less.seconds
+        assert more.seconds <= less.seconds * (1 + ROUNDING)
         if not more.changes_nothing:
             assert less.planned_peak_bytes <= more.planned_peak_bytes
 

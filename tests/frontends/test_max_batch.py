@@ -278,6 +278,7 @@ def saved():
     return {"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_a_saved_model_runs():
     pytest.importorskip("tensorflow")
     found = on_arena(saved, 200)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from processes import on_arena
+from slow import slow
 
 pytest.importorskip("tensorflow")
 
@@ -37,12 +38,12 @@ def test_bits_of_many_random_sums(first: int):
     check(first, 50)
 
 
-def test_bits_of_random_sums_in_loops():
+@pytest.mark.parametrize("seed", [3, *slow(6, 262)])
+def test_bits_of_random_sums_in_loops(seed: int):
     """The first iteration of the one, the last of the other, and the last run of an inner loop of the third add in
     another order than the rest.
     """
-    for seed in (3, 6, 262):
-        check(seed, 1, "loops", limits=2)
+    check(seed, 1, "loops", limits=2)
 
 
 @pytest.mark.slow
@@ -51,10 +52,10 @@ def test_bits_of_many_random_sums_in_loops(first: int):
     check(first, 50, "loops")
 
 
-def test_bits_of_random_sums_after_decisions():
+@pytest.mark.parametrize("seed", [*slow(0), 26])
+def test_bits_of_random_sums_after_decisions(seed: int):
     """The second has the gradient of a conditional that nothing needs, and that TensorFlow runs all the same."""
-    for seed in (0, 26):
-        check(seed, 1, "decided", limits=2)
+    check(seed, 1, "decided", limits=2)
 
 
 @pytest.mark.slow

@@ -69,6 +69,23 @@ def model_of(layers: int, rows: int, width: int, batch: int) -> tuple[Any, Any]:
     return tf.keras.Sequential([tf.keras.Input((width,)), *dense, keras.Dense(10)]), x
 
 
+def step_of(model: Any, optimizer: Any) -> Any:
+    """A training step."""
+    import tensorflow as tf
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    return step
+
+
 def train(
     layers: int, rows: int, width: int, batch: int, cap_mib: int | None, profiles: bool, optimizer_name: str
 ) -> dict[str, Any]:
@@ -88,16 +105,7 @@ def train(
         optimizer = optimizer_of(optimizer_name)
         optimizer.build(model.trainable_variables)
 
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-            loss = tf.reduce_mean(losses)
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return loss
-
+    step = step_of(model, optimizer)
     y = tf.zeros((batch,), tf.int32)
     called: Any = step
     profile = None

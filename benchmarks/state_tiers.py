@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from state import IDS, ROOM_MIB, model_of
+from state import IDS, ROOM_MIB, model_of, step_of
 
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 """Where memory control groups are made, of versions 1 and 2."""
@@ -86,23 +86,6 @@ def net_of(tables: int, rows: int, layers: int, width: int, batch: int) -> tuple
     read = [keras.Flatten()(keras.Embedding(rows, width)(ids)) for _ in range(tables)]
     x = tf.random.uniform((batch, IDS), 0, rows, tf.int32, seed=2)
     return tf.keras.Model(ids, keras.Dense(10)(keras.Concatenate()(read))), x
-
-
-def step_of(model: Any, optimizer: Any) -> Any:
-    """A training step."""
-    import tensorflow as tf
-
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-            loss = tf.reduce_mean(losses)
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return loss
-
-    return step
 
 
 def train(

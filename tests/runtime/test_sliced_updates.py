@@ -9,6 +9,7 @@ import hashlib
 
 import pytest
 import tensorflow as tf
+from keras_net import KerasNet
 from processes import on_arena
 from step_peaks import measuring
 
@@ -21,7 +22,7 @@ ROWS, WIDTH = 20_003, 24
 """Of the table. Slices have a multiple of eight rows, and the last one has some elements that are no whole packet."""
 
 
-class Table:
+class Table(KerasNet):
     """An embedding table, whose gradient has some rows several times, and a dense layer."""
 
     @tfswap.scope()
@@ -33,17 +34,6 @@ class Table:
         self.model(self.x)
         self.optimizer = optimizer()
         self.optimizer.build(self.model.trainable_variables)
-
-    def train(self, x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self.model(x, training=True)))
-        weights = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return loss
-
-    @property
-    def state(self):
-        return [*self.model.variables, *self.optimizer.variables]
 
 
 class Layer(Table):

@@ -6,11 +6,11 @@ import hashlib
 import os
 import re
 import resource
-import time
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from keras_net import KerasNet
 from processes import Forked, on_arena
 from step_peaks import measuring
 from swap_copies import eventually
@@ -27,7 +27,7 @@ LIMIT = int(0.4 * STATE_BYTES)
 HOST = STAGING_BYTES + int(0.4 * STATE_BYTES)
 
 
-class Net:
+class Net(KerasNet):
     """Dense layers with Adam."""
 
     def __init__(self, folder: str, **limits):
@@ -39,17 +39,6 @@ class Net:
             self.optimizer.build(self.model.trainable_variables)
         self.folder = folder
         self.x = tf.random.stateless_normal([32, WIDTH], (1, 2))
-
-    def train(self, x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self.model(x, training=True)))
-        weights = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return loss
-
-    @property
-    def state(self):
-        return [*self.model.variables, *self.optimizer.variables]
 
     def digest(self):
         return hashlib.sha256(b"".join(v.numpy().tobytes() for v in self.state)).hexdigest()
@@ -224,7 +213,6 @@ def test_a_process_that_is_killed_leaves_no_homes(tmp_path) -> None:
         print("trains", flush=True)
         while True:
             step(net.x)
-            time.sleep(0)
 
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}
     program = Forked(training, arena, output)

@@ -53,7 +53,7 @@ has the lowest floor. On larger steps planning would take longer than tracing.
 """
 
 
-def _climbs(solvers: Sequence[Solver], kernels: int, share: float, orders: int) -> list[Climb]:
+def _climbs_of(solvers: Sequence[Solver], kernels: int, share: float, orders: int) -> list[Climb]:
     """How solvers' ladders share the time for planning a step of `kernels` kernels; `share` as of `Planner`."""
     sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
     count = max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)
@@ -124,7 +124,9 @@ class Planner:
         ranked = self._orders.ranked
         # In an unknown arena it can't be known which plan fragments least: one order is enough.
         most_orders = len(ranked) if self.snapshot.chunks else 1
-        return _climbs(SOLVERS[self._solver][self._moves], kernels_run(self.flow, ranked[0]), self._share, most_orders)
+        return _climbs_of(
+            SOLVERS[self._solver][self._moves], kernels_run(self.flow, ranked[0]), self._share, most_orders
+        )
 
     @cached_property
     def problems(self) -> list[Problem]:

@@ -77,30 +77,26 @@ DiskHome::~DiskHome() {
   file_->FreeHome(std::move(place_), bytes_);
 }
 
-// Copies begin with the block of their first byte for the lane, so that its pieces are whole blocks but at the ends.
 void DiskHome::Write(size_t begin, size_t bytes, SpillSlot::Piece piece, CopyLane::Done done) {
-  const size_t lead = begin % kBlock;
-  file_->lane(Direction::kOut)
-      .Submit(
-          lead + bytes,
-          [this, lead, first = begin - lead, piece = std::move(piece)](size_t at, size_t part, int thread) {
-            const size_t from = std::max(at, lead), end = at + part;
-            return WritePiece(piece, from - lead, first + from, end - from,
-                              staging_->of(Direction::kOut, thread).piece);
-          },
-          std::move(done));
+  Submit(Direction::kOut, &DiskHome::WritePiece, begin, bytes, std::move(piece), std::move(done));
 }
 
 void DiskHome::Read(size_t begin, size_t bytes, SpillSlot::Piece piece, CopyLane::Done done) {
+  Submit(Direction::kIn, &DiskHome::ReadPiece, begin, bytes, std::move(piece), std::move(done));
+}
+
+// A copy begins with the block of its first byte for the lane, so that its pieces are whole blocks but at the ends.
+void DiskHome::Submit(Direction direction, CopyPiece copy, size_t begin, size_t bytes, SpillSlot::Piece piece,
+                      CopyLane::Done done) {
   const size_t lead = begin % kBlock;
-  file_->lane(Direction::kIn)
-      .Submit(
-          lead + bytes,
-          [this, lead, first = begin - lead, piece = std::move(piece)](size_t at, size_t part, int thread) {
-            const size_t from = std::max(at, lead), end = at + part;
-            return ReadPiece(piece, from - lead, first + from, end - from, staging_->of(Direction::kIn, thread).piece);
-          },
-          std::move(done));
+  file_->lane(direction).Submit(
+      lead + bytes,
+      [this, direction, copy, lead, first = begin - lead, piece = std::move(piece)](size_t at, size_t part,
+                                                                                    int thread) {
+        const size_t from = std::max(at, lead), end = at + part;
+        return (this->*copy)(piece, from - lead, first + from, end - from, staging_->of(direction, thread).piece);
+      },
+      std::move(done));
 }
 
 std::string DiskHome::WriteNow(size_t begin, size_t bytes, const void* from) {

@@ -58,6 +58,10 @@ class DiskHome {
   CopyLane::Moved WritePiece(const SpillSlot::Piece& piece, size_t from, size_t begin, size_t bytes, char* staging);
   CopyLane::Moved ReadPiece(const SpillSlot::Piece& piece, size_t from, size_t begin, size_t bytes, char* staging);
 
+  using CopyPiece = CopyLane::Moved (DiskHome::*)(const SpillSlot::Piece&, size_t, size_t, size_t, char*);
+  void Submit(Direction direction, CopyPiece copy, size_t begin, size_t bytes, SpillSlot::Piece piece,
+              CopyLane::Done done);
+
   SpillFile* const file_;
   HostBuffer place_;
   const size_t bytes_;

@@ -19,10 +19,11 @@
 
 namespace tfswap {
 
-class PooledBuffer : public tensorflow::TensorBuffer {
+// A tensor's buffer in memory that belongs to an `Owner`, which lives as long.
+template <typename Owner>
+class OwnedBuffer : public tensorflow::TensorBuffer {
  public:
-  PooledBuffer(HostBuffer memory, size_t bytes)
-      : TensorBuffer(memory.data()), memory_(std::move(memory)), bytes_(bytes) {}
+  OwnedBuffer(void* data, Owner&& owner, size_t bytes) : TensorBuffer(data), owner_(std::move(owner)), bytes_(bytes) {}
 
   size_t size() const override { return bytes_; }
   tensorflow::TensorBuffer* root_buffer() override { return this; }
@@ -31,9 +32,17 @@ class PooledBuffer : public tensorflow::TensorBuffer {
     description->set_allocator_name("tfswap");
   }
 
+ protected:
+  const Owner& owner() const { return owner_; }
+
  private:
-  const HostBuffer memory_;
+  const Owner owner_;
   const size_t bytes_;
+};
+
+class PooledBuffer : public OwnedBuffer<HostBuffer> {
+ public:
+  PooledBuffer(HostBuffer memory, size_t bytes) : OwnedBuffer(memory.data(), std::move(memory), bytes) {}
 };
 
 // Makes a tensor like `like`, without a value, in a buffer of that class. `node` names the caller in the error.

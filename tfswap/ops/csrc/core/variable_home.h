@@ -84,24 +84,12 @@ class HomeBuffer : public PooledBuffer {
   ~HomeBuffer() override { HomeBuffers::Get().Remove(this, size()); }
 };
 
-class DiskHomeBuffer : public tensorflow::TensorBuffer {
+class DiskHomeBuffer : public OwnedBuffer<std::unique_ptr<DiskHome>> {
  public:
-  DiskHomeBuffer(std::unique_ptr<DiskHome> home, size_t bytes)
-      : TensorBuffer(home->data()), home_(std::move(home)), bytes_(bytes) {
-    HomeBuffers::Get().Add(this, bytes, home_.get());
+  DiskHomeBuffer(std::unique_ptr<DiskHome> home, size_t bytes) : OwnedBuffer(home->data(), std::move(home), bytes) {
+    HomeBuffers::Get().Add(this, bytes, owner().get());
   }
-  ~DiskHomeBuffer() override { HomeBuffers::Get().Remove(this, bytes_); }
-
-  size_t size() const override { return bytes_; }
-  tensorflow::TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
-    description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("tfswap");
-  }
-
- private:
-  const std::unique_ptr<DiskHome> home_;
-  const size_t bytes_;
+  ~DiskHomeBuffer() override { HomeBuffers::Get().Remove(this, size()); }
 };
 
 // Whether the tensor's buffer is that of a variable at home on the host. A slice of it is not. `disk` gets its place on

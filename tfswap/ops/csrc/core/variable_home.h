@@ -129,6 +129,17 @@ inline absl::Status MakeHomeOnDisk(SpillFile* file, HostPool* pool, const tensor
   return absl::OkStatus();
 }
 
+// Copies memory of the host to a part of a home on disk, or such a part to memory, and returns when that has ended.
+inline absl::Status WriteToDisk(DiskHome* disk, const char* part, const void* from, size_t bytes) {
+  const std::string error = disk->WriteNow(static_cast<size_t>(part - disk->data()), bytes, from);
+  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+}
+
+inline absl::Status ReadFromDisk(DiskHome* disk, const char* part, void* to, size_t bytes) {
+  const std::string error = disk->ReadNow(static_cast<size_t>(part - disk->data()), bytes, to);
+  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+}
+
 // Where an op makes homes: by its attributes `disk` and `spill_dir`.
 class HomeTier {
  public:

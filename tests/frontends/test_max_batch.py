@@ -16,6 +16,7 @@ from processes import last_json, on_arena, run_forked
 from tfswap.analysis.cost import Costs
 from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.request import Request
+from tfswap.compiler.resident_margin import fastest
 from tfswap.errors import TfswapError
 from tfswap.frontends import cli
 from tfswap.frontends import max_batch as max_batch_module
@@ -153,10 +154,10 @@ def test_arguments_of_a_search_are_checked_first(given: dict[str, Any], match: s
 def test_planned_sizes_keep_the_limit_and_the_next_does_not():
     at = search(64, limit_bytes=3 << 20)
     size = at.largest(at.floor_bytes)
-    found = at.candidate(size)
+    found = fastest(at.optimizer(size), 3 << 20)
     assert found is not None
-    assert found.peak_bytes <= 3 << 20
-    assert at.candidate(size + 1) is None
+    assert found.candidate.peak_bytes <= 3 << 20
+    assert fastest(at.optimizer(size + 1), 3 << 20) is None
     assert size > at.largest(at.peak_bytes) > 0
 
 

@@ -262,6 +262,7 @@ def test_a_malformed_limit_is_refused_when_decorating(limit):
         ({"host_memory_limit": True}, "host_memory_limit is True, of type bool"),
         ({"host_memory_limit": "much"}, "'much'"),
         ({"host_memory_limit": "50%"}, "share"),
+        ({"max_slowdown": 0.9}, "max_slowdown is 0.9: give a number of 1 or more"),
     ],
 )
 def test_a_malformed_option_is_refused_when_decorating(options, message):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypedDict
 
 from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.policy import Policy
+from tfswap.compiler.slowdown import smallest_limit
 from tfswap.device import arena, machine
-from tfswap.errors import TfswapError
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.ir.permits import TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.passes.device_carriers import FIRST
@@ -40,6 +43,7 @@ class PlanOptions(TypedDict, total=False):
     spill_dir: str | os.PathLike[str] | None
     spill_limit: int | str | None
     policy: Policy | None
+    max_slowdown: float | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Request:
         plan: an earlier plan to apply; None to make one.
         mode: one of MODES.
         limit_file: where the limit is read before each call; None where it changes by assignment only.
+        max_slowdown: of all plans that take at most so many times the unoptimised step's predicted time, that with the
+            lowest peak; None for the fastest plan that keeps the limit.
     """
 
     memory_limit: Limit
@@ -59,6 +65,7 @@ class Request:
     plan: Plan | None
     mode: str
     limit_file: LimitFile | None = None
+    max_slowdown: float | None = None
 
     @property
     def changes_nothing(self) -> bool:
@@ -92,6 +99,14 @@ class Request:
         if self.plan is not None:
             return optimizer.adopt(self.plan, self.limit(device))
         limit = self.limit(device)
+        if self.max_slowdown is not None:
+            limit_bytes = None if limit is None else parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
+            try:
+                limit = smallest_limit(optimizer, self.max_slowdown, limit_bytes)
+            except InfeasibleMemoryLimit:
+                if not self.changes_nothing:
+                    raise
+                return optimizer.unchanged(limit_bytes)
         return optimizer.analysis(limit, ordered) if self.changes_nothing else optimizer.plan(limit, ordered=ordered)
 
     def limit(self, device: str) -> int | str | None:
@@ -115,10 +130,10 @@ class Request:
         if self.memory_limit is not None:
             return self.memory_limit
         limit = None if self.plan is not None else arena.device_limit_bytes(device)
-        if limit is None and self.plan is None and not self.changes_nothing:
+        if limit is None and self.plan is None and self.max_slowdown is None and not self.changes_nothing:
             raise TfswapError(
                 f"memory_limit is not given and {device}'s allocator has no limit of its own: "
-                'say how much the step may take, such as memory_limit="6GiB"'
+                'say how much the step may take, such as memory_limit="6GiB", or max_slowdown=1.1'
             )
         return limit
 
@@ -154,6 +169,7 @@ def check(
     limit_workspaces: Any = False,
     portable: Any = False,
     policy: Any = None,
+    max_slowdown: Any = None,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     memory_limit, file = watched(memory_limit)
@@ -180,7 +196,18 @@ def check(
         raise TfswapError(
             f"memory_limit is the file {file.path}, and a plan (plan=) is for one limit: give one of them"
         )
-    return Request(memory_limit, options, plan, mode, file)
+    return Request(memory_limit, options, plan, mode, file, as_slowdown(max_slowdown, plan))
+
+
+def as_slowdown(given: Any, plan: Plan | None) -> float | None:
+    """A slowdown of 1 or more, or None. Raises TfswapError for other values, and next to a plan."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, Real) or not 1 <= float(given) < math.inf:
+        raise TfswapError(f"max_slowdown is {given!r}: give a number of 1 or more, such as 1.1 for 10% more time")
+    if plan is not None:
+        raise TfswapError("max_slowdown and plan= are both given, and a plan has its time already: give one of them")
+    return float(given)
 
 
 def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:

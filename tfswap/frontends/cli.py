@@ -329,6 +329,7 @@ def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None)
         options.saved_model_dir,
         output_dir,
         memory_limit=options.memory_limit,
+        max_slowdown=options.max_slowdown,
         plan=options.plan,
         mode=mode,
         portable=options.portable,
@@ -450,6 +451,12 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         type=cli_values.limits,
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak; of a step on '
         'several GPUs that of each, or "GPU:0=6GiB,GPU:1=4GiB"',
+    )
+    parser.add_argument(
+        "--max_slowdown",
+        type=cli_values.slowdown,
+        help="find the lowest peak of a step that takes at most so many times as long as unoptimised (1.1 for 10%% "
+        "more), alone or within memory_limit",
     )
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
     help_text = (

@@ -107,6 +107,16 @@ def spill_limit(text: str) -> str:
     return checked(text, lambda: parse_limit(text, name="spill_limit"))
 
 
+def slowdown(text: str) -> Any:
+    from tfswap.compiler.request import as_slowdown
+
+    try:
+        number: Any = float(text)
+    except ValueError:
+        number = text
+    return checked(number, lambda: as_slowdown(number, None))
+
+
 def precision(text: str) -> Any:
     """One precision for all tensors, or pairs from "head/*=exact;*=fp8"."""
     from tfswap.compiler.options import Options

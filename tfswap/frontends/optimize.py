@@ -55,6 +55,7 @@ def optimize(
     spill_limit: int | str | None = None,
     limit_workspaces: bool = False,
     policy: Policy | None = None,
+    max_slowdown: float | None = None,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -83,6 +84,8 @@ def optimize(
         spill_limit: the most that they may take there, bytes or a size.
         limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
             process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).
+        max_slowdown: find the lowest peak of a step that is predicted to take at most so many times the unoptimised one
+            (1.1 for 10% more), alone or within `memory_limit`. By default the fastest step within the limit.
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
 
@@ -107,6 +110,7 @@ def optimize(
         spill_limit,
         limit_workspaces,
         policy=policy,
+        max_slowdown=max_slowdown,
     )
 
     def decorate(target: Any) -> OptimizedFunction[..., Any]:

@@ -97,6 +97,7 @@ def optimize_graph(
     spill_limit: int | str | None = None,
     portable: bool = False,
     policy: Policy | None = None,
+    max_slowdown: float | None = None,
 ) -> Report | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
@@ -130,6 +131,7 @@ def optimize_graph(
         precision: as in `optimize`.
         portable: write TensorFlow's own ops alone, so that the model loads and serves without tfswap. It may be a model
             that only predicts. Without tfswap's ops its peak is predicted, not guaranteed.
+        max_slowdown: as in `optimize`. The file's limit is then the lowest peak; of several traces each has its own.
         policy: as in `optimize`; a file does not have the tensors' source lines.
 
     Returns:
@@ -158,6 +160,7 @@ def optimize_graph(
         spill_limit,
         portable=portable,
         policy=policy,
+        max_slowdown=max_slowdown,
     )
     _refuse_limit_file(request)
     sizes = ArgumentSizes(batch_size, input_shapes)
@@ -176,11 +179,16 @@ def optimize_graph(
         )
     if request.changes_nothing:
         return _largest(_plan_file(ModelFile.load(model), function, request, sizes)).report
-    if output_dir is None:
+    return _optimize_file(model, _as_output(output_dir), function, request, sizes)
+
+
+def _as_output(given: Any) -> str | os.PathLike[str]:
+    """The folder that is written. Raises TfswapError for what is none."""
+    if given is None:
         raise TfswapError("output_dir is not given: say where the rewritten SavedModel goes")
-    if not isinstance(output_dir, (str, os.PathLike)):
-        raise TfswapError(f"output_dir is {output_dir!r}, of type {type(output_dir).__name__}: give a path")
-    return _optimize_file(model, output_dir, function, request, sizes)
+    if not isinstance(given, (str, os.PathLike)):
+        raise TfswapError(f"output_dir is {given!r}, of type {type(given).__name__}: give a path")
+    return given
 
 
 def _optimize_proto(

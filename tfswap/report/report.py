@@ -77,7 +77,7 @@ class Report:
 
     Attributes:
         planned_peak_bytes: predicted peak of the planned step. After a measured run, the one for that run's arena.
-        memory_limit_bytes: the user's limit; None for none.
+        memory_limit_bytes: the user's limit, or the smallest one for `max_slowdown`; None for none.
         persistent_bytes: allocated throughout the step: variables, slots, arguments, constants, tensors of others.
         seconds: predicted time of a step.
         host_bytes: peak of host memory for tensors.

@@ -6,6 +6,7 @@ import dataclasses
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
+from tfswap.compiler.slowdown import bytes_for, smallest_limit
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.planner.promise import promised
 from tfswap.runtime import messages
@@ -44,13 +45,15 @@ class StepLimit:
         self._request = request
         self._granted_bytes = granted_bytes
         self.bytes: int | None = None
+        self._most_bytes: int | None = None  # the requested limit, whatever the slowdown that is allowed
+        self._smallest_bytes: int | None = None  # of `smallest_limit`, once it is settled
         self.is_final = False
 
     def change(self, limit: Limit) -> None:
         """Take another limit, whose bytes are not known yet."""
         self._request = dataclasses.replace(self._request, memory_limit=limit)
         self._granted_bytes = 0
-        self.bytes = None
+        self.bytes = self._most_bytes = self._smallest_bytes = None
         self.is_final = False
 
     def compute(self, optimizer: Optimizer, snapshot: ArenaSnapshot) -> None:
@@ -62,7 +65,25 @@ class StepLimit:
             if is_share(limit):
                 requested = max(requested, self._granted_bytes)
             # No step can use more than the arena's own limit.
-            self.bytes = min(requested, snapshot.limit_bytes or requested)
+            self.bytes = self._most_bytes = min(requested, snapshot.limit_bytes or requested)
+
+    def settle(self, optimizer: Optimizer, lacking_bytes: int) -> None:
+        """Lower the limit to the smallest one for the slowdown that is allowed, until it is final.
+
+        Args:
+            lacking_bytes: by how much a plan under such a limit exceeded it in the arena, with its constants there.
+
+        Raises InfeasibleMemoryLimit where the limit allows no plan that is as fast.
+        """
+        slowdown = self._request.max_slowdown
+        if slowdown is None or self.is_final:
+            return
+        smallest = self._smallest_bytes
+        if smallest is None or bytes_for(optimizer, slowdown, smallest + lacking_bytes) is None:
+            smallest = self._smallest_bytes = smallest_limit(optimizer, slowdown, self._most_bytes)
+        if smallest is not None:
+            wanted = max(smallest + lacking_bytes, self._granted_bytes)
+            self.bytes = wanted if self._most_bytes is None else min(wanted, self._most_bytes)
 
     def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
         """Whether a step with this peak leaves the margin."""

@@ -136,7 +136,11 @@ class StepCompiler:
 
         Raises InfeasibleMemoryLimit.
         """
-        margins, limit_bytes = self._margins, self._limit.bytes
+        margins = self._margins
+        if self._request.plan is None and not self._request.changes_nothing:
+            optimizer.extra_margin_bytes = max((margins.others_bytes, *margins.spare(optimizer.flow, 0)))
+            self._limit.settle(optimizer, lacking_bytes)
+        limit_bytes = self._limit.bytes
         if (known := self._trace.plan_made_before(optimizer, limit_bytes, margins.others_bytes)) is not None:
             return known
         if self._request.plan is not None or self._request.changes_nothing:

@@ -1,4 +1,5 @@
-"""The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor | opt`.
+"""The command line: `tfswap run | analyze | optimize | explain | trace | simulate | fit | verify | doctor |
+hook | opt`.
 
 Exit status: 0 for success, 1 for an error, 2 for wrong arguments, 3 for a limit that can't be met. A command that a
 signal ends dies of that signal and leaves no half-written files. With --json, stdout has one JSON value and nothing
@@ -22,9 +23,19 @@ from absl import flags
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import cli_values
+from tfswap.frontends.cli_flags import (
+    ROWS_EXPLAINED,
+    add_fit_flags,
+    add_hook_flags,
+    add_model_flags,
+    add_run_flags,
+    add_size_flags,
+    add_step_flags,
+)
 from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
-from tfswap.ir.permits import TACTICS
+from tfswap.frontends.unmodified.launch import launch, split
+from tfswap.frontends.unmodified.settings import DEFAULTS
 from tfswap.kernels.hardware import NAMES, SYSTEMS
 from tfswap.report.printed import HEADS, merged_rows
 from tfswap.report.report import HTML, PNG, TRACE, require_kind
@@ -35,7 +46,6 @@ from tfswap.support.printable import as_lines, one_line
 from tfswap.support.sizes import format_bytes, format_count
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
-ROWS_EXPLAINED = 30
 
 
 def run() -> None:
@@ -76,14 +86,13 @@ def main(arguments: Sequence[str]) -> int:
         raise error.__cause__ from None
     except UsageError as error:
         # Nothing is parsed, so that --json is searched among the words.
-        status = _fail("--json" in arguments, error)
-        print(f"Try: {error.command} --help", file=sys.stderr)
-        return status
+        return _fail("--json" in arguments, error)
     try:
         _require_places(options)
         with progress.task(f"tfswap {arguments[0]}"):
-            with progress.task("loading TensorFlow"):
-                _load_tensorflow()
+            if options.needs_tensorflow:
+                with progress.task("loading TensorFlow"):
+                    _load_tensorflow()
             content, shown = options.command(options)
     except TfswapError as error:
         return _fail(options.json, error)
@@ -98,8 +107,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The options. Raises UsageError for wrong ones, also of absl's own flags and in files that these name."""
+    own, program = list(arguments), []
+    if own[:1] == ["run"]:
+        options, program = split(own[1:])
+        own = ["run", *options]
     try:
-        return _parser().parse_args(list(arguments))
+        parsed = _parser().parse_args(own)
+        parsed.program = program
+        return parsed
     except (flags.Error, OSError, ValueError) as error:
         raise UsageError(str(error), "tfswap") from error
 
@@ -114,6 +129,8 @@ def _fail(as_json: bool, error: TfswapError) -> int:
             content["error"]["limit_bytes"] = error.limit_bytes
         print(json.dumps(content, indent=1, sort_keys=True))
     print(f"tfswap: {error}", file=sys.stderr)
+    if isinstance(error, UsageError):
+        print(f"Try: {error.command} --help", file=sys.stderr)
     return status
 
 
@@ -293,6 +310,17 @@ def _doctor(options: argparse.Namespace) -> Result:
     return {**content, "exit_status": OK if content["ok"] else FAILED}, text
 
 
+def _run(options: argparse.Namespace) -> Result:
+    launch(options.program, {name: given for name in DEFAULTS if (given := getattr(options, name)) is not None})
+
+
+def _hook(options: argparse.Namespace) -> Result:
+    from tfswap.frontends.unmodified.installed_hook import install, remove
+
+    said = install() if options.install else remove()
+    return {"message": said}, said
+
+
 def _opt(options: argparse.Namespace) -> Result:
     from tfswap.frontends.apply_passes import PASSES, apply_passes, bisect, target_of
     from tfswap.ir.text import format_graph
@@ -353,7 +381,7 @@ def _title(function: str, report: Any) -> str:
 
 
 def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
-    """The values of the flags of `_add_model_flags`."""
+    """The values of the flags of `add_model_flags`."""
     names = ("function", "batch_size", "input_shapes", "tactics", "host_memory_limit", "spill_dir", "spill_limit")
     return {name: getattr(options, name) for name in (*names, "profile", "precision")}
 
@@ -364,6 +392,8 @@ def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    help_text = "run a Python program that does not import tfswap, with its training steps under a limit"
+    add_run_flags(commands, _run, help_text)
     for name, command, help_text in (
         ("analyze", _analyze, "report the memory and time of a saved training step, unoptimised and under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),
@@ -374,7 +404,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("trace", _trace, "write the simulated run of a step under a limit, for a trace viewer"),
     ):
-        _add_step_flags(_command(commands, name, command, help_text), name)
+        add_step_flags(_command(commands, name, command, help_text), name)
     help_text = "show the memory of a saved training step against its time, under limits from the smallest up"
     simulate = _command(commands, "simulate", _simulate, help_text)
     simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
@@ -387,27 +417,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.add_argument("--png", help="draw the curve to this file (needs matplotlib)")
     simulate.add_argument("--html", help="write a page that shows the curve to this file")
-    _add_model_flags(simulate)
-    fit = _command(commands, "fit", _fit, "find the largest batch, image or sequence that keeps a limit")
-    fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
-    fit.add_argument(
-        "--memory_limit", type=cli_values.size, help='bytes or a size ("6GiB"); by default the device\'s memory'
-    )
-    fit.add_argument(
-        "--vary",
-        type=cli_values.axes,
-        help='the axes that are searched: "images:1,2" or "x:0;y:0"; by default the batch',
-    )
-    fit.add_argument("--multiple_of", type=cli_values.batch_size, default=1, help="try only multiples of this")
-    fit.add_argument("--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device")
-    _add_model_flags(fit)
+    add_model_flags(simulate)
+    help_text = "find the largest batch, image or sequence that keeps a limit"
+    add_fit_flags(_command(commands, "fit", _fit, help_text))
     help_text = "check a SavedModel that tfswap has rewritten, or whether two SavedModels train alike, to the bit"
     verify = _command(commands, "verify", _verify, help_text)
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
     verify.add_argument(
         "other_dir", metavar="OTHER_DIR", nargs="?", help="another, to run the same steps of and compare"
     )
-    _add_size_flags(verify)
+    add_size_flags(verify)
     verify.add_argument("--steps", type=cli_values.batch_size, default=3, help="the number of steps of both (3)")
     opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
     opt.add_argument("graph_file", metavar="FILE", nargs="?", help='a graph in text form; "-", or none, is stdin')
@@ -420,81 +439,15 @@ def _parser() -> argparse.ArgumentParser:
     opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")
     opt.add_argument("--portable", action="store_true", help="with TensorFlow's own ops alone")
     _command(commands, "doctor", _doctor, "list which parts of this machine tfswap can use, and what is missing")
+    help_text = "install, or remove, what makes TFSWAP_MEMORY_LIMIT=6GiB python train.py keep that limit"
+    add_hook_flags(_command(commands, "hook", _hook, help_text, needs_tensorflow=False))
     return parser
 
 
-def _command(commands: Any, name: str, command: Callable[..., Result], help_text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, command: Callable[..., Result], help_text: str, *, needs_tensorflow: bool = True
+) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
     made.add_argument("--json", action="store_true", help="print one JSON value on stdout")
-    made.set_defaults(command=command)
+    made.set_defaults(command=command, needs_tensorflow=needs_tensorflow)
     return made
-
-
-def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="a SavedModel's folder")
-    if name == "optimize":
-        parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="where the rewritten model goes; must not exist")
-    if name == "explain":
-        parser.add_argument("node", metavar="NODE", nargs="?", help="a node, or a tensor (NODE:0): all about this one")
-        parser.add_argument("--tensor", help="list only tensors with this text in their name")
-        parser.add_argument("--all", action="store_true", help=f"show every tensor, not the first {ROWS_EXPLAINED}")
-    if name == "trace":
-        parser.add_argument("trace_file", metavar="FILE.trace.json", help="the file that is written")
-    parser.set_defaults(save=[])
-    if name in ("analyze", "optimize"):
-        help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be repeated"
-        parser.add_argument("--save", action="append", metavar="FILE", help=help_text)
-        help_text = "write the graph too, with the tactic of each tensor: to FILE.graphml or FILE.dot"
-        parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
-    parser.add_argument(
-        "--memory_limit",
-        type=cli_values.limits,
-        help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak; of a step on '
-        'several GPUs that of each, or "GPU:0=6GiB,GPU:1=4GiB"',
-    )
-    parser.add_argument(
-        "--max_slowdown",
-        type=cli_values.slowdown,
-        help="find the lowest peak of a step that takes at most so many times as long as unoptimised (1.1 for 10%% "
-        "more), alone or within memory_limit",
-    )
-    parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
-    help_text = (
-        "use TensorFlow's own ops alone: loads without tfswap, for serving too; the limit is then not guaranteed"
-    )
-    parser.add_argument("--portable", action="store_true", help=help_text)
-    _add_model_flags(parser)
-
-
-def _add_size_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
-    parser.add_argument(
-        "--batch_size", type=cli_values.batch_size, help="size of the leading dimension where the model leaves it open"
-    )
-    parser.add_argument("--input_shapes", type=cli_values.shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
-
-
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    _add_size_flags(parser)
-    parser.add_argument(
-        "--tactics",
-        type=cli_values.tactics,
-        default=",".join(TACTICS),
-        help='of "swap,recompute,encode,state", all by default; "" for order alone',
-    )
-    parser.add_argument(
-        "--host_memory_limit", type=cli_values.host_limit, help="the most host memory for swapped tensors"
-    )
-    parser.add_argument(
-        "--spill_dir", help="a folder on disk, where the step runs, for swapped tensors beyond host_memory_limit"
-    )
-    parser.add_argument(
-        "--spill_limit", type=cli_values.spill_limit, help="the most bytes of swapped tensors in spill_dir"
-    )
-    parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")
-    parser.add_argument(
-        "--precision",
-        type=cli_values.precision,
-        help="round tensors saved for the backward pass: fp16, bf16, fp10, fp8, fp8_e4m3, fp8_e5m2, int8 or int4, for "
-        'all or by pattern of the names of nodes, "head/*=exact;*=fp8"; it changes gradients',
-    )

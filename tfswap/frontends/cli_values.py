@@ -9,7 +9,7 @@ from typing import Any
 
 from tfswap.errors import TfswapError
 from tfswap.kernels.hardware import THIS, described, described_devices
-from tfswap.support.limit_file import PREFIX
+from tfswap.support.limit_file import PREFIX, watched
 from tfswap.support.sizes import check_limit, check_limits, parse_limit
 
 _SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
@@ -63,6 +63,11 @@ def device(text: str) -> str:
 
 def devices(text: str) -> str:
     return checked(text, lambda: text.lower() == THIS or described_devices(text))
+
+
+def watched_limits(text: str) -> Any:
+    """As `limits`, or "file:PATH", the file that a running program reads its limit from."""
+    return checked(text, lambda: watched(text)) if text.startswith(PREFIX) else limits(text)
 
 
 def limits(text: str) -> Any:

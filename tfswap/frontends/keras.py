@@ -103,7 +103,7 @@ class Training:
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
         model = self._model
-        refuse_in_late_child(f"The training step of {_named(model)}")
+        refuse_in_late_child(f"The training step of {named(model)}")
         if model.train_function is not None and not force:
             return model.train_function
         _refuse_eager(model)
@@ -134,7 +134,7 @@ class Training:
 
         Raises StopIteration when there is no batch left.
         """
-        refuse_in_late_child(f"The training step of {_named(self._model)}")
+        refuse_in_late_child(f"The training step of {named(self._model)}")
         spec = getattr(batches, "element_spec", None)
         logs = None
         for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first
@@ -179,7 +179,7 @@ class Training:
             # In the graph for any number of rows the sizes of some tensors may be open, in loops above all.
             self._latest = step = self._step(spec, None, ahead)
             logs = step(*tensors)
-            log.info("tfswap: %s: traced and planned for each size of batch by itself", _named(self._model))
+            log.info("tfswap: %s: traced and planned for each size of batch by itself", named(self._model))
         traces[signature, piped] = self._steps[text, piped] = step
         return logs
 
@@ -205,7 +205,7 @@ class Training:
         model, custom = self._model, self._model.train_step
         if isinstance(custom, OptimizedFunction):
             raise TfswapError(
-                f"train_step of {_named(model)} is optimized already: take tfswap.optimize from it, or "
+                f"train_step of {named(model)} is optimized already: take tfswap.optimize from it, or "
                 "tfswap.keras.optimize from the model"
             )
 
@@ -245,7 +245,7 @@ def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: 
         TfswapError: `model` is no such model, or an option is malformed. When training starts also UnsupportedGraph and
             InfeasibleMemoryLimit, before anything has run.
     """
-    _require_keras_model(model)
+    require_keras_model(model)
     trained: Any = model
     trained.make_train_function = Training(model, memory_limit=memory_limit, **options)
     trained.train_function = None
@@ -261,22 +261,22 @@ def training(model: Any) -> Training:
     """The `Training` of an optimized model. Raises TfswapError for any other model."""
     found = getattr(model, "make_train_function", None)
     if not isinstance(found, Training):
-        raise TfswapError(f"{_named(model)} is not optimized: tfswap.keras.optimize(model, memory_limit=...) first")
+        raise TfswapError(f"{named(model)} is not optimized: tfswap.keras.optimize(model, memory_limit=...) first")
     return found
 
 
-def _named(model: Any) -> str:
+def named(model: Any) -> str:
     return f"model {model.name!r}" if hasattr(model, "name") else repr(model)
 
 
-def _require_keras_model(model: Any) -> None:
+def require_keras_model(model: Any) -> None:
     machine.require_tensorflow()
     import keras
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     if any(base.__module__.partition(".")[0] == "tf_keras" for base in type(model).__mro__):
         raise TfswapError(
-            f"{_named(model)} is a Keras 2 model, and tfswap.keras.optimize takes Keras 3's. Optimize its step: "
+            f"{named(model)} is a Keras 2 model, and tfswap.keras.optimize takes Keras 3's. Optimize its step: "
             "model.train_step = tfswap.optimize(model.train_step, ...), with compile(..., jit_compile=False)"
         )
     if not isinstance(model, keras.Model):
@@ -288,14 +288,14 @@ def _require_keras_model(model: Any) -> None:
         )
     if _has_several_workers(model.distribute_strategy):
         raise TfswapError(
-            f"{_named(model)} is one of several workers', and Keras 3's fit() and train_on_batch() fail there, without "
+            f"{named(model)} is one of several workers', and Keras 3's fit() and train_on_batch() fail there, without "
             "tfswap too. Write the loop: call the model and its optimizer in the step that strategy.run() runs, and "
             "apply tfswap.optimize to the function around it, as examples/multi_worker.py does"
         )
     own = type(model).make_train_function
     if own is not TensorFlowTrainer.make_train_function:
         raise TfswapError(
-            f"{_named(model)} has a make_train_function of its own ({own.__qualname__}), which tfswap would replace. "
+            f"{named(model)} has a make_train_function of its own ({own.__qualname__}), which tfswap would replace. "
             "Apply tfswap.optimize to the tf.function in it that trains on one batch"
         )
 
@@ -309,7 +309,7 @@ def _has_several_workers(strategy: Any) -> bool:
 def _refuse_eager(model: Any) -> None:
     if model.run_eagerly:
         raise UnsupportedGraph(
-            f"{_named(model)} is compiled with run_eagerly=True: then there is no graph to rewrite. Leave it out of "
+            f"{named(model)} is compiled with run_eagerly=True: then there is no graph to rewrite. Leave it out of "
             "compile()"
         )
 
@@ -323,10 +323,10 @@ def _turn_off_xla(model: Any) -> None:
         return
     if not model._resolve_auto_jit_compile():
         raise UnsupportedGraph(
-            f"{_named(model)} is compiled with jit_compile=True: {HIDES}. Use compile(..., jit_compile=False), or "
+            f"{named(model)} is compiled with jit_compile=True: {HIDES}. Use compile(..., jit_compile=False), or "
             "leave it out"
         )
-    log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
+    log.warning("tfswap: %s: jit_compile is off for its training step, since %s", named(model), HIDES)
 
 
 def _build_at_home(model: Any, batch: Any, host: Mapping[str, Any]) -> None:
@@ -343,7 +343,7 @@ def _build_at_home(model: Any, batch: Any, host: Mapping[str, Any]) -> None:
             try:
                 model._symbolic_build(data_batch=batch)
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                log.info("tfswap: %s: built by its first step: %s", _named(model), error)
+                log.info("tfswap: %s: built by its first step: %s", named(model), error)
                 return
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:

@@ -32,6 +32,11 @@ def note_step(function: Any, name: str) -> None:
     _steps[function._inference_function.name] = name
 
 
+def runs_step(function: Any) -> bool:
+    """Whether a ConcreteFunction itself was recorded as one that runs an optimized step."""
+    return function._inference_function.name in _steps
+
+
 def refuse_in_late_child(what: str) -> None:
     """Raise TfswapError in a process that was forked too late to run `what`."""
     if _late:
@@ -72,17 +77,17 @@ def calls_steps(function: Any) -> bool:
 
 def _step_in(function: Any, outer: Any = None) -> str | None:
     """The name of an optimized step, other than `outer`, that an AtomicFunction is or calls."""
-    return next((_steps[f.name] for f in _with_children(function) if f.name in _steps and f is not outer), None)
+    return next((_steps[f.name] for f in with_children(function) if f.name in _steps and f is not outer), None)
 
 
-def _with_children(function: Any) -> Iterator[Any]:
+def with_children(function: Any) -> Iterator[Any]:
     """An AtomicFunction, and those that it calls."""
     return reach([function], lambda each: getattr(each, "children", ()))  # functions of loops may be of another class
 
 
 def _has_own_ops(function: Any) -> bool:
     """Whether an AtomicFunction, or one that it calls, has ops of tfswap."""
-    definitions = (getattr(each, "cached_definition", None) for each in _with_children(function))
+    definitions = (getattr(each, "cached_definition", None) for each in with_children(function))
     return any(node.op.startswith(NAMESPACE) for made in definitions if made is not None for node in made.node_def)
 
 

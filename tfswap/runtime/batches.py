@@ -43,16 +43,23 @@ def copies_ahead(arguments: Any) -> Mapping[str, int]:
     Values that are distributed by hand have no iterator, and no next batch.
     """
     import tensorflow as tf
-    from tensorflow.python.distribute import input_lib, values
+    from tensorflow.python.distribute import values
 
     batches = [each for each in tf.nest.flatten(arguments) if isinstance(each, values.PerReplica)]
-    if not batches:
+    return copies_of_iterators([tensor for each in batches for tensor in each.values])
+
+
+def copies_of_iterators(tensors: Sequence[Any]) -> Mapping[str, int]:
+    """As `copies_ahead`, for tensors, of which those may be of batches that a distributed dataset's iterator gives."""
+    if not tensors:
         return {}
+    import tensorflow as tf
+    from tensorflow.python.distribute import input_lib
+
     base = input_lib.DistributedIteratorBase
     found = [each.element_spec for each in gc.get_objects() if issubclass(type(each), base)]  # those that are in use
     specs = tf.nest.flatten(found, expand_composites=True)
-    taken = [each for each in batches if any(spec.is_compatible_with(each.values[0]) for spec in specs)]
-    ahead = batches_ahead(tensor for each in taken for tensor in each.values)
+    ahead = batches_ahead(tensor for tensor in tensors if any(spec.is_compatible_with(tensor) for spec in specs))
     return {device: count for device, count in ahead.items() if not device.startswith("CPU")}
 
 

@@ -1,0 +1,91 @@
+"""`tfswap run`: this process becomes that of the program, with the options in its environment.
+
+It is replaced, so that exit status, signals, standard input, `__main__`, arguments, tracebacks and debuggers are those
+of plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tfswap.errors import TfswapError
+from tfswap.frontends.cli_parser import UsageError
+from tfswap.frontends.unmodified.settings import Settings, environment
+
+COMMAND = "tfswap run"
+MODULE = "-m"
+COMPILED = (".pyz", ".zip", ".pyc")
+"""Programs without source text."""
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of `tfswap run`, and the program with its arguments: whatever comes from its name on.
+
+    Args:
+        arguments: the words after "run". Each option has a value, in the same word or in the next.
+    """
+    first = 0
+    while first < len(arguments) and arguments[first].startswith("--"):
+        has_value = "=" in arguments[first] or "--help".startswith(arguments[first])
+        first += 1 if has_value else 2
+    if arguments[first : first + 1] == ["-h"]:
+        first += 1
+    return list(arguments[:first]), list(arguments[first:])
+
+
+def launch(program: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+    """Replace this process by Python, which runs the program.
+
+    Args:
+        program: the path of a script, or "-m" and a module; and its arguments.
+        options: those that were given, by name.
+
+    Raises:
+        UsageError: there is no such program.
+        TfswapError: it is not Python, an option is malformed, or this Python ignores the environment.
+    """
+    _require_program(program)
+    Settings.of(options)
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise TfswapError("Python was started with -E, -I or -S, so that it reads no options from its environment")
+    flags = subprocess._args_from_interpreter_flags()  # pyright: ignore[reportAttributeAccessIssue] as multiprocessing
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *flags, *program], environment(options))
+
+
+def _require_program(program: Sequence[str]) -> None:
+    """Refuse what Python could not run. Python itself finds modules."""
+    if not program:
+        raise UsageError("no program is given: tfswap run --memory_limit=6GiB train.py, or -m package.module", COMMAND)
+    if program[0] == MODULE:
+        if len(program) == 1:
+            raise UsageError("no module is given after -m", COMMAND)
+        return
+    if program[0] == "-":  # the program is on standard input
+        return
+    if program[0].startswith("-"):
+        raise UsageError(f"{program[0]} is neither an option of {COMMAND} nor a program", COMMAND)
+    path = Path(program[0])
+    if not path.exists():
+        raise UsageError(f"there is no program {program[0]!r}", COMMAND)
+    if path.is_file() and path.suffix not in COMPILED:
+        _require_python(path)
+
+
+def _require_python(path: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are shown when it runs
+            compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        raise TfswapError(f"{str(path)!r} can't be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise TfswapError(f"{str(path)!r}{line} is not Python: {getattr(error, 'msg', error)}") from None

@@ -1,0 +1,73 @@
+"""The options of an unmodified program: passed on by the environment, checked before they are used."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfswap.compiler.request import Request, check, one_of
+from tfswap.ir.permits import TACTICS
+from tfswap.support.limit_file import from_environment
+
+RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
+"""As in startup/sitecustomize.py, which imports nothing of tfswap."""
+STARTUP = Path(__file__).parent / "startup" / "sitecustomize.py"
+"""What runs at the start of a process."""
+DEFAULTS: dict[str, Any] = {
+    "memory_limit": None,
+    "max_slowdown": None,
+    "tactics": TACTICS,
+    "host_memory_limit": None,
+    "spill_dir": None,
+    "spill_limit": None,
+    "profile": None,
+    "precision": None,
+    "on_exceeded": "warn",
+}
+"""The options, which are those of `tfswap.optimize`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked options.
+
+    Attributes:
+        request: what to do to each step.
+        on_exceeded: "warn" or "raise".
+        options: all options by name, for `tfswap.optimize`.
+    """
+
+    request: Request
+    on_exceeded: str
+    options: Mapping[str, Any]
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Settings:
+        """Raises TfswapError naming the option that is malformed."""
+        options = {**DEFAULTS, **given}
+        planning = {name: value for name, value in options.items() if name not in ("memory_limit", "on_exceeded")}
+        one_of("on_exceeded", options["on_exceeded"], ("warn", "raise"))
+        request = check(from_environment(options["memory_limit"]), plan=None, mode="optimize", **planning)
+        return Settings(request, options["on_exceeded"], options)
+
+
+@functools.cache
+def _settings(given: str) -> Settings:
+    return Settings.of(json.loads(given))
+
+
+def settings(given: Mapping[str, Any]) -> Settings:
+    """The settings of the process, from the options that its environment had at its start."""
+    return _settings(json.dumps(given, sort_keys=True))
+
+
+def environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a process with these options, and with the number of this process, which becomes that one."""
+    folders = [str(STARTUP.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    run = json.dumps({**given, "process": os.getpid()})
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), RUN: run}

@@ -1,0 +1,94 @@
+"""Runs at the start of a Python process whose environment requests a limit, before the program does.
+
+`tfswap run` puts this folder in front of PYTHONPATH, so that Python imports this file as its `sitecustomize`; the hook
+that `tfswap hook --install` writes runs it too. It imports nothing but the standard library and wrapt, on which
+TensorFlow depends: the program may still set variables that TensorFlow reads when it is imported. Once TensorFlow and
+Keras have been imported, the first call that may train imports tfswap.
+
+Child processes inherit the environment, and do the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import types
+from typing import Any
+
+RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
+"""The variables with the options of `tfswap run`, as JSON, and with a limit alone."""
+FUNCTIONS = "tensorflow.python.eager.polymorphic_function.concrete_function"
+KERAS = "keras.src.backend.tensorflow.trainer"
+SUMMARY = "tfswap.frontends.unmodified.summary"
+STARTED = "tfswap_startup"
+
+
+def _begin() -> None:
+    """Watch for imports, once in a process, where the environment requests a limit and tfswap can be imported."""
+    requested = RUN in os.environ or os.environ.get(LIMIT)
+    if not requested or STARTED in sys.modules or importlib.util.find_spec("tfswap") is None:
+        return
+    try:
+        import wrapt
+    except ImportError:  # then there is no TensorFlow either
+        return
+    sys.modules[STARTED] = types.ModuleType(STARTED)
+    given = {"memory_limit": os.environ.get(LIMIT) or None, **json.loads(os.environ.get(RUN, "{}"))}
+    if given.pop("process", None) == os.getpid():
+        atexit.register(_report_nothing)
+    wrapt.register_post_import_hook(lambda module: _watch_functions(module, given), FUNCTIONS)
+    wrapt.register_post_import_hook(lambda module: _watch_keras(module, given), KERAS)
+
+
+def _watch_functions(module: Any, given: dict[str, Any]) -> None:
+    """Make the first call of a traced function replace this method by the one that plans."""
+    kind = module.ConcreteFunction
+    plain = kind._call_flat
+
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        from tfswap.frontends.unmodified import functions
+
+        if kind._call_flat is _call_flat:
+            kind._call_flat = functions.watched(plain, given)
+        return kind._call_flat(self, tensor_inputs, captured_inputs)
+
+    kind._call_flat = _call_flat
+
+
+def _watch_keras(module: Any, given: dict[str, Any]) -> None:
+    """Make models without a train function of their own train under the limit."""
+    kind = module.TensorFlowTrainer
+    plain = kind.make_train_function
+
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        from tfswap.frontends.unmodified import keras
+
+        return keras.training_of(self, plain, given)(force)
+
+    kind.make_train_function = make_train_function
+
+
+def _report_nothing() -> None:
+    """At the end of the process that `tfswap run` became: say so where no step was seen."""
+    summary = sys.modules.get(SUMMARY)
+    if (summary is None or summary.is_empty()) and sys.stderr is not None:
+        print("tfswap: no training step was seen in this process, so none was put under a limit", file=sys.stderr)
+
+
+def _run_hidden() -> None:
+    """Take this folder out of the program's sight, and run the `sitecustomize` that it hides."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != folder]
+    spec = importlib.machinery.PathFinder.find_spec(__name__)
+    if spec is not None and spec.loader is not None:
+        sys.modules[__name__] = hidden = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(hidden)
+
+
+_begin()
+if __name__ == "sitecustomize":
+    _run_hidden()

@@ -9,7 +9,9 @@
 
 With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`, tables in slices.
 Without tfswap the arena has room for all. Each is a process of its own, one after the other. Values are all losses and
-variables after the steps, bit by bit. The time is the median of the steps after the first.
+variables after the steps, bit by bit. The time is the median of the steps after the first. Two ratios of dense layers
+are over the time that one thread takes for a memcpy of all bytes that a step moves: that of the time above the
+unlimited step's, and that of the unlimited step's time.
 
 With `--bandwidth` copies take as long as on such a link, and the step is planned with a profile that has measured it.
 The least time is that of the step without a limit, or that of the copies in one direction, whichever is longer: all
@@ -98,6 +100,7 @@ def train(
     import tensorflow as tf
 
     import tfswap
+    import tfswap.ops
 
     with nullcontext() if cap_mib is None else tfswap.scope():
         tf.keras.utils.set_random_seed(1)
@@ -113,12 +116,14 @@ def train(
         profile = tfswap.profile(tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20), x, y)
     if cap_mib is not None:
         called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, profile=profile)
-    digest, peaks, planned, seconds = hashlib.sha256(), [], [], []
+    digest, peaks, planned, seconds, cpu_seconds = hashlib.sha256(), [], [], [], []
     for _ in range(STEPS):
         tf.config.experimental.reset_memory_stats("CPU:0")
-        began = time.perf_counter()
+        tfswap.ops.reset_stats()
+        began, cpu_began = time.perf_counter(), time.process_time()
         digest.update(called(x, y).numpy().tobytes())
         seconds.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - cpu_began)
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
         if cap_mib is not None:
             planned.append(called.report().planned_peak_bytes)  # the first step's plan may be another than later ones'
@@ -127,12 +132,28 @@ def train(
         value = variable.numpy()
         nbytes += value.nbytes
         digest.update(memoryview(value).cast("B") if value.ndim else value.tobytes())
-    found = {"state": nbytes, "peak": max(peaks), "s": statistics.median(seconds[1:]), "digest": digest.hexdigest()}
+    found = {"state": nbytes, "peak": max(peaks), "digest": digest.hexdigest()}
+    found |= {"s": statistics.median(seconds[1:]), "cpu_s": statistics.median(cpu_seconds[1:])}
     if cap_mib is not None:
-        moved = called.stats()
+        moved = tfswap.ops.stats()  # of the last step
         found |= {"planned": max(planned), "in": moved.in_bytes, "out": moved.out_bytes}
+        found |= {"memcpy_s": memcpy_s(moved.in_bytes + moved.out_bytes)}
         found |= {"floor": called.report().floor_bytes, "slice": called.plan().slice_bytes}
     return found
+
+
+def memcpy_s(nbytes: int) -> float:
+    """The seconds that one thread takes to copy so many bytes, each of which is in memory and in no cache."""
+    block, count = 16 << 20, 16
+    source, target = bytearray(os.urandom(4096) * (block * count // 4096)), bytearray(block * count)
+    views = memoryview(source), memoryview(target)
+    rounds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for begin in range(0, block * count, block):
+            views[1][begin : begin + block] = views[0][begin : begin + block]
+        rounds.append(time.perf_counter() - began)
+    return nbytes / (block * count) * statistics.median(rounds)
 
 
 def measured(
@@ -162,7 +183,7 @@ def compare(layers: int, width: int, batch: int, cap_mib: int) -> None:
     """Print a row of the step under the cap next to the unlimited one."""
     plain, ours = measured(layers, 0, width, batch, None), measured(layers, 0, width, batch, cap_mib)
     sizes = f"{ours['state'] / 2**20:,.0f} | {cap_mib} | {ours['planned']:,} | {ours['peak']:,}"
-    print(f"| {layers} | {width} | {sizes} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |", flush=True)
+    print(f"| {layers} | {width} | {batch} | {sizes} | {_same(plain, ours)} | {_times(plain, ours)} |", flush=True)
 
 
 def compare_tables(rows: int, width: int, batch: int, cap_mib: int) -> None:
@@ -198,6 +219,13 @@ def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: flo
     print(f"| {link / 1e9:g} | {batch} | {moved} | {times} | {_same(plain, ours)} |", flush=True)
 
 
+def _times(plain: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Ratios of times, and MiB moved."""
+    moved, memcpy_s = (ours["in"] + ours["out"]) / 2**20, ours["memcpy_s"]
+    added = f"{(ours['s'] - plain['s']) / memcpy_s:.2f} | {plain['s'] / memcpy_s:.1f}" if moved else "none | none"
+    return f"{ours['s'] / plain['s']:.2f} | {ours['cpu_s'] / plain['cpu_s']:.2f} | {moved:,.0f} | {added}"
+
+
 def _same(plain: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return "identical" if plain["digest"] == ours["digest"] else "DIFFERENT"
 
@@ -231,8 +259,12 @@ def main() -> None:
         for rows, width, cap_mib in [(args.rows, args.width, args.cap)] if args.rows else TABLES:
             compare_tables(rows, width, args.batch, cap_mib)
         return
-    print("| layers | width | state, MiB | arena, MiB | planned | peak | values | time |")
-    print("| --: | --: | --: | --: | --: | --: | --- | --: |")
+    print(
+        "| layers | width | batch | state, MiB | arena, MiB | planned | peak | values | time | CPU time | MiB moved ",
+        end="",
+    )
+    print("| added over memcpy | unlimited over memcpy |")
+    print("| --: " * 7 + "| --- " + "| --: " * 5 + "|")
     for layers, width, cap_mib in [(args.layers, args.width, args.cap)] if args.layers else SIZES:
         compare(layers, width, args.batch, cap_mib)
 

@@ -13,6 +13,7 @@ from processes import on_arena
 from step_peaks import measuring
 
 import tfswap
+from tfswap import ops
 from tfswap.exporters.function import memory_optimizer_off as reference
 from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
@@ -93,6 +94,10 @@ def trained(optimizer="adam", share=None, how="untouched", folder="", steps=5):
     if share is not None:
         report = step.report()
         found |= {"planned": planned[::2], "home": len(step.plan().at_home), "floor": report.floor_bytes}
+        ops.reset_stats()
+        step(net.x)
+        own, all_copies = step.stats(), ops.stats()
+        found["moved"] = [[counted.in_bytes, counted.out_bytes] for counted in (own, all_copies)]
     return found
 
 
@@ -101,6 +106,7 @@ def check(found, plain):
     assert found["result"] == plain["result"]
     assert max(found["peaks"]) <= found["limit"] < found["state"]
     assert all(peak <= planned for peak, planned in zip(found["peaks"], found["planned"], strict=True)), found
+    assert found["moved"][0] == found["moved"][1] and min(found["moved"][0]) > 0
 
 
 @pytest.mark.parametrize(

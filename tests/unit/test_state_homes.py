@@ -87,7 +87,6 @@ def test_an_update_in_place_becomes_a_read_an_operation_and_a_write(op: str, ari
 
 
 def test_an_update_in_place_reads_what_was_written_before_it() -> None:
-    """It waits for that by way of the value that it subtracts."""
     step = Step()
     v = step.variable("v")
     write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, step.read("other", step.variable("w")))
@@ -95,8 +94,34 @@ def test_an_update_in_place_reads_what_was_written_before_it() -> None:
     update = step.write("AssignSubVariableOp", "update", v, change)
     keep_at_home(step, TARGET, ["v"])
     step.prune()
-    read = update.inputs[1].node.inputs[0].node
-    assert read.op == custom_ops.READ_HOME and write in read.controls
+    assert [t.node.name for t in update.inputs[1].node.inputs] == ["other", "change"]
+    assert [t.node.name for t in change.inputs] == ["other", "other"]
+
+
+@pytest.mark.parametrize("op", ["AddV2", "MatMul"])
+def test_an_update_gets_a_new_value_where_it_was_computed(op: str) -> None:
+    """A kernel that is no part of an update may run much later, and reads it from its home."""
+    step = Step()
+    slot, weight = step.variable("slot"), step.variable("weight")
+    moved = step.compute("moved", step.read("before", slot), step.read("forward", weight))
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", slot, moved)
+    after = step.read("after", slot, write)
+    change = step.add(op, "change", (after.out(), after.out()), outputs=(FLOATS,))
+    step.write("AssignSubVariableOp", "update", weight, change)
+    keep_at_home(step, TARGET, ["slot", "weight"])
+    step.prune()
+    assert {t.node.name for t in change.inputs} == {"moved" if op == "AddV2" else "after"}
+
+
+def test_a_new_value_that_the_step_returns_is_read_from_its_home() -> None:
+    step = Step()
+    slot, weight = step.variable("slot"), step.variable("weight")
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", slot, step.compute("moved", *[step.read("b", slot)] * 2))
+    change = step.compute("change", *[step.read("after", slot, write)] * 2)
+    step.fetches.append(change.out())
+    step.write("AssignSubVariableOp", "update", weight, change)
+    keep_at_home(step, TARGET, ["slot", "weight"])
+    assert [t.node.name for t in change.inputs] == ["after", "after"]
 
 
 def test_waits_of_a_read_that_is_left_out_are_those_of_its_readers() -> None:

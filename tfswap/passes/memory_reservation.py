@@ -1,10 +1,10 @@
 """Writes a step's owner, its host memory and the limits of that into the graph, for the process that runs it.
 
-Ensures: every SwapOut names the owner, in bodies too, and so does the first gate, where the owner's step begins. A
-SwapOut whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's reservation:
-its kernel registers the owner and reserves the memory when it is constructed (csrc/core/step_memory.h). In a step on
-several devices without one, the first copy to the pool has it. What makes homes of variables has the folder for those
-on disk.
+Ensures: all nodes that start copies name the owner, in bodies too, and so does the first gate, where the owner's step
+begins. A SwapOut whose copies a loop saves has the bytes of these that go to disk. The first SwapOut has the step's
+reservation: its kernel registers the owner and reserves the memory when it is constructed (csrc/core/step_memory.h). In
+a step on several devices without one, the first copy to the pool has it. What makes homes of variables has the folder
+for those on disk.
 
 What goes from one device to another waits in the pool. When it is read depends on both devices, so there is room for
 all such tensors of a step.
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tfswap.ir.custom_ops import ALL, GATE, MOVE_HOME, STORE_HOME, SWAP_OUT, TO_HOST
+from tfswap.ir.custom_ops import ALL, GATE, LOAD_HOME, MOVE_HOME, STORE_HOME, SWAP_OUT, TO_HOST
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
@@ -99,7 +99,7 @@ def reserve_memory(graph: Graph, _: Target, reservation: Reservation) -> int:
             node.attrs = {**node.attrs, "owner": reservation.owner}
     parts = (graph, *graph.all_bodies())
     swaps = [node for part in parts for node in part if node.op == SWAP_OUT]
-    for node in swaps:
+    for node in (*swaps, *(node for part in parts for node in part if node.op in (LOAD_HOME, STORE_HOME))):
         node.attrs = {**node.attrs, "owner": reservation.owner}
     homes = [node for part in parts for node in part if node.op in (MOVE_HOME, STORE_HOME) and reservation.spill_dir]
     for node in homes:

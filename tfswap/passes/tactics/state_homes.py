@@ -2,8 +2,9 @@
 
 Reads of the same version share one copy, which is a tensor like any other: a plan may drop it, and copy again. A write
 is two kernels, one that starts the copy and one that waits for its end, so that other kernels can run between them. An
-in-place addition becomes a read, an addition and a write, with the same bits. Loops that only read a variable get the
-copy in place of its handle (home_values.py).
+in-place addition becomes a read, an addition and a write, with the same bits. Updates of other variables that read a
+new value get it where it was computed. Loops that only read a variable get the copy in place of its handle
+(home_values.py).
 
 Other kernels that read or update a variable in its buffer work there, in host memory: those that gather rows, sparse
 updates, fused optimizers, and accesses in other bodies. They take none of the arena.
@@ -21,7 +22,7 @@ from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.homes import home_bytes, is_at_home, is_on_disk, mark_at_home
-from tfswap.ir.op_traits import READ_VARIABLE, control_flow, reads_rows, writes_variable
+from tfswap.ir.op_traits import READ_VARIABLE, control_flow, is_elementwise, reads_rows, writes_variable
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
@@ -136,6 +137,7 @@ def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
     accesses = _accesses(nodes, kinds)
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
+    _pass_new_values(graph, accesses.values())
     changed = 0
     read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
     for node in list(graph):
@@ -150,6 +152,33 @@ def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
                 _store_and_commit(graph, node)
             changed += node.op in (custom_ops.READ_HOME, custom_ops.COMMIT_HOME)
     return changed
+
+
+def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
+    """Let updates read a value that the step has written where it was computed, and not from its home.
+
+    An optimizer's update of a weight so reads the slots that it has just updated. Kernels that read a new value for
+    something else may run much later, when it is no longer on the device.
+
+    Args:
+        accesses: of each variable, in topological order.
+    """
+    nodes = graph.topological()
+    later = followers(nodes)
+    kept = {tensor.node for tensor in graph.fetches}
+    updates: set[Node] = set()  # the kernels that compute new values element by element, and nothing else
+    for node in reversed(nodes):
+        after = later[node]
+        if after and node not in kept and is_elementwise(node.op):
+            updates.update([node] if all(n in updates or writes_variable(n.op) for n in after) else ())
+    for each in accesses:
+        written = None
+        for node in each:
+            if node.op != READ_VARIABLE:
+                written = node.inputs[1] if node.op == custom_ops.ASSIGN_IN_PLACE else None
+            elif written is not None and written.type == node.outputs[0]:
+                for reader in updates.intersection(later[node]):
+                    reader.inputs = tuple(written if t.node is node else t for t in reader.inputs)
 
 
 def _store_and_commit(graph: Graph, write: Node) -> None:

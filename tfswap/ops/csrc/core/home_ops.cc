@@ -94,6 +94,7 @@ REGISTER_OP("Tfswap>LoadHome")
     .Attr("shape: shape = {unknown_rank: true}")
     .Attr("begin: int = 0")
     .Attr("rows: int = -1")
+    .Attr("owner: int = 0")
     .SetIsStateful()
     .SetShapeFn(LoadHomeShape)
     .Doc(R"doc(
@@ -102,6 +103,7 @@ Allocates a tensor, starts the copy of a variable's value into it and returns im
 `value` has no values yet: read it only through Await. The variable may be assigned once that has ended.
 shape: For shape inference only.
 begin, rows: As of ReadHome.
+owner: The number of the step's owner, as in SwapOut; 0 for none.
 )doc");
 
 REGISTER_OP("Tfswap>StoreHome")
@@ -114,6 +116,7 @@ REGISTER_OP("Tfswap>StoreHome")
     .Attr("rows: int = -1")
     .Attr("disk: bool = false")
     .Attr("spill_dir: string = ''")
+    .Attr("owner: int = 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -126,6 +129,7 @@ rows: The number of rows of the home, or -1 where the tensor is all of it.
 disk: Whether the home is on disk, or, without room there, in host memory. Otherwise it is on disk only without room in
   host memory.
 spill_dir: The folder for homes on disk; '' for none.
+owner: As of LoadHome.
 )doc");
 
 REGISTER_OP("Tfswap>AwaitStore")
@@ -238,8 +242,17 @@ class ReadHomeOp : public OpKernel {
   Rows range_;
 };
 
+// Sets `client` to the one that `owner` names, whose step counts the copies of a kernel.
+absl::Status GetClient(OpKernelConstruction* ctx, std::shared_ptr<Client>* client) {
+  int64_t owner;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("owner", &owner));
+  if (owner != 0) *client = Runtime::Get().client(owner);
+  return absl::OkStatus();
+}
+
 // The objects that a copy from a home, or to one, needs until it has ended. Only the copy holds them.
 struct HomeCopy {
+  Account account;
   Tensor home;
   Tensor tensor;  // on the device: a copy of the home, or of some of its rows
   std::shared_ptr<Transfer> copied;
@@ -249,7 +262,7 @@ struct HomeCopy {
   void End(Direction direction, const Copied& ended) {
     DiskHome* disk;
     IsAtHome(home, &disk);
-    Account().Add(direction, disk == nullptr ? Tier::kHost : Tier::kDisk, tensor.TotalBytes(), ended);
+    account.Add(direction, disk == nullptr ? Tier::kHost : Tier::kDisk, tensor.TotalBytes(), ended);
     const auto transfer = std::move(copied);
     home = Tensor();
     tensor = Tensor();
@@ -260,7 +273,10 @@ struct HomeCopy {
 template <typename CopierFactory>
 class LoadHomeOp : public OpKernel {
  public:
-  explicit LoadHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_)); }
+  explicit LoadHomeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, Rows::Get(ctx, &range_));
+    OP_REQUIRES_OK(ctx, GetClient(ctx, &client_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
@@ -270,11 +286,12 @@ class LoadHomeOp : public OpKernel {
     Filled filled;
     OP_REQUIRES_OK(ctx, AllocateFilled(ctx, range_, variable.get(), &filled));
     auto copied = std::make_shared<Transfer>();
-    SetVariantOutput(ctx, 1, Ticket{{}, copied, filled.value->data(), Account()});
+    const Account account(client_);
+    SetVariantOutput(ctx, 1, Ticket{{}, copied, filled.value->data(), account});
     if (filled.value->TotalBytes() == 0) {
       copied->End(absl::OkStatus());
     } else if (IsAtHome(filled.held)) {
-      Start(ctx, filled.source.data(), HomeCopy{filled.held, *filled.value, std::move(copied)});
+      Start(ctx, filled.source.data(), HomeCopy{account, filled.held, *filled.value, std::move(copied)});
     } else {
       CopyOnDevice(ctx, filled.source, filled.value);
       copied->End(absl::OkStatus());
@@ -303,6 +320,7 @@ class LoadHomeOp : public OpKernel {
   }
 
   Rows range_;
+  std::shared_ptr<Client> client_;
 };
 
 // A value, or the latest slice of one, on its way to its home.
@@ -310,6 +328,7 @@ struct Stored : ProcessLocal {
   static constexpr char kMaker[] = "StoreHome";
   Tensor home;
   std::shared_ptr<Transfer> copied;
+  Account account;
   std::string TypeName() const { return "tfswap::Stored"; }
 };
 
@@ -320,14 +339,16 @@ class StoreHomeOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckSwapType(ctx->input_type(0), absl::StrCat(" (node '", ctx->def().name(), "')")));
     OP_REQUIRES_OK(ctx, Rows::Get(ctx, &home_));
     OP_REQUIRES_OK(ctx, tier_.Init(ctx));
+    OP_REQUIRES_OK(ctx, GetClient(ctx, &client_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(ctx, !Runtime::Get().is_late_child(), absl::FailedPreconditionError(Runtime::kLateChild));
-    auto copying = std::make_shared<HomeCopy>(HomeCopy{{}, ctx->input(0), std::make_shared<Transfer>()});
+    const Account account(client_);
+    auto copying = std::make_shared<HomeCopy>(HomeCopy{account, {}, ctx->input(0), std::make_shared<Transfer>()});
     Tensor part;
     OP_REQUIRES_OK(ctx, GetHome(ctx, copying->tensor, &copying->home, &part));
-    SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied});
+    SetVariantOutput(ctx, 0, Stored{{}, copying->home, copying->copied, account});
     if (copying->tensor.TotalBytes() == 0) {
       copying->copied->End(absl::OkStatus());
       return;
@@ -378,6 +399,7 @@ class StoreHomeOp : public OpKernel {
 
   Rows home_;  // the first row that is stored, and the number of all rows
   HomeTier tier_;
+  std::shared_ptr<Client> client_;
 };
 
 class AwaitStoreOp : public AsyncOpKernel {
@@ -387,7 +409,7 @@ class AwaitStoreOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const Stored* stored;
     OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 1, &stored), done);
-    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, Account(),
+    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, stored->account,
                     [](const absl::Status& status) { return status; });
   }
 };
@@ -402,7 +424,7 @@ class CommitHomeOp : public AsyncOpKernel {
     tensorflow::core::RefCountPtr<Var> found;
     OP_REQUIRES_OK_ASYNC(ctx, GetAssignedVariable(ctx, 0, stored->home.dtype(), &found), done);
     std::shared_ptr<Var> variable(found.release(), [](Var* held) { held->Unref(); });
-    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, Account(),
+    CopyWait::Start(ctx, std::move(done), stored->copied, Stall::kRelease, stored->account,
                     [node = name(), variable = std::move(variable), home = stored->home](const absl::Status& status) {
                       if (!status.ok()) return status;
                       tensorflow::mutex_lock lock(*variable->mu());

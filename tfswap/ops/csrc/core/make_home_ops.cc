@@ -16,6 +16,7 @@
 #include "disk_home.h"
 #include "op_support.h"
 #include "runtime.h"
+#include "swapped.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

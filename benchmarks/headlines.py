@@ -18,6 +18,7 @@
     superneurons   depth under a fixed cap, and the peak compared with the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
     scale          a step's time against what is swapped in it, and against the link's rate
+    margins        the share of a limit that plans use, and what others lose in holes
 
 Each row is a module of benchmarks/papers: `measure` gives the figures of one of its parts, as one of its nets,
 `present` says what they mean. A part that was measured takes the place of that part in benchmarks/results/ROW.json, and
@@ -53,6 +54,7 @@ ROWS = (
     "superneurons",
     "gist",
     "scale",
+    "margins",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -47,83 +47,106 @@ def without_values(shape: tuple[int, ...], scale: float, number: int) -> Any:
     return UninitializedVariable(trainable=scale != 0, shape=shape, dtype=tf.float32)
 
 
-def training_step(
-    of: Shape, variable: Callable[[tuple[int, ...], float, int], Any] = with_values
-) -> tuple[Any, list[Any]]:
-    """A step, (tokens, labels) -> the loss, and its variables. Norms come before attention, as in GPT-2.
+class Transformer:
+    """The weights of a transformer, with norms before attention, as in GPT-2, and Adam's two slots of each.
 
     Args:
         variable: makes one of a shape, with the scale of its values and its number.
     """
-    import tensorflow as tf
 
-    weights: list[Any] = []
-    slots: list[tuple[Any, Any]] = []
+    def __init__(self, of: Shape, variable: Callable[[tuple[int, ...], float, int], Any]):
+        self.of, self._variable = of, variable
+        self.weights: list[Any] = []
+        self.slots: list[tuple[Any, Any]] = []
+        self.embedding, self.positions = self._weight(of.words, of.width), self._weight(of.length, of.width)
+        self.blocks = [self._block() for _ in range(of.layers)]
+        self.last, self.head = self._norm(), self._weight(of.width, of.words)
+        self.count = variable((), 0, 0)
 
-    def weight(*shape: int, scale: float = 0.02) -> Any:
-        weights.append(variable(shape, scale, len(weights)))
-        slots.append((variable(shape, 0, 0), variable(shape, 0, 0)))
-        return weights[-1]
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [*self.weights, *(slot for each in self.slots for slot in each), self.count]
 
-    def norm() -> tuple[Any, Any]:
-        return weight(of.width, scale=-1), weight(of.width, scale=1e-9)
+    def _weight(self, *shape: int, scale: float = 0.02) -> Any:
+        self.weights.append(self._variable(shape, scale, len(self.weights)))
+        self.slots.append((self._variable(shape, 0, 0), self._variable(shape, 0, 0)))
+        return self.weights[-1]
 
-    def dense(inner: int, outer: int) -> tuple[Any, Any]:
-        return weight(inner, outer), weight(outer, scale=1e-9)
+    def _norm(self) -> tuple[Any, Any]:
+        return self._weight(self.of.width, scale=-1), self._weight(self.of.width, scale=1e-9)
 
-    embedding, positions = weight(of.words, of.width), weight(of.length, of.width)
-    blocks = [
-        (
-            norm(),
-            dense(of.width, 3 * of.width),
-            dense(of.width, of.width),
-            norm(),
-            dense(of.width, 4 * of.width),
-            dense(4 * of.width, of.width),
-        )
-        for _ in range(of.layers)
-    ]
-    last, head = norm(), weight(of.width, of.words)
-    count = variable((), 0, 0)
+    def _dense(self, inner: int, outer: int) -> tuple[Any, Any]:
+        return self._weight(inner, outer), self._weight(outer, scale=1e-9)
 
-    def normalized(h: Any, scales: tuple[Any, Any]) -> Any:
-        mean, variance = tf.nn.moments(h, [-1], keepdims=True)
-        return (h - mean) * tf.math.rsqrt(variance + 1e-5) * scales[0] + scales[1]
+    def _block(self) -> tuple[tuple[Any, Any], ...]:
+        """Norm and matrices of attention, and those of the two dense layers."""
+        width = self.of.width
+        attention = self._norm(), self._dense(width, 3 * width), self._dense(width, width)
+        return *attention, self._norm(), self._dense(width, 4 * width), self._dense(4 * width, width)
 
-    def applied(h: Any, by: tuple[Any, Any]) -> Any:
-        return tf.nn.bias_add(tf.matmul(h, by[0]), by[1])
+    def loss(self, tokens: Any, labels: Any) -> Any:
+        """The mean loss of a batch."""
+        import tensorflow as tf
 
-    def attended(h: Any, inward: Any, outward: Any) -> Any:
-        parts = tf.split(applied(h, inward), 3, -1)
+        h = tf.reshape(tf.gather(self.embedding, tokens) + self.positions, [-1, self.of.width])
+        for before, inward, outward, between, up, down in self.blocks:
+            h += self._attended(_normalized(h, before), inward, outward)
+            h += _applied(tf.nn.gelu(_applied(_normalized(h, between), up)), down)
+        logits = tf.matmul(_normalized(h, self.last), self.head)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(labels, [-1]), logits))
+
+    def _attended(self, h: Any, inward: tuple[Any, Any], outward: tuple[Any, Any]) -> Any:
+        import tensorflow as tf
+
+        of, parts = self.of, tf.split(_applied(h, inward), 3, -1)
         each = [tf.transpose(tf.reshape(p, [of.batch, of.length, of.heads, -1]), [0, 2, 1, 3]) for p in parts]
         scores = tf.matmul(each[0], each[1], transpose_b=True) * (of.width // of.heads) ** -0.5
         if of.causal:
             past = tf.linalg.band_part(tf.ones([of.length, of.length]), -1, 0)
             scores = scores - 1e9 * (1 - past)
         read = tf.nn.softmax(scores) @ each[2]
-        return applied(tf.reshape(tf.transpose(read, [0, 2, 1, 3]), [-1, of.width]), outward)
+        return _applied(tf.reshape(tf.transpose(read, [0, 2, 1, 3]), [-1, of.width]), outward)
 
-    def update(w: Any, moments: tuple[Any, Any], gradient: Any, rate: Any) -> None:
-        gradient = tf.convert_to_tensor(gradient)
-        mean, square = moments
-        mean.assign_add((gradient - mean) * 0.1)
-        square.assign_add((tf.square(gradient) - square) * 0.001)
-        w.assign_sub(mean * rate / (tf.sqrt(square) + 1e-7))
+    def update(self, gradients: Sequence[Any]) -> None:
+        """A step of Adam, in elementary ops as Keras has them."""
+        import tensorflow as tf
+
+        self.count.assign_add(1.0)
+        rate = 1e-4 * tf.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
+        for weight, (mean, square), given in zip(self.weights, self.slots, gradients, strict=True):
+            gradient = tf.convert_to_tensor(given)
+            mean.assign_add((gradient - mean) * 0.1)
+            square.assign_add((tf.square(gradient) - square) * 0.001)
+            weight.assign_sub(mean * rate / (tf.sqrt(square) + 1e-7))
+
+
+def _normalized(h: Any, scales: tuple[Any, Any]) -> Any:
+    import tensorflow as tf
+
+    mean, variance = tf.nn.moments(h, [-1], keepdims=True)
+    return (h - mean) * tf.math.rsqrt(variance + 1e-5) * scales[0] + scales[1]
+
+
+def _applied(h: Any, by: tuple[Any, Any]) -> Any:
+    import tensorflow as tf
+
+    return tf.nn.bias_add(tf.matmul(h, by[0]), by[1])
+
+
+def training_step(
+    of: Shape, variable: Callable[[tuple[int, ...], float, int], Any] = with_values
+) -> tuple[Any, list[Any]]:
+    """A step, (tokens, labels) -> the loss, and its variables. Arguments as of `Transformer`."""
+    import tensorflow as tf
+
+    net = Transformer(of, variable)
 
     @tf.function
     def train_step(tokens: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            h = tf.reshape(tf.gather(embedding, tokens) + positions, [-1, of.width])
-            for before, inward, outward, between, up, down in blocks:
-                h += attended(normalized(h, before), inward, outward)
-                h += applied(tf.nn.gelu(applied(normalized(h, between), up)), down)
-            logits = tf.matmul(normalized(h, last), head)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(labels, [-1]), logits)
-            loss = tf.reduce_mean(losses)
-        count.assign_add(1.0)
-        rate = 1e-4 * tf.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-        for w, moments, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
-            update(w, moments, gradient, rate)
+            loss = net.loss(tokens, labels)
+        net.update(tape.gradient(loss, net.weights))
         return loss
 
-    return train_step, [*weights, *(slot for each in slots for slot in each), count]
+    return train_step, net.variables

@@ -50,6 +50,22 @@ def step_of(models: Sequence[Any], optimizers: Sequence[Any]) -> Any:
     return step
 
 
+def made(pieces: Sequence[int], net: Sequence[int]) -> tuple[list[Any], list[Any], Any]:
+    """The models and optimizers of these pieces, and a batch."""
+    import tensorflow as tf
+
+    layers, width, batch = net
+    models, optimizers, x = [], [], None
+    for piece in pieces:
+        tf.keras.utils.set_random_seed(1 + piece)
+        model, x = model_of(layers, 0, width, batch)
+        optimizer = tf.keras.optimizers.Adam(1e-3)
+        optimizer.build(model.trainable_variables)
+        models.append(model)
+        optimizers.append(optimizer)
+    return models, optimizers, x
+
+
 def train(
     pieces: Sequence[int], net: Sequence[int], cap_mib: int | None, steps: Sequence[int], saved: str
 ) -> dict[str, Any]:
@@ -65,16 +81,8 @@ def train(
 
     import tfswap
 
-    layers, width, batch = net
-    models, optimizers = [], []
     with nullcontext() if cap_mib is None else tfswap.scope():
-        for piece in pieces:
-            tf.keras.utils.set_random_seed(1 + piece)
-            model, x = model_of(layers, 0, width, batch)
-            optimizer = tf.keras.optimizers.Adam(1e-3)
-            optimizer.build(model.trainable_variables)
-            models.append(model)
-            optimizers.append(optimizer)
+        models, optimizers, x = made(pieces, net)
         checkpoint = tf.train.Checkpoint(models=models, optimizers=optimizers)
         if saved and steps[0] == steps[1]:
             checkpoint.restore(saved)
@@ -84,7 +92,7 @@ def train(
         called = tfswap.optimize(called, memory_limit=(cap_mib - ROOM_MIB) << 20)
     values: list[list[str]] = [[] for _ in pieces]
     peaks, planned, seconds = [], [], []
-    y = tf.zeros((batch,), tf.int32)
+    y = tf.zeros((net[-1],), tf.int32)
 
     def note(found: Sequence[Any]) -> None:
         for of_piece, value in zip(values, found, strict=True):

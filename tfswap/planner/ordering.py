@@ -39,6 +39,7 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     Args:
         cost_s: seconds per node.
     """
+    computing_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]  # copies overlap
     traced = traced_order(flow)
     demand = demand_order(flow, traced)
     early = early_update_order(flow, demand)
@@ -46,7 +47,7 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     judged: list[tuple[int, float, int, list[int], Memory]] = []
 
     def judge(kernels: list[int], memory: Memory) -> None:
-        held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
+        held = sum(b * computing_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
         judged.append((memory.peak_bytes, held, len(judged), kernels, memory))
 
     for order in candidates:

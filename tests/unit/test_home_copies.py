@@ -27,7 +27,7 @@ from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner import home_copies
 from tfswap.planner.home_copies import with_home_copies
-from tfswap.planner.ordering import early_update_order, traced_order
+from tfswap.planner.ordering import early_update_order, rank_orders, traced_order
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import require_fit
@@ -78,6 +78,15 @@ def test_kernels_do_not_wait_for_copies_that_can_start_early() -> None:
     assert after.stall_s == pytest.approx(0.5), "only the first copy has no kernel before it"
     assert after.compute_s == before.compute_s
     assert live_peak(flow, early.order) <= live_peak(flow, late.order)
+
+
+@pytest.mark.parametrize("copy_s", [0.1, 100.0])
+def test_a_slow_link_does_not_change_the_orders(copy_s: float) -> None:
+    """Copies overlap with kernels: they hold no bytes for longer. Else updates would come late, and gradients wait."""
+    flow = dense(8)
+    cost_s = Costs(rates_of(flow, copy_s)).of_step(flow)
+    without_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]
+    assert rank_orders(flow, cost_s) == rank_orders(flow, without_s)
 
 
 def test_homes_on_disk_take_its_lanes_and_its_space() -> None:

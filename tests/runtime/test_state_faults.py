@@ -11,10 +11,10 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 from gpu_compare import relu_loss, weights
 from processes import Forked, on_arena
-from slow import slow
 from step_peaks import measuring
 from swap_copies import MIB, eventually
 
@@ -230,6 +230,6 @@ def test_many_steps_take_no_more_than_few() -> None:
     check_flat(on_arena(lambda: flat(200, 4)))
 
 
-@slow
+@pytest.mark.slow
 def test_ten_thousand_steps_take_no_more_than_few() -> None:
     check_flat(on_arena(lambda: flat(2500, 4)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+from typing import Any
 
 import pytest
 import several_gpus
@@ -25,11 +27,19 @@ def on_workers_with_gpus():
     return lambda program: on_workers(program, **environment)
 
 
-def replicas() -> several_gpus.Made:
+@functools.cache
+def strategy() -> Any:
+    """One for the process: each new one starts TensorFlow's collectives again, and ends those that another worker has
+    begun by then (`TFE_EnableCollectiveOps`).
+    """
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    return several_gpus.layered(tf.distribute.MultiWorkerMirroredStrategy(communication_options=options))
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def replicas() -> several_gpus.Made:
+    return several_gpus.layered(strategy())
 
 
 def test_each_device_of_each_worker_keeps_its_limit(on_workers_with_gpus):

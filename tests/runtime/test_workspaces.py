@@ -89,6 +89,11 @@ def test_what_the_others_do_not_serve_is_a_product(node: Node):
     assert [found.name for found in algorithms(node)] == ["IMPLICIT_GEMM"]
 
 
+@pytest.mark.parametrize("op", ["Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"])
+def test_a_convolution_of_no_images_runs_no_algorithm(op: str):
+    assert algorithms(convolution(op, n=0)) == []
+
+
 def test_more_room_buys_a_faster_algorithm_and_never_a_slower_one():
     found = algorithms(convolution(window=5))
     assert {"FFT", "FFT_TILING", "WINOGRAD_NONFUSED"} < set(by_name(convolution(window=5)))

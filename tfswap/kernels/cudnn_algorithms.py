@@ -105,14 +105,15 @@ def copied_bytes(node: Node) -> int:
 def algorithms(node: Node) -> list[Algorithm]:
     """The algorithms for a convolution or a gradient of one. The first needs no workspace.
 
-    Empty for other nodes, and where sizes are unknown.
+    Empty for other nodes, where sizes are unknown, and where there is nothing to compute, as of a batch without images:
+    TensorFlow runs no algorithm then (conv_ops_impl.h, conv_grad_ops_3d.cc).
     """
     parts = _OPS.get(node.op)
     if parts is None:
         return []
     image, window, result = (_kind(node, where) for where in parts[:3])
     multiply_adds = _multiply_adds(window, result, node.attrs.get("data_format"))
-    if multiply_adds is None:
+    if not multiply_adds:
         return []
     found = [Algorithm("IMPLICIT_GEMM", 0, 2.0 * multiply_adds)]
     sizes = _plain_sizes(node, image, window, result)

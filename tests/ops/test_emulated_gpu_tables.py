@@ -59,10 +59,9 @@ def test_results_in_host_memory_are_those_of_the_gpu_wheel():
     assert not wrong, sorted(set(wrong))
 
 
-def _inputs():
-    """Op, position, types and whether it is on the host, of each input of each GPU kernel.
-
-    Ops with lists of inputs, references, and what is XLA's, NCCL's or a pipeline's are left out.
+def _inputs(*, lists=False):
+    """Op, position, types and whether it is on the host, of each input of each GPU kernel; with `lists`, of ops whose
+    inputs are lists. References, and what is XLA's, NCCL's or a pipeline's are left out.
     """
     from tensorflow.python.framework import op_def_registry
 
@@ -72,7 +71,9 @@ def _inputs():
         op = op_def_registry.get(name)
         if op is None or any(word in name for word in left_out):
             continue
-        if any(each.number_attr or each.type_list_attr or each.is_ref for each in op.input_arg):
+        if any(each.type_list_attr or each.is_ref for each in op.input_arg):
+            continue
+        if lists != any(each.number_attr for each in op.input_arg):
             continue
         allowed = dict(each.split("=") for each in constraints.split(";") if each)
         declared = {each.name: {tf.as_dtype(t).name for t in each.allowed_values.list.type} for each in op.attr}
@@ -90,6 +91,19 @@ def test_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
     wrong = {op: places for op, places in found.items() if places != set(device_inputs.READ_ON_DEVICE.get(op, ()))}
     assert len(found) > 500
     assert not wrong
+
+
+def test_lists_of_integers_that_kernels_read_on_the_device_are_those_of_the_gpu_wheel():
+    from tensorflow.python.framework import op_def_registry
+
+    found = {}
+    for name, place, types, hosted in _inputs(lists=True):
+        if "int32" in types and not hosted:
+            found.setdefault(name, set()).add(place)
+    assert found == {op: {there} for op, (there, _) in device_inputs.LISTS_ON_DEVICE.items()}
+    for op, (_, count) in device_inputs.LISTS_ON_DEVICE.items():
+        lists = op_def_registry.get(op).input_arg
+        assert len(lists) == count and len({each.number_attr for each in lists} - {""}) == 1
 
 
 def test_kernels_of_integers_that_read_their_indices_on_the_host_are_those_of_the_gpu_wheel():

@@ -64,3 +64,16 @@ def test_convolutions_in_16_bits_that_grappler_fuses_run(on_gpus):
         return float(abs(found - expected).max() / abs(expected).max())
 
     assert 0 < on_gpus(program) < 2**-9
+
+
+def test_convolutions_of_no_images_with_channels_first(on_gpus):
+    def program(gpus):
+        import tensorflow as tf
+
+        x, kernel = tf.zeros([0, 3, 9, 8]), tf.ones([3, 3, 3, 5])
+        with tf.GradientTape() as tape, tf.device("GPU:0"):
+            tape.watch([x, kernel])
+            y = tf.nn.conv2d(x, kernel, 1, "SAME", data_format="NCHW")
+        return [each.shape.as_list() for each in (y, *tape.gradient(y, [x, kernel]))]
+
+    assert on_gpus(program) == [[0, 5, 9, 8], [0, 3, 9, 8], [3, 3, 3, 5]]

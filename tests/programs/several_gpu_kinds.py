@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from gpu_compare import draws
-from several_gpus import Made, gpus, layers, strategy, trained
+from several_gpus import Made, gpus, layers, peaks_of, strategy, trained
 
 
 def on(replica: int, values: Any) -> Any:
@@ -403,6 +403,27 @@ def undecided_loop() -> Made:
             return tf.reduce_mean(h) + tf.reduce_mean(g)
 
     return [*here, *there, norm], step, [x]
+
+
+def uneven(optimized: Callable[[Any], Any]) -> tuple[list[str], dict[str, int], Any]:
+    """As `several_gpus.train`, of convolutions and batches with any number of images. In the last batch the second
+    replica has none.
+    """
+    replicas = strategy()
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def loss_of(variables, x, labels):
+        for variable in variables:
+            x = tf.nn.relu(tf.nn.conv2d(x, variable, 1, "SAME"))
+        return loss(labels, tf.reduce_mean(x, [1, 2])) / 16
+
+    kernels = [0.1 * draws(3, 3, 8, 8, seed=i) for i in range(6)]
+    variables, python_function, _ = replicated(loss_of, lambda: [*map(tf.Variable, kernels)], replicas=replicas)
+    data = tf.data.Dataset.from_tensor_slices((draws(33, 32, 32, 8), np.arange(33) % 8)).batch(16)
+    batches = replicas.experimental_distribute_dataset(data)
+    step = optimized(tf.function(python_function, input_signature=batches.element_spec))
+    losses, peaks = peaks_of(lambda: [step(*batch).numpy().tobytes().hex() for batch in [*batches]])
+    return [*losses, *(each.numpy().tobytes().hex() for v in variables for each in v.values)], peaks, step
 
 
 KINDS: dict[str, tuple[Callable[[], Made], str]] = {

@@ -96,6 +96,43 @@ def test_each_device_has_a_limit_of_its_own(on_gpus):
     assert found["limits"]["GPU:1"] < 0.5 * found["limits"]["GPU:0"]
 
 
+@pytest.mark.emulated_gpu(count=2)
+def test_shares_of_each_device_are_none_of_what_computes_sizes(on_gpus):
+    """It takes little of what the step does, and cannot do with less."""
+
+    def program(gpus):
+        def step(n):
+            with tf.device("GPU:0"):
+                waves = tf.sin(tf.cast(tf.range(n), tf.float32))
+                h = tf.fill([64, tf.cast(tf.reduce_sum(waves * waves), tf.int32)], 0.5)
+                made = tf.reduce_sum(tf.exp(h) * tf.sin(h) * tf.cos(h) * tf.tanh(h))
+            with tf.device("GPU:1"):
+                return tf.reduce_sum(tf.exp(h) * tf.sin(h) * tf.cos(h)) + made
+
+        expected = tf.function(step)(tf.constant(10_000)).numpy()
+        optimized = tfswap.optimize(tf.function(step), memory_limit=dict.fromkeys(several_gpus.gpus(), "90%"))
+        return {"same": bool(optimized(tf.constant(10_000)).numpy() == expected)}
+
+    assert on_gpus(reporting(program)) == {"same": True, "report": []}
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+def test_a_replica_has_fewer_images_in_the_last_batch_or_none(on_gpus):
+
+    def program(gpus):
+        with memory_optimizer_off():
+            expected = several_gpu_kinds.uneven(lambda function: function)[0]
+        gc.collect()
+        limits = {"GPU:0": "70%", "GPU:1": "65%"}
+        found, peaks, step = several_gpu_kinds.uneven(lambda f: tfswap.optimize(f, memory_limit=limits))
+        most = {device: step.report(device).memory_limit_bytes for device in several_gpus.gpus()}
+        moves = [bool(step.plan(device).moves) for device in several_gpus.gpus()]
+        return {"same": found == expected, "kept": [peaks[d] <= most[d] for d in most], "moves": moves}
+
+    expected = {"same": True, "kept": [True, True], "moves": [True, True], "report": []}
+    assert on_gpus(reporting(program)) == expected
+
+
 @pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
 def test_what_goes_between_devices_counts_in_the_limit_of_host_memory(on_gpus):
     """The devices share what it leaves for swapped tensors. One that it does not fit into is refused before anything

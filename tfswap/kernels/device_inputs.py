@@ -4,7 +4,7 @@ Values of int32 are in host memory, but for those of a few kernels (host_memory.
 gather are read on the device. Shapes, axes, seeds and bounds are read on the host. TensorFlow copies what is elsewhere.
 The tests compare this with the registrations of TensorFlow's GPU wheel.
 
-Not handled: ops with lists of inputs, but for lists of int32; TensorFlow 1's variables.
+Not handled: lists of other types than int32; TensorFlow 1's variables.
 """
 
 from __future__ import annotations
@@ -146,13 +146,13 @@ READ_ON_DEVICE: dict[str, tuple[int, ...]] = {
 }
 """By op, the positions of inputs that its kernel reads on the device though they are of int32."""
 
-LISTS_ON_DEVICE = frozenset(
-    {
-        "DynamicStitch",
-        "SparseConcat",
-    }
-)
-"""Ops that read lists of int32 on the device."""
+LISTS_ON_DEVICE: dict[str, tuple[int, int]] = {
+    "DynamicStitch": (1, 2),
+    "SparseConcat": (1, 3),
+}
+"""By op whose inputs are lists of one length: the list of int32 that its kernel reads on the device, and how many lists
+there are.
+"""
 
 READ_ON_HOST: dict[str, tuple[int, ...]] = {
     "All": (1,),
@@ -314,7 +314,7 @@ def reads_on_device(node: Node, position: int, dtype: str) -> bool:
     if node.op.startswith(NAMESPACE) or _is_on_host(node):
         return False
     if dtype == "int32":
-        return position in READ_ON_DEVICE.get(node.op, ())
+        return _reads_int32_on_device(node, position)
     if dtype == "bool":
         return node.op not in _HOSTS_TOO
     return dtype == "uint64"
@@ -334,8 +334,15 @@ def reads_on_host(node: Node, position: int, dtype: str) -> bool:
     if op == "Assert" or (flow is not None and position < flow.first_argument) or _is_on_host(node):
         return True
     if dtype == "int32":
-        return op not in LISTS_ON_DEVICE and position not in READ_ON_DEVICE.get(op, ())
+        return not _reads_int32_on_device(node, position)
     return position in READ_ON_HOST.get(op, ())
+
+
+def _reads_int32_on_device(node: Node, position: int) -> bool:
+    if node.op in LISTS_ON_DEVICE:
+        there, count = LISTS_ON_DEVICE[node.op]
+        return position * count // len(node.inputs) == there
+    return position in READ_ON_DEVICE.get(node.op, ())
 
 
 def _is_on_host(node: Node) -> bool:

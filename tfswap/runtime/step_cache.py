@@ -238,9 +238,17 @@ class StepCache:
         return made
 
     def _limit_of_sizes(self) -> Limit:
-        """The limit of functions that compute sizes, as far as it is known; in bytes if the request is a share."""
+        """The limit of functions that compute sizes, as far as it is known, for each device that has one of its own; in
+        bytes if the request is a share.
+        """
         limit = self._request.memory_limit
-        device = machine.current_device()[0]
+        if not isinstance(limit, Mapping):
+            return self._bytes_on(machine.current_device()[0], limit)
+        known = {device: self._bytes_on(device, of_device) for device, of_device in limit.items()}
+        return {device: of_device for device, of_device in known.items() if of_device is not None}
+
+    def _bytes_on(self, device: str, limit: int | str | None) -> int | str | None:
+        """The limit on a device. A share is that of another trace; without one, the device's own limit."""
         known = self.granted_bytes(device) if limit is None or is_share(limit) else limit
         return known or arena.device_limit_bytes(device)
 

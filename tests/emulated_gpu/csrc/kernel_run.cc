@@ -268,7 +268,7 @@ class Run {
         writes->Add(each);
       }
     });
-    if (is_image && IsPlain(*result)) {
+    if (is_image) {
       std::vector<int> taken;  // what the inner kernel's result took of the turned inputs, the outer's takes too
       for (int j = 0; j < ctx_->num_inputs(); ++j) {
         if (inputs_[j].tensor != nullptr && inputs_[j].tensor->SharesBufferWith(*result)) taken.push_back(j);

@@ -389,6 +389,20 @@ def test_the_next_batch_of_a_loop_over_a_distributed_dataset_has_room_in_the_fir
         assert all(measured <= limit for measured, limit in step.values()), found
 
 
+@pytest.mark.emulated_gpu(count=2, kernel_us=100.0)
+def test_batches_that_a_step_takes_from_a_distributed_iterator_have_room_from_the_first_step_on(on_gpus):
+    def program(gpus):
+        replicas = several_gpus.strategy()
+        _, step, _ = several_gpus.layered(replicas)
+        data = tf.data.Dataset.from_tensor_slices(draws(8192, 64)).batch(2048, drop_remainder=True)
+        batches = iter(replicas.experimental_distribute_dataset(data))
+        taking = tf.function(lambda iterator: step(next(iterator)))
+        optimized = tfswap.optimize(taking, memory_limit="70%", on_exceeded="raise")
+        return {"steps": len([optimized(batches).numpy() for _ in range(4)])}
+
+    assert on_gpus(reporting(program)) == {"steps": 4, "report": []}
+
+
 @pytest.mark.emulated_gpu(count=2, jitter=8, kernel_us=20.0)
 def test_gradients_are_taken_outside_of_a_function_on_several_devices(on_gpus):
     def program(gpus):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from tfswap.analysis.output_bytes import is_of_cpu
 from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, is_view, takes_from_pipeline
 from tfswap.ir.types import TensorType
@@ -23,16 +24,19 @@ def element_types(node: Node) -> tuple[TensorType, ...]:
     return tuple(TensorType(str(dtype), shape) for dtype, shape in zip(dtypes, known, strict=True))
 
 
-def element_bytes(graph: Graph) -> list[int]:
-    """The bytes of each tensor of one element of each pipeline that the step reads."""
+def element_bytes(graph: Graph, device: DeviceModel) -> list[int]:
+    """The bytes of each tensor of one element of each pipeline that the step reads, if these make them in its arena:
+    where it is the host's, or where they copy them to the device, as those of a distributed dataset do.
+    """
     taken: dict[Output, Node] = {}
     _collect(graph, {}, taken)
-    return [kind.nbytes for node in taken.values() for kind in element_types(node) if kind.nbytes]
+    there = [node for node in taken.values() if not (device.host_is_separate and is_of_cpu(node))]
+    return [kind.nbytes for node in there for kind in element_types(node) if kind.nbytes]
 
 
 def fills_arena(graph: Graph, device: DeviceModel) -> bool:
-    """Whether the pipelines that a step reads make their elements in its arena: on the host, as all pipelines do."""
-    return not device.host_is_separate and bool(element_bytes(graph))
+    """Whether the pipelines that a step reads make their elements in its arena."""
+    return bool(element_bytes(graph, device))
 
 
 def _collect(graph: Graph, given: Mapping[Output, Output], taken: dict[Output, Node]) -> None:

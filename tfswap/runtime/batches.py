@@ -22,6 +22,8 @@ COPIES_AHEAD = 1
 """The same of a pipeline that copies its batches to a device, whose buffer on the device is full: the next one."""
 ELEMENTS_AHEAD = 3
 """The same of a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
+ELEMENT_COPIES_AHEAD = 2
+"""The same where that pipeline copies its batches to the device."""
 
 
 def shared_device() -> str | None:

@@ -15,8 +15,9 @@ from tfswap.analysis.pipelines import element_bytes
 from tfswap.analysis.variables import fetched_bytes
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
 from tfswap.planner.promise import promised
-from tfswap.runtime.batches import ELEMENTS_AHEAD, batch_sizes, room_bytes, shared_device
+from tfswap.runtime.batches import ELEMENT_COPIES_AHEAD, ELEMENTS_AHEAD, batch_sizes, room_bytes, shared_device
 
 TOLERATED_CHANGES = 1
 """The first layout change is treated as one-off. If it happens again, assume the layout changes every step."""
@@ -37,17 +38,19 @@ class Margins:
         self.others_bytes = 0
         self.growth_bytes = 0
         self.elements_bytes = 0
+        self._elements_ahead = 0
         self._changes = 0  # how often a changed layout made the step be planned again
         self._changes_bytes = 0  # by how much the plans exceeded the limit then, in total
 
-    def add_batches(self, graph: Graph, inputs: Sequence[Any], count: int) -> int:
+    def add_batches(self, graph: Graph, device: DeviceModel, inputs: Sequence[Any], count: int) -> int:
         """Leave room for batches like these; returns their bytes in the arena.
 
         Args:
             count: how many are made while the step runs.
         """
-        if shared_device() is not None:
-            self.elements_bytes = sum(map(round_up, element_bytes(graph)))
+        if device.host_is_separate or shared_device() is not None:
+            self.elements_bytes = sum(map(round_up, element_bytes(graph, device)))
+            self._elements_ahead = ELEMENT_COPIES_AHEAD if device.host_is_separate else ELEMENTS_AHEAD
         nbytes = room_bytes(batch_sizes(inputs) * count)
         self.growth_bytes = nbytes // 2
         self.others_bytes += nbytes
@@ -79,6 +82,7 @@ class Margins:
         """
         spare = fetched_bytes(flow) + self.growth_bytes + self._changes_bytes + lacking_bytes
         # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
-        elements = (2 * ELEMENTS_AHEAD, *range(ELEMENTS_AHEAD, 0, -1)) if self.elements_bytes else ()
+        most = self._elements_ahead
+        elements = (2 * most, *range(most, 0, -1)) if self.elements_bytes else ()
         spares = [*(spare + each * self.elements_bytes for each in elements), spare]
         return [self.others_bytes + each for each in spares if each > promised(0)]  # less is free anyway

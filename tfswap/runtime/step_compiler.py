@@ -202,7 +202,7 @@ class StepCompiler:
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
         given = list(self._trace.given_to(graph, inputs).values())
-        others_bytes = self._margins.add_batches(graph, given, self._batches_ahead)
+        others_bytes = self._margins.add_batches(graph, self._trace.device.model, given, self._batches_ahead)
         snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
         self.optimizer = Optimizer(

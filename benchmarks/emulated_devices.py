@@ -378,8 +378,10 @@ def main() -> int:
     alone = {"copies": copies, "lent": lent, "planning": planning}
     if len(arguments.kinds) == 1 and arguments.kinds[0] in alone:
         return 0 if alone[arguments.kinds[0]]() else 1
-    nets = arguments.kinds == ["nets"]
-    good = table([*MODELS] if nets else arguments.kinds or [kind for kind in kinds() if kind not in MODELS])
+    nets, every = arguments.kinds == ["nets"], kinds()
+    if not nets and (unknown := [kind for kind in arguments.kinds if kind not in every]):
+        parser.error(f"there is no kind {unknown[0]!r}: choose from {', '.join((*every, 'nets', *alone))}")
+    good = table([*MODELS] if nets else arguments.kinds or [kind for kind in every if kind not in MODELS])
     good &= nets or not arguments.steps or endurance(arguments.steps)
     return 0 if good else 1
 

@@ -275,3 +275,50 @@ def test_a_keras_model_that_can_t_be_planned_trains_by_keras_alone() -> None:
     assert unknown.startswith("tfswap: model 'model': ran as it is, without a limit: ")
     assert "is not known before the step runs" in unknown
     assert "run_eagerly=True" in eager
+
+
+CAPPED = "72"
+"""MiB of an arena in which a step runs out of memory."""
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_step_that_runs_out_of_memory_is_run_again_with_the_bits_of_a_run_that_never_did(at: int) -> None:
+    def trained() -> Any:
+        import keras
+        import tensorflow as tf
+
+        from tfswap.frontends.unmodified import summary
+
+        if os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] == CAPPED:
+            begin()
+        keras.utils.set_random_seed(1)
+        layers = [
+            layer for _ in range(10) for layer in (keras.layers.Dense(256, "tanh"), keras.layers.BatchNormalization())
+        ]
+        model = keras.Sequential([keras.Input([256]), *layers])
+        calls, generator = tf.Variable(0.0), tf.random.Generator.from_seed(3)
+
+        @tf.function
+        def train_step(x: tf.Tensor) -> tf.Tensor:
+            calls.assign_add(1.0)  # before the step runs out of memory
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x + generator.normal([256]), training=True) ** 2)
+            for weight, gradient in zip(
+                model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
+            ):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        ballast, losses = [], []
+        for i in range(8):
+            if i == at:
+                ballast.append(tf.ones([28 << 18]))
+            losses.append(float(train_step(tf.random.stateless_normal([2048, 256], seed=(i, 2)))))
+        weights = [weight.numpy().tolist() for weight in model.variables]
+        found = summary.text().splitlines()
+        return {"values": [losses, weights, float(calls), generator.state.numpy().tolist()], "text": found}
+
+    capped, uncapped = on_arena(trained, mib=int(CAPPED)), on_arena(trained, mib=1024)
+    assert capped["values"] == uncapped["values"]
+    assert uncapped["text"] == []
+    assert capped["text"][2].split()[:3] == [str(8 - at), "train_step", "CPU:0"]

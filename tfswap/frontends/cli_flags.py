@@ -118,7 +118,8 @@ def add_run_flags(commands: Any, command: Callable[..., Any], help_text: str) ->
         "--memory_limit",
         type=cli_values.watched_limits,
         help='of each step: bytes, a size ("6GiB"), a share of its unoptimised peak ("60%%"), one for each GPU '
-        '("GPU:0=6GiB,GPU:1=4GiB"), or "file:PATH"; by default TFSWAP_MEMORY_LIMIT, or what the device has',
+        '("GPU:0=6GiB,GPU:1=4GiB"), or "file:PATH"; by default TFSWAP_MEMORY_LIMIT; '
+        "without any, a step is planned once it has run out of memory",
     )
     _add_slowdown_flag(parser)
     help_text = 'what happens where a measured peak passes the limit: "warn" (the default) or "raise"'

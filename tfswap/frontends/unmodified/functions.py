@@ -2,8 +2,9 @@
 
 TensorFlow calls every trace of a `tf.function` by `ConcreteFunction._call_flat`, with flat arguments. So the program's
 own functions choose and make traces as ever, and only the run of a trace is replaced. A trace is judged at its first
-call from eager code. Where it computes gradients it is planned, by itself; where it can't be planned, and in all other
-cases, it runs as it is. The verdict is an attribute of the trace, so that both are freed together.
+call from eager code. Under a limit, one that computes gradients is planned, by itself; without a limit every trace is
+planned when it runs out of memory (`rescue.py`). Where it can't be planned, and in all other cases, it runs as it is.
+The verdict is an attribute of the trace, so that both are freed together.
 
 Not handled: gradients that a tape outside takes of a function without gradients of its own, functions without
 gradients, and batches that a function takes from an iterator without fixed sizes. These run as they are.
@@ -12,15 +13,17 @@ gradients, and batches that a function takes from an iterator without fixed size
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from tfswap.analysis.phases import is_gradient
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.unmodified import summary
+from tfswap.frontends.unmodified.rescue import Rescued
 from tfswap.frontends.unmodified.settings import Settings, settings
-from tfswap.native.forks import runs_step, with_children
+from tfswap.frontends.unmodified.traces import computes_gradients
+from tfswap.native.forks import runs_step
 from tfswap.runtime.batches import copies_of_iterators
 from tfswap.runtime.program import Program
 from tfswap.runtime.step import Step
@@ -28,7 +31,7 @@ from tfswap.runtime.step import Step
 PROGRAM = Program()
 """All steps of the process share host memory."""
 VERDICT = "_tfswap_unmodified"
-"""The attribute of a trace: a PlannedTrace, or False where it runs as it is."""
+"""The attribute of a trace: a PlannedTrace or Rescued, or False where it runs as it is."""
 GRADIENT_FUNCTIONS = ("__forward_", "__backward_")
 """How the names begin of functions that TensorFlow makes for a tape outside (concrete_function.py)."""
 
@@ -38,9 +41,15 @@ class Unplannable(UnsupportedGraph):
 
 
 class Within(threading.local):
-    """Whether this thread runs a step: functions that tfswap calls then are not the program's."""
+    """What this thread does.
+
+    Attributes:
+        step: whether it runs a step: functions that tfswap calls then are not the program's.
+        batches_ahead: by device, how many batches a pipeline makes during the step that it runs.
+    """
 
     step = False
+    batches_ahead: Mapping[str, int] = types.MappingProxyType({})
 
     def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
         before, self.step = self.step, True
@@ -98,9 +107,13 @@ class PlannedTrace(UnmodifiedFunction):
         super().__init__(_Nameless(), concrete.graph.name, given)
         self.concrete = concrete
 
+    def run(self, inputs: Sequence[Any], _: Sequence[Any]) -> Any:
+        """The results of a call with these flat arguments, under the limit. The step finds its captures itself."""
+        return self(inputs)
+
     def _run(self, inputs: Sequence[Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] flat arguments
         if self.concrete not in self._steps:
-            self.batches_ahead = copies_of_iterators(inputs)
+            self.batches_ahead = within.batches_ahead or copies_of_iterators(inputs)
         result = self.call_trace(self.concrete, inputs)
         summary.row(self.__name__).note_call(self)
         return result
@@ -129,11 +142,11 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
         if verdict is False or within.step or not executing_eagerly():
             return plain(self, tensor_inputs, captured_inputs)
         if verdict is None or verdict.concrete is not self:  # a copy of a trace has its attributes
-            verdict = PlannedTrace(self, settings(given)) if _computes_gradients(self) else False
+            verdict = _judged(self, plain, settings(given))
             setattr(self, VERDICT, verdict)
         if verdict is not False:
             try:
-                return within.call(verdict, tensor_inputs)
+                return within.call(verdict.run, tensor_inputs, captured_inputs)
             except Unplannable as error:
                 summary.note_as_it_was(verdict.__name__, str(error))
                 setattr(self, VERDICT, False)
@@ -142,12 +155,10 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
     return _call_flat
 
 
-def _computes_gradients(concrete: Any) -> bool:
-    """Whether a trace computes gradients, by itself or in functions that it calls, and is the program's."""
+def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> PlannedTrace | Rescued | Literal[False]:
+    """What runs a trace; False where it runs as it is."""
     if runs_step(concrete) or concrete.graph.name.startswith(GRADIENT_FUNCTIONS):
         return False
-    if any(is_gradient(op.type, op.name) for op in concrete.graph.get_operations()):
-        return True
-    called = with_children(concrete._inference_function)
-    definitions = (getattr(each, "cached_definition", None) for each in called)
-    return any(is_gradient(n.op, n.name) for made in definitions if made is not None for n in made.node_def)
+    if given.rescues:
+        return Rescued(concrete, plain, lambda: PlannedTrace(concrete, given))
+    return PlannedTrace(concrete, given) if computes_gradients(concrete) else False

@@ -70,6 +70,31 @@ class UnmodifiedTraining(Training):
         return self._as_it_is
 
 
+class RescuedTraining(UnmodifiedTraining):
+    """As UnmodifiedTraining, without a limit: `functions` rescues the step, which has its batch as arguments."""
+
+    def __init__(self, model: Any, plain: Callable[..., Any], given: Settings):
+        super().__init__(model, plain, given)
+        self._builds = False
+
+    def _step(self, spec: Any, signature: Any, ahead: Mapping[str, int]) -> Any:
+        import tensorflow as tf
+
+        traced = tf.function(self._one_step(spec), input_signature=signature)
+
+        def step(*tensors: Any) -> Any:
+            within.batches_ahead = ahead
+            try:
+                return traced(*tensors)
+            finally:
+                within.batches_ahead = {}
+
+        return step
+
+    def _note(self) -> None:
+        """There is no report."""
+
+
 def training_of(model: Any, plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
     """What makes the train function of a model that has none of its own: called in place of `make_train_function`.
 
@@ -82,5 +107,6 @@ def training_of(model: Any, plain: Callable[..., Any], given: Mapping[str, Any])
     except TfswapError as error:
         summary.note_as_it_was(named(model), str(error))
         return functools.partial(plain, model)
-    model.make_train_function = UnmodifiedTraining(model, plain, settings(given))
+    found = settings(given)
+    model.make_train_function = (RescuedTraining if found.rescues else UnmodifiedTraining)(model, plain, found)
     return model.make_train_function

@@ -46,6 +46,11 @@ class Settings:
     on_exceeded: str
     options: Mapping[str, Any]
 
+    @property
+    def rescues(self) -> bool:
+        """Whether steps are planned only when they run out of memory: no limit is given."""
+        return self.request.memory_limit is None and self.request.max_slowdown is None
+
     @staticmethod
     def of(given: Mapping[str, Any]) -> Settings:
         """Raises TfswapError naming the option that is malformed."""

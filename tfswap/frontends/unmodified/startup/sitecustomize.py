@@ -38,7 +38,8 @@ def _begin() -> None:
         return
     sys.modules[STARTED] = types.ModuleType(STARTED)
     given = {"memory_limit": os.environ.get(LIMIT) or None, **json.loads(os.environ.get(RUN, "{}"))}
-    if given.pop("process", None) == os.getpid():
+    is_first = given.pop("process", None) == os.getpid()
+    if is_first and (given["memory_limit"] or given.get("max_slowdown")):
         atexit.register(_report_nothing)
     wrapt.register_post_import_hook(lambda module: _watch_functions(module, given), FUNCTIONS)
     wrapt.register_post_import_hook(lambda module: _watch_keras(module, given), KERAS)

@@ -3,6 +3,7 @@
     python benchmarks/floor.py                            # all models of benchmarks/accuracy.py
     python benchmarks/floor.py mlp transformer --alive    # and what is in memory at the floor's peak
     python benchmarks/floor.py mlp transformer --alone 5  # and the five largest kinds of kernels, each alone
+    python benchmarks/floor.py vgg vgg224 --slices           # with the tactic "slice"
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
@@ -36,13 +37,15 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from accuracy import MIB, MODELS
+from accuracy import MIB, MODELS, images
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.exporters.graph_def import encode_nodes
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import calls_functions, is_const
+from tfswap.ir.permits import KNOWN_TACTICS, TACTICS
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
@@ -51,6 +54,8 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import Memory, simulate_memory
 from tfswap.support import progress
 
+LARGE = {"vgg224": images("VGG16", 16, 224, 0.0), "vgg19": images("VGG19", 16, 224, 0.0)}
+"""Steps in addition to those of accuracy.py, which run by name alone."""
 ARENA_BYTES = 1 << 40
 ALONE_MIB = 4096
 """The arena of kernels that run alone."""
@@ -169,7 +174,7 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
 
 
-def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict[str, Any]:
+def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices: bool) -> dict[str, Any]:
     import tensorflow as tf
 
     from tfswap.compiler.grappler import as_planned
@@ -177,8 +182,9 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
 
     step, arguments = make()
     concrete = tf.function(step).get_concrete_function(*arguments)
+    options = Options(KNOWN_TACTICS if slices else TACTICS)
     device = DeviceModel(intra_op_threads=2, inter_op_threads=2)
-    optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device)
+    optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device, options)
     there = optimizer.flow.persistent_bytes
     chunks = ((0, there, True), (there, ARENA_BYTES, False))
     optimizer.assume_arena(ArenaSnapshot(there, chunks, instantiated=True))
@@ -256,20 +262,21 @@ def main() -> None:
     parser.add_argument("--steps", type=Path, help="models of one's own: a file that defines STEPS, by name")
     parser.add_argument("--alive", action="store_true", help="list what is in memory at the floor's peak")
     parser.add_argument("--alone", type=int, default=0, metavar="N", help="run the N largest kinds of kernels alone")
+    parser.add_argument("--slices", action="store_true", help="kernels may run in slices")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
         print(json.dumps(child(args.child)))
         return
-    models = MODELS if args.steps is None else runpy.run_path(str(args.steps))["STEPS"]
+    models = MODELS | LARGE if args.steps is None else runpy.run_path(str(args.steps))["STEPS"]
     unknown = [name for name in args.models if name not in models]
     if unknown:
         parser.error(f"no model is named {unknown[0]!r}; there are {', '.join(models)}")
     columns = ("persistent", "in place", "fresh", "live", "floor", "unoptimised")
     print(f"{'MiB':<14}{'kernels':>8}" + "".join(f"{c:>13}" for c in columns) + "   floor over both    time  took, s")
-    names = args.models or models
-    rows = [measure(name, models[name], args.alive, args.alone) for name in progress.over("models", names)]
+    names = args.models or [name for name in models if name not in LARGE]
+    rows = [measure(name, models[name], args.alive, args.alone, args.slices) for name in progress.over("models", names)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

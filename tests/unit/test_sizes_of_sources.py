@@ -17,7 +17,7 @@ MOST_FILE_LINES, MOST_CLASS_LINES, MOST_FUNCTION_LINES = 500, 300, 60
 """A function's docstring does not count: that of a public one says all of its arguments."""
 
 FILES = {
-    "ir/op_table.py": 848,  # one table, one op a line
+    "ir/op_table.py": 851,  # one table, one op a line
 }
 CLASSES: dict[str, int] = {}
 FUNCTIONS: dict[str, int] = {}

@@ -27,6 +27,7 @@ from tfswap.analysis.lossless_forms import smaller_form
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.gains import LEAST_SHARE, STAGES, in_stages, measured_sparse, worth_encoding, worth_packing
 from tfswap.compiler.rewriting import Rewriting, Variant
+from tfswap.compiler.slice_choices import choose_slices
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
@@ -48,15 +49,17 @@ MEMORY_SHARES = (1.0, 0.75, 0.5, 0.0)
 """The shares of host memory that variables at home take where some of them are on disk. The rest is for new values on
 their way there, and for swapped tensors.
 """
+ROW_SLICES = (2, 4, 8, 16, 32, 64)
+"""Into how many slices kernels with the largest tensor are cut."""
 APART = 0.1
 """Accesses with more than this share of the step's time between them do not read the same copy of a variable."""
 MOST_VARIANTS = (
-    1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES + (STAGES + 5 + len(SLICES)) * len(MEMORY_SHARES)
+    1 + STAGES + 4 + len(ROW_SLICES) + (STAGES + 2) + 3 + 2 * STAGES + (STAGES + 5 + len(SLICES)) * len(MEMORY_SHARES)
 )  # fmt: skip
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-as sparse rows; with variables at home on the host, alone, with encodings, and with the last stages; and with their
-updates in slices; these also with some of them on disk.
+as sparse rows; with kernels in slices; with variables at home on the host, alone, with encodings, and with the last
+stages; and with their updates in slices; these also with some of them on disk.
 """
 
 
@@ -218,6 +221,12 @@ class Alternatives:
                 at_home._replace(slice_bytes=nbytes) for nbytes, count in counts.items() if 0 < count <= MOST_SLICES
             ]
         return self._sliced[at_home]
+
+    @functools.cached_property
+    def in_row_slices(self) -> list[Rewriting]:
+        """The step with kernels in slices of rows, from large slices to small ones."""
+        found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES)
+        return [self.base._replace(sliced=(slices,)) for slices in found]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
         """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""

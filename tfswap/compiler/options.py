@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import STATE, TACTICS
+from tfswap.ir.permits import KNOWN_TACTICS, SLICE, STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
@@ -36,7 +36,7 @@ class Options:
     """The user's options of a plan, without the limit.
 
     Attributes:
-        tactics: a subset of TACTICS. Ordering is always on.
+        tactics: a subset of KNOWN_TACTICS. Ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
         spill: the folder for swapped tensors beyond that limit. None: they may not go to disk.
         keep: names of tensors that must stay in the arena ("node:0").
@@ -109,9 +109,9 @@ class Options:
         return has_rule(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
-        unknown = [t for t in self.tactics if t not in TACTICS]
+        unknown = [t for t in self.tactics if t not in KNOWN_TACTICS]
         if unknown:
-            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
+            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, KNOWN_TACTICS))}")
         chosen = SOLVERS.get(self.solver)
         if chosen is None:
             raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")
@@ -139,6 +139,8 @@ class Options:
         if self.precision and not device.codecs:
             raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")
         left_out = set[str]()
+        if not device.has_own_kernels or self.portable:
+            left_out.add(SLICE)
         if self.portable:
             left_out |= {STATE} if device.host_is_separate else {STATE, "swap"}
         if not device.codecs:

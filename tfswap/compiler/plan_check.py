@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfswap.analysis.reduced_precision import precision_of
 from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.ir.permits import STATE
+from tfswap.ir.permits import SLICE, STATE
 from tfswap.plan.plan import Plan
 from tfswap.support.sizes import format_bytes
 
@@ -26,6 +26,8 @@ def _require_tactics(plan: Plan, options: Options) -> None:
     parts = (plan, *plan.inside)
     if (plan.accumulators or any(p.evictions for p in parts)) and "swap" not in options.tactics:
         raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
+    if plan.sliced and SLICE not in options.tactics:
+        raise InvalidModel(f'this plan slices kernels, and tactics leaves "{SLICE}" out: allow it, or plan again')
     if plan.at_home and STATE not in options.tactics:
         raise InvalidModel(
             f'this plan keeps variables in host memory, and tactics leaves "{STATE}" out: allow it, or plan again'

@@ -159,6 +159,18 @@ class Planners:
             if self.has_room(variant):
                 yield variant, self.of(variant)
 
+    def fastest(
+        self,
+        rewritings: Iterable[Rewriting],
+        candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
+        limit_bytes: int,
+        best: Found | None = None,
+    ) -> Found | None:
+        """`best`, or the fastest candidate of these variants within the limit, as of `faster`."""
+        for variant, planner in self.used(rewritings):
+            best = faster(best, variant, candidate, planner, limit_bytes)
+        return best
+
     @functools.cached_property
     def live_peak_bytes(self) -> int:
         """Bytes of the live tensors at the peak of the step's best order, with nothing moved."""

@@ -17,7 +17,7 @@ from tfswap.compiler.policy import Policy
 from tfswap.compiler.slowdown import smallest_limit
 from tfswap.device import arena, machine
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import KNOWN_TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.passes.device_carriers import FIRST
 from tfswap.plan.plan import Plan
@@ -183,7 +183,7 @@ def check(
             f"plan is {plan!r}, of type {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one"
         )
     options = Options(
-        names("tactics", tactics, TACTICS),
+        names("tactics", tactics, KNOWN_TACTICS),
         host,
         as_spill(spill_dir, spill_limit, host),
         profile=as_profile(profile),

@@ -11,7 +11,7 @@ from tfswap.analysis.lossless_forms import Packing
 from tfswap.analysis.reduced_precision import Reduction
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
-from tfswap.plan.plan import Inside, Plan
+from tfswap.plan.plan import Inside, Plan, Slices
 from tfswap.planner.bodies import PlannedBody
 from tfswap.planner.candidates import Candidate
 
@@ -31,6 +31,7 @@ class Rewriting(NamedTuple):
         at_home: names of the handles of variables at home on the host.
         on_disk: those of them that are on disk, and not in host memory.
         slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
+        sliced: kernels that run in slices of rows.
         concurrent: the bytes that kernels of the step that run in groups hold while more than one runs; 0 where all run
             in an order.
     """
@@ -47,6 +48,7 @@ class Rewriting(NamedTuple):
     at_home: tuple[str, ...] = ()
     on_disk: tuple[str, ...] = ()
     slice_bytes: int = 0
+    sliced: tuple[Slices, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Rewriting:

@@ -20,7 +20,7 @@ from tfswap.compiler.planners import Bounds, Planners, faster, lower
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
-from tfswap.ir.permits import STATE
+from tfswap.ir.permits import SLICE, STATE
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import planned_choice
@@ -93,7 +93,7 @@ class Search:
     def _rewritings(self) -> list[Rewriting]:
         """The rewritings that a plan may use, the unchanged step first."""
         stages = self._moved_inside
-        if not self._may_encode:
+        if not self._allows("encode"):
             return stages
         alternatives, planner_of, encoded = self.alternatives, self.planners.of, self._encoded
         found = [] if encoded is None else [encoded]
@@ -104,7 +104,7 @@ class Search:
     @property
     def state(self) -> StatePlans | None:
         """The plans with variables at home on the host; None where they stay."""
-        if not self._chooses or STATE not in self._options.tactics:
+        if not self._allows(STATE):
             return None
         return StatePlans(self.alternatives, self.planners, self._lowest_forms)
 
@@ -115,14 +115,13 @@ class Search:
         found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside))
         return [form for form in found if form != self.variants.base]
 
-    @property
-    def _may_encode(self) -> bool:
-        return self._chooses and "encode" in self._options.tactics
+    def _allows(self, tactic: str) -> bool:
+        return self._chooses and tactic in self._options.tactics
 
     @functools.cached_property
     def _encoded(self) -> Rewriting | None:
         """The step with all encodings that gain something; None where none does or none is allowed."""
-        return self.alternatives.encoded(self.planners.of) if self._may_encode else None
+        return self.alternatives.encoded(self.planners.of) if self._allows("encode") else None
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:
@@ -212,21 +211,17 @@ class Search:
         """The fastest plan of all variants within the limit, the one without evictions for no limit; None if none
         fits.
         """
-        plain = self.planners.of(self.variants.plain)
         if limit_bytes is None:
-            unmoved = plain.candidate(None)
+            unmoved = self.planners.of(self.variants.plain).candidate(None)
             return None if unmoved is None else Found(self.variants.plain, unmoved)
-        best: Found | None = None
-        for variant in map(self.variants.__getitem__, self._grouped):
-            best = faster(best, variant, Planner.unmoved_candidate, self.planners.of(variant), limit_bytes)
         # Candidates without evictions are quickly judged for all variants, and often faster than those with some.
-        for variant, planner in self.planners.used(self._rewritings):
-            best = faster(best, variant, Planner.unmoved_candidate, planner, limit_bytes)
+        forms = [*self._grouped, *self._rewritings]
+        best = self.planners.fastest(forms, Planner.unmoved_candidate, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
-        for variant, planner in self.planners.used(self._rewritings):
-            best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+        best = self.planners.fastest(self._rewritings, Planner.candidate, limit_bytes, best)
         if (state := self.state) is not None:
             best = state.fastest(best, limit_bytes)
+        best = best or self.planners.fastest(self._sliced, Planner.candidate, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -245,6 +240,11 @@ class Search:
                 if self.planners.has_room(variant):
                     best = faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
+
+    @property
+    def _sliced(self) -> list[Rewriting]:
+        """The step with kernels in slices of rows. Planning these takes long."""
+        return self.alternatives.in_row_slices if self._allows(SLICE) else []
 
     def fitting(self, plan: Plan, limit_bytes: int) -> Found | None:
         """The fastest form of a plan's order and evictions within the limit; None if none fits.
@@ -299,7 +299,7 @@ class Search:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
         last = [] if (state := self.state) is None else state.last
-        for variant, planner in [*self.planners.used([*self._rewritings, *last])][::-1]:
+        for variant, planner in [*self.planners.used([*self._rewritings, *last, *self._sliced])][::-1]:
             least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))

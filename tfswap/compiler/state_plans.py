@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfswap.compiler.alternatives import Alternatives
-from tfswap.compiler.planners import Planners, faster, lower
+from tfswap.compiler.planners import Planners, lower
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.planner.planner import Planner
 
@@ -38,8 +38,7 @@ class StatePlans:
             return best  # the step begins with more in the arena, whatever leaves it
         for rewriting in self._at_home:
             if best is None or self._least_s(rewriting, limit_bytes) < best.candidate.timing.total_s:
-                for variant, planner in self._planners.used([rewriting]):
-                    best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+                best = self._planners.fastest([rewriting], Planner.candidate, limit_bytes, best)
         return self._fastest_sliced(limit_bytes) if best is None else best
 
     def _least_s(self, rewriting: Rewriting, limit_bytes: int) -> float:
@@ -70,9 +69,7 @@ class StatePlans:
 
     def fastest_full(self, limit_bytes: int) -> Found | None:
         """The fastest plan within the limit with all variables at home, in slices where there is no other."""
-        best: Found | None = None
-        for variant, planner in self._planners.used(self._full):
-            best = faster(best, variant, Planner.candidate, planner, limit_bytes)
+        best = self._planners.fastest(self._full, Planner.candidate, limit_bytes)
         return best or self._fastest_sliced(limit_bytes)
 
     @property

@@ -30,6 +30,7 @@ from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.tactics.reduce_precision import reduce_precision
+from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.passes.tactics.sliced_updates import slice_updates
 from tfswap.passes.tactics.split_branches import split_branches
 from tfswap.passes.tactics.state_homes import keep_at_home
@@ -155,6 +156,11 @@ BODIES = (
 )
 
 FORM = (
+    PlanRow[ResolvedRewriting](
+        slice_kernels,
+        lambda resolved, _: (resolved.rewriting.sliced,) if resolved.rewriting.sliced else None,
+        "slices are tensors like others to all that follows",
+    ),
     PlanRow[ResolvedRewriting](
         keep_at_home,
         lambda resolved, _: (

@@ -32,8 +32,8 @@ from tfswap.ir.op_traits import (
     writes_variable,
 )
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.kernels.slices import ELEMENTS
 from tfswap.native.load import load
-from tfswap.passes.tactics.update_groups import ELEMENTS
 from tfswap.support.reach import reach
 
 MOST_BYTES: Final = 4 << 20

@@ -70,7 +70,7 @@ def optimize(
             each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}. "file:/run/job/limit" names a file
             that has the limit, read before each call; processes can share a budget in it.
         tactics: of ("swap", "recompute", "encode", "state"); () for an order of kernels alone, which is always chosen.
-            With "state", variables and optimizer slots may be at home in host memory.
+            "state" moves variables and slots to host memory. Opt-in "slice" runs the largest kernels in slices.
         host_memory_limit: the most host memory for swapped tensors and variables, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.

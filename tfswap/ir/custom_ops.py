@@ -168,6 +168,17 @@ AWAIT_STORE: Final = "Tfswap>AwaitStore"
 # (tensor: T) -> (output: T); attrs T, begin and rows (ints). Some rows of a tensor, in its buffer.
 ROWS: Final = "Tfswap>Rows"
 
+# (slice: T, before: N * T) -> (output: T); attrs T, N (0 or 1), begin and rows (ints). Copies a slice to row `begin` of
+# a tensor of `rows` rows: a new one, or `before`, in its buffer.
+STORE_ROWS: Final = "Tfswap>StoreRows"
+
+# (slice: T, before: N * T) -> (sums: T); attrs T, N (0 or 1), begin, rows and blocks (ints). Adds the rows of a slice,
+# which begins at row `begin` of `rows`, to sums of `blocks` blocks of rows: new ones, or `before`, in its buffer.
+ADD_ROWS: Final = "Tfswap>AddRows"
+
+# (sums: T) -> (sum: T); attr T. Adds up the sums of ADD_ROWS, in order.
+ADD_BLOCKS: Final = "Tfswap>AddBlocks"
+
 # (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.
 COMMIT_HOME: Final = "Tfswap>CommitHome"
 

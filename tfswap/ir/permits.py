@@ -9,7 +9,11 @@ TENSOR_TACTICS = ("swap", "recompute", "encode")
 STATE = "state"
 """The tactic for variables: it keeps them at home on the host."""
 TACTICS = (*TENSOR_TACTICS, STATE)
-"""All tactics, which is the default."""
+"""All tactics for tensors and variables, which is the default."""
+SLICE = "slice"
+"""The opt-in tactic for kernels: it runs them in slices of rows."""
+KNOWN_TACTICS = (*TACTICS, SLICE)
+"""All tactics."""
 
 
 class Permit(NamedTuple):

@@ -9,6 +9,7 @@ from math import prod
 
 from tfswap.ir.types import TensorType
 from tfswap.kernels.columns import conv3d_columns, most_columns
+from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import Entry, events_rule, fused
 from tfswap.kernels.onednn import onednn, onednn_convolution
 from tfswap.kernels.temporaries import (
@@ -50,12 +51,10 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
         return UNKNOWN
     if _is_onednn_gradient(facts):
         return onednn(facts)
-    size = element_bytes(facts.outputs[0])
-    pixels, window, channels = _image_products(kernel, gradient)
-    work = pixels * channels + window * channels + pixels * window
-    parallel = gradient[0] == 1 or work // facts.device.intra_op_threads >= _THREAD_WORK_BYTES // size
-    shard = 1 if parallel else ceil_div(_WORKING_SET_BYTES // size, work)
-    return after_output([shard * pixels * window * size], exact=not facts.device.onednn)
+    pixels, window, _ = _image_products(kernel, gradient)
+    parallel = gradient[0] == 1 or adds_in_parallel(kernel, gradient, facts.outputs[0], facts.device)
+    shard = 1 if parallel else images_of_shard(kernel, gradient, facts.outputs[0])
+    return after_output([shard * pixels * window * element_bytes(facts.outputs[0])], exact=not facts.device.onednn)
 
 
 def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
@@ -65,11 +64,20 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
         return UNKNOWN
     if _is_onednn_gradient(facts):
         return onednn(facts)
-    size = element_bytes(facts.outputs[0])
-    pixels, window, channels = _image_products(kernel, gradient)
-    work = pixels * window + pixels * channels + window * channels
-    shard = ceil_div(_WORKING_SET_BYTES // size, work)
-    return after_output([shard * pixels * window * size], exact=not facts.device.onednn)
+    pixels, window, _ = _image_products(kernel, gradient)
+    shard = images_of_shard(kernel, gradient, facts.outputs[0])
+    return after_output([shard * pixels * window * element_bytes(facts.outputs[0])], exact=not facts.device.onednn)
+
+
+def images_of_shard(kernel: tuple[int, ...], gradient: tuple[int, ...], made: TensorType) -> int:
+    """conv_grad_*_ops: the images that a gradient's kernel works on together, by the cache alone."""
+    return ceil_div(_WORKING_SET_BYTES // element_bytes(made), _image_work(kernel, gradient))
+
+
+def adds_in_parallel(kernel: tuple[int, ...], gradient: tuple[int, ...], made: TensorType, device: DeviceModel) -> bool:
+    """conv_grad_input_ops.h: whether all threads work on one image, however many there are."""
+    work = _image_work(kernel, gradient) // device.intra_op_threads
+    return work >= _THREAD_WORK_BYTES // element_bytes(made)
 
 
 def joint_gradients(facts: Facts) -> Events:
@@ -114,6 +122,12 @@ def _is_onednn_gradient(facts: Facts) -> bool:
 def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(pixels of an output image, elements under one filter, output channels)."""
     return gradient_shape[1] * gradient_shape[2], prod(filter_shape[:3]), filter_shape[3]
+
+
+def _image_work(kernel: tuple[int, ...], gradient: tuple[int, ...]) -> int:
+    """The elements of an image's gradient, its columns and the filter."""
+    pixels, window, channels = _image_products(kernel, gradient)
+    return pixels * channels + window * channels + pixels * window
 
 
 _PACKET_BYTES = 32  # TensorFlow's wheels are built for AVX

@@ -68,6 +68,9 @@ RULES: dict[str, Entry] = {
     "Tfswap>AwaitStore": FREE,
     "Tfswap>CommitHome": Entry(update(0)),
     "Tfswap>Rows": VIEW,
+    "Tfswap>StoreRows": Entry(forwarding(1)),  # ops/csrc/core/slice_ops.cc
+    "Tfswap>AddRows": Entry(forwarding(1)),
+    "Tfswap>AddBlocks": FRESH,
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),

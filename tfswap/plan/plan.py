@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 from tfswap.analysis.lossless_forms import Packing
 from tfswap.analysis.reduced_precision import Reduction
@@ -54,6 +55,20 @@ class Eviction:
     use: int
     disk: bool = False
     lent: int | None = None
+
+
+class Slices(NamedTuple):
+    """Kernels that run in slices of rows (passes/tactics/slice_kernels.py).
+
+    Attributes:
+        kernels: their names.
+        rows: the rows of a slice, of each `of` rows.
+        of: all rows of a slice's tensors are a multiple of it. Slices begin at the same shares of all of them.
+    """
+
+    kernels: tuple[str, ...]
+    rows: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,7 @@ class Plan:
         at_home: names of the handles of variables at home on the host.
         on_disk: those of them that are on disk, and not in host memory.
         slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
+        sliced: kernels that run in slices of rows. The order and the evictions are those of the graph with slices.
         lent_bytes: the memory of another device that swapped tensors take.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
@@ -167,6 +183,7 @@ class Plan:
     at_home: tuple[str, ...] = ()
     on_disk: tuple[str, ...] = ()
     slice_bytes: int = 0
+    sliced: tuple[Slices, ...] = ()
     lent_bytes: int = 0
 
     @classmethod
@@ -205,6 +222,7 @@ class Plan:
             self.at_home,
             self.on_disk,
             self.slice_bytes,
+            self.sliced,
             self.inside,
         )
 
@@ -278,6 +296,14 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel(f"plan.on_disk names {stray!r}, which is not among plan.at_home")
     if plan.slice_bytes and not plan.at_home:
         raise InvalidModel("plan.at_home names no variables, and plan.slice_bytes is of those in host memory")
+    if plan.sliced and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan with kernels in slices fixes an order")
+    for i, slices in enumerate(plan.sliced):
+        if not slices.kernels or not 0 < slices.rows < slices.of:
+            raise InvalidModel(
+                f"plan.sliced[{i}] has {slices.rows} of {slices.of} rows of {len(slices.kernels)} kernels in a slice: "
+                "there are some kernels, and fewer rows than all"
+            )
     for before, position in pairwise((-1, *plan.paired)):
         if not max(1, before + 2) <= position < len(plan.order):
             raise InvalidModel(

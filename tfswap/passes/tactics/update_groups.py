@@ -13,14 +13,11 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import is_elementwise, writes_variable
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.slices import ELEMENTS
 from tfswap.passes.nodes import followers
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.support.reach import reach
 
-ELEMENTS: Final = 64
-"""A slice has a multiple of this many elements. Kernels compute several elements in one packet, and what is left over
-one by one, with other last bits for some functions (Eigen's TensorExecutor.h): a multiple leaves nothing over. It also
-aligns slices of each type."""
 SUM_ROWS: Final = "UnsortedSegmentSum"
 """The op that adds up rows: (rows, their places, the number of places)."""
 FILL: Final = "Fill"

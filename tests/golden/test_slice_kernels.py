@@ -1,0 +1,76 @@
+"""Kernels in slices of rows, on graphs in text, and which are chosen."""
+
+from __future__ import annotations
+
+import pytest
+from test_passes import Golden
+
+from tfswap.compiler.slice_choices import choose_slices
+from tfswap.errors import InvalidModel
+from tfswap.ir.text import parse_graph
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.slices import LINES, slicing_of
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.slice_kernels import slice_kernels
+from tfswap.plan.plan import Slices
+
+DEVICE = DeviceModel("cpu", intra_op_threads=2)
+TARGET = Target(DEVICE)
+IN_SLICES = ("conv", "relu", "start", "gradient", "bias", "by_filter", "by_image")
+
+
+def test_a_convolution_and_its_gradients() -> None:
+    golden = Golden("slice_kernels")
+    rows, of = map(int, golden.arguments)
+    assert slice_kernels(golden.graph, TARGET, [Slices(IN_SLICES, rows, of)]) == 39
+    golden.check()
+
+
+def test_what_is_chosen() -> None:
+    graph = Golden("slice_kernels").graph
+    assert choose_slices(graph, DEVICE, (2, 8)) == [Slices(IN_SLICES, 3, 5), Slices(IN_SLICES, 1, 5)]
+    assert choose_slices(graph, DEVICE._replace(onednn=True), (2,)) == [Slices(("relu", "start", "gradient"), 3, 5)]
+    assert choose_slices(graph, DeviceModel("gpu"), (2,)) == []
+    nothing = parse_graph("%x = Placeholder() {dtype=float32} -> float32[8]\nfeeds %x\n")
+    assert choose_slices(nothing, DEVICE, (2,)) == []
+
+
+def test_a_name_of_an_op_is_a_line_once() -> None:
+    assert len(LINES) == len({*LINES}) > 40
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%y = Relu(%x) {T=float32} -> float32[?,8]",  # a size that is not known
+        "%y = Relu(%x) {T=float32} -> float32[0,8]",  # an empty tensor
+        "%y = Softmax(%x) {T=float32} -> float32[64,8]",  # no line
+        "%y = MatMul(%x, %w) {T=float32, transpose_a=true, transpose_b=false} -> float32[64,8]",  # adds up rows
+        "%y = MatMul(%x, %n) {T=float32, transpose_a=false, transpose_b=false} -> float32[64,2]",  # few columns
+        "%y = Conv2D(%i, %f) {T=float32, data_format=b'NCHW', padding=b'SAME', strides=(1, 1)} -> float32[8,16,9,9]",
+    ],
+)
+def test_what_stays_whole(line: str) -> None:
+    kind = line.rpartition("-> ")[2].replace("[64,2]", "[64,8]") if "Relu" in line else "float32[64,8]"
+    graph = parse_graph(
+        f"%x = Placeholder() {{dtype=float32}} -> {kind}\n%w = Placeholder() {{dtype=float32}} -> float32[64,8]\n"
+        "%n = Placeholder() {dtype=float32} -> float32[8,2]\n%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
+        f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\nfeeds %x, %w, %n, %i, %f\nfetches %y\n"
+    )
+    assert slicing_of(graph["y"], DEVICE) is None
+    with pytest.raises(InvalidModel, match="runs 'y' in slices of 2 of 64 rows, and this graph has no such kernel"):
+        slice_kernels(graph, TARGET, [Slices(("y",), 2, 64)])
+
+
+def test_a_kernel_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="runs 'z' in slices"):
+        slice_kernels(Golden("slice_kernels").graph, TARGET, [Slices(("z",), 2, 5)])
+
+
+def test_slices_that_the_bits_do_not_allow_are_refused() -> None:
+    graph = parse_graph(
+        "%x = Placeholder() {dtype=float32} -> float32[64,9]\n%y = Exp(%x) {T=float32} -> float32[64,9]\n"
+        "feeds %x\nfetches %y\n"
+    )
+    with pytest.raises(InvalidModel, match="gives the same bits"):
+        slice_kernels(graph, TARGET, [Slices(("y",), 8, 64)])

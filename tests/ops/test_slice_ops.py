@@ -1,0 +1,59 @@
+"""The ops that join slices of rows: StoreRows, AddRows and AddBlocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import tfswap.ops  # noqa: E402, F401 needs TensorFlow
+from tfswap.native.load import load  # noqa: E402
+
+ROWS = np.random.default_rng(1).normal(size=(10, 3, 7)).astype(np.float32)
+
+
+@pytest.fixture
+def ops():
+    return load().ops
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bool, tf.int64])
+def test_slices_fill_a_tensor(ops, dtype) -> None:
+    whole = tf.cast(ROWS, dtype)
+
+    @tf.function
+    def filled(x):
+        first = ops.tfswap_store_rows(slice=x[:4], before=[], begin=0, rows=10)
+        second = ops.tfswap_store_rows(slice=x[4:9], before=[first], begin=4, rows=10)
+        return first, ops.tfswap_store_rows(slice=x[9:], before=[second], begin=9, rows=10)
+
+    first, last = filled(whole)  # the first is kept, so that it is copied, and not written over
+    assert np.array_equal(last, whole) and np.array_equal(first[:4], whole[:4])
+    assert filled.get_concrete_function(whole).structured_outputs[1].shape == (10, 3, 7)
+
+
+def test_sums_of_rows_are_those_of_each_block_in_order(ops) -> None:
+    flat = ROWS.reshape(-1, 7)
+    sums = np.zeros((4, 7), np.float32)
+    for row, numbers in enumerate(flat):
+        sums[row // 8] += numbers
+    first = ops.tfswap_add_rows(slice=ROWS[:4], before=[], begin=0, rows=30, blocks=4)
+    second = ops.tfswap_add_rows(slice=ROWS[4:], before=[first], begin=12, rows=30, blocks=4)
+    assert np.array_equal(second, sums)
+    assert np.array_equal(ops.tfswap_add_blocks(sums=second), sums[0] + sums[1] + sums[2] + sums[3])
+
+
+@pytest.mark.parametrize(("begin", "rows"), [(7, 10), (11, 12), (2**62, 2**62)])
+def test_other_rows_are_refused(ops, begin: int, rows: int) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is given a slice of shape"):
+        ops.tfswap_store_rows(slice=ROWS[:4], before=[], begin=begin, rows=rows)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is given 12 rows"):
+        ops.tfswap_add_rows(slice=ROWS[:4], before=[], begin=begin, rows=rows, blocks=1)
+
+
+def test_another_shape_before_is_refused(ops) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="continues a tensor of shape"):
+        ops.tfswap_store_rows(slice=ROWS[:4], before=[ROWS[:9]], begin=0, rows=10)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="continues a tensor of shape"):
+        ops.tfswap_add_rows(slice=ROWS, before=[ROWS[0]], begin=0, rows=30, blocks=2)

@@ -1,0 +1,218 @@
+"""One kernel at a time, whole and in slices of random sizes: the lines of kernels/slices.py."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_library
+
+import tfswap.ops  # noqa: F401 registers the ops of slices
+from tfswap.exporters.graph_def import export_graph_def
+from tfswap.importers.function import import_function
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.slices import LINES, reads_in_place, runs_in_slices, slicing_of
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.slice_kernels import slice_kernels
+from tfswap.plan.plan import Slices
+
+R = tf.raw_ops
+POOL = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+
+
+FUSED = {"epsilon": 0.0, "leakyrelu_alpha": 0.2}
+FUSED_CONVOLUTION = FUSED | {
+    "num_args": 1,
+    "padding": "SAME",
+    "fused_ops": ["BiasAdd", "Relu"],
+    "host_args": [],
+    "explicit_paddings": [],
+    "data_format": "NHWC",
+    "filter_format": "HWIO",
+    "dilations": [1, 1, 1, 1],
+    "use_cudnn_on_gpu": True,
+}
+FUSED_PRODUCT = FUSED | {"fused_ops": ["BiasAdd"], "transpose_a": False}
+
+
+def _internal(op, **arguments):
+    """Calls an op of TensorFlow's own, for which it has no Python function."""
+    return op_def_library.apply_op(op, name="fused", **arguments)
+
+
+class Cases:
+    """Random calls of ops, each as a function and its arguments.
+
+    Args:
+        seed: of the sizes and numbers.
+    """
+
+    def __init__(self, seed):
+        self._numbers = np.random.default_rng(seed)
+
+    def size(self, low, high):
+        """A size between both, small ones as often as large ones."""
+        return int(np.exp(self._numbers.uniform(np.log(low), np.log(high + 1))))
+
+    def choice(self, *options):
+        return options[self._numbers.integers(len(options))]
+
+    def tensor(self, *shape, dtype="float32"):
+        return tf.cast(self._numbers.normal(size=shape) * 10 ** self._numbers.uniform(-1, 1), dtype)
+
+    def convolution(self, large=False):
+        """Sizes of an image, a filter and strides."""
+        if large:
+            return [self.size(3, 5), 100, self.size(90, 120), 64], [3, 3, 64, self.size(48, 64)], 1
+        images, height, width = self.size(3, 12), self.size(8, 100), self.size(8, 100)
+        channels, made, kernel = self.size(1, 96), self.size(8, 96), self.choice(1, 3, 5)
+        return [images, height, width, channels], [kernel, kernel, channels, made], self.choice(1, 2)
+
+    def filtered(self, op):
+        image, kernel, stride = self.convolution(large=op == "Conv2DBackpropFilter" or self.choice(False, True))
+        attrs = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+        made = [image[0], -(-image[1] // stride), -(-image[2] // stride), kernel[3]]
+        if op == "Conv2D":
+            return lambda x, w: R.Conv2D(input=x, filter=w, **attrs), [self.tensor(*image), self.tensor(*kernel)]
+        if op == "Conv2DBackpropInput":
+            backward = lambda w, g: R.Conv2DBackpropInput(input_sizes=image, filter=w, out_backprop=g, **attrs)  # noqa: E731
+            return backward, [self.tensor(*kernel), self.tensor(*made)]
+        backward = lambda x, g: R.Conv2DBackpropFilter(input=x, filter_sizes=kernel, out_backprop=g, **attrs)  # noqa: E731
+        return backward, [self.tensor(*image), self.tensor(*made)]
+
+    def pooled(self, op):
+        shape = [self.size(2, 12), 2 * self.size(2, 20), 2 * self.size(2, 20), self.size(1, 40)]
+        image = self.tensor(*shape)
+        if op in ("MaxPool", "AvgPool"):
+            return lambda x: getattr(R, op)(**{"input" if op == "MaxPool" else "value": x}, **POOL), [image]
+        pooled = R.MaxPool(input=image, **POOL)
+        gradient = self.tensor(*pooled.shape)
+        if op == "AvgPoolGrad":
+            return lambda g: R.AvgPoolGrad(orig_input_shape=shape, grad=g, **POOL), [gradient]
+        return lambda x, y, g: R.MaxPoolGrad(orig_input=x, orig_output=y, grad=g, **POOL), [image, pooled, gradient]
+
+    def matmul(self, op):
+        rows, depth, columns = self.size(16, 4096), self.size(4, 4096), self.size(8, 4096)
+        while rows * depth * columns > 1 << 31:
+            rows, depth, columns = (-(-size // 2) for size in (rows, depth, columns))
+        b, a = self.choice(False, True), self.tensor(rows, depth)
+        w = self.tensor(*((columns, depth) if b else (depth, columns)))
+        if op == "MatMul":
+            return lambda x, y: R.MatMul(a=x, b=y, transpose_b=b), [a, w]
+        bias = self.tensor(columns)
+        attrs = {"transpose_b": b, **FUSED_PRODUCT}
+        return lambda x, y, z: _internal(op, a=x, b=y, args=[z], **attrs), [a, w, bias]
+
+    def elementwise(self, op):
+        dtype = "int32" if op in ("Abs", "AddV2", "Sub", "Mul") and self.choice(False, True) else "float32"
+        shape = [self.size(2, 300), *(self.size(1, 40) for _ in range(self.choice(0, 1, 2)))]
+        x, y = self.tensor(*shape, dtype=dtype), self.tensor(*shape, dtype=dtype)
+        if op in ("Log", "Rsqrt", "Sqrt", "RealDiv"):
+            x, y = tf.abs(x) + 0.1, tf.abs(y) + 0.1
+        if op == "Cast":
+            return lambda x: R.Cast(x=x, DstT=tf.float64), [x]
+        if op in ("Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "SquaredDifference", "Sub"):
+            y = self.choice(y, tf.reduce_max(y, axis=0), tf.reduce_max(y, axis=-1, keepdims=True), y[:1])
+            return lambda x, y: getattr(R, op)(x=x, y=y), [x, y]
+        if op in ("SigmoidGrad", "TanhGrad"):
+            return lambda x, y: getattr(R, op)(y=x, dy=y), [x, y]
+        if op.endswith("Grad"):
+            other = "outputs" if op == "EluGrad" else "features"
+            return lambda x, y: getattr(R, op)(gradients=x, **{other: y}), [x, y]
+        named = "features" if op in ("Elu", "LeakyRelu", "Relu", "Relu6", "Softplus") else "x"
+        return lambda x: getattr(R, op)(**{named: x}), [x]
+
+    def of(self, op):
+        """A call of an op."""
+        if op.startswith("Conv2D"):
+            return self.filtered(op)
+        if "Pool" in op:
+            return self.pooled(op)
+        if op in ("MatMul", "_FusedMatMul"):
+            return self.matmul(op)
+        rows, width = self.size(8, 400), self.size(2, 3000)
+        if op == "SparseSoftmaxCrossEntropyWithLogits":
+            labels = tf.cast(self._numbers.integers(0, width, rows), tf.int64)
+            return lambda x, y: tuple(getattr(R, op)(features=x, labels=y)), [self.tensor(rows, width), labels]
+        if op in ("BiasAdd", "BiasAddGrad"):
+            image = self.tensor(self.size(2, 12), 64, 64, self.size(1, 96))
+            if op == "BiasAdd":
+                return lambda x, b: R.BiasAdd(value=x, bias=b), [image, self.tensor(image.shape[-1])]
+            return lambda x: R.BiasAddGrad(out_backprop=x), [image]
+        if op == "_FusedConv2D":
+            image, kernel, stride = self.convolution(large=self.choice(False, True))
+            attrs = {"strides": [1, stride, stride, 1], **FUSED_CONVOLUTION}
+            fused = lambda x, w, b: _internal(op, input=x, filter=w, args=[b], **attrs)  # noqa: E731
+            return fused, [self.tensor(*image), self.tensor(*kernel), self.tensor(kernel[3])]
+        views = {
+            "Reshape": lambda x: R.Reshape(tensor=x, shape=[2 * rows, width]),
+            "ExpandDims": lambda x: R.ExpandDims(input=x, axis=1),
+            "Squeeze": lambda x: R.Squeeze(input=x, axis=[1]),
+        }
+        if op in views:
+            return views[op], [self.tensor(rows, 1 if op == "Squeeze" else 2, width)]
+        return self.elementwise(op)
+
+
+MOST_CALLS = 10
+"""Random calls for each that is to be compared: many are too small for slices."""
+
+
+def differing(seed, tries, threads):
+    """By op, how many slicings of random calls were compared, and what those with other bits were.
+
+    Args:
+        seed: of the calls.
+        tries: how many are compared for each op.
+        threads: TensorFlow's threads for one kernel.
+    """
+    cases = Cases(seed)
+    device = DeviceModel(onednn=os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1", intra_op_threads=threads)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    found = {}
+    for op, line in LINES.items():
+        if device.onednn and not line.onednn:
+            continue
+        compared, wrong = 0, []
+        for _ in range(MOST_CALLS * tries):
+            if compared == tries:
+                break
+            call, arguments = cases.of(op)
+            same = _compare(op, call, arguments, device, cases)
+            compared += same is not None
+            if same is not None and not same[0]:
+                wrong.append(same[1])
+        found[op] = compared, wrong
+    return found
+
+
+def _compare(op, call, arguments, device, cases):
+    """Whether a call has the same bits in slices, and a description of it; None where it can't run so."""
+    concrete = tf.function(call).get_concrete_function(*arguments)
+    graph = import_function(concrete)
+    node = next(node for node in graph if node.op == op)
+    slicing = slicing_of(node, device)
+    if slicing is None:
+        return None
+    of = (node.inputs[slicing.rows[0]].type.shape or (0,))[0]
+    possible = [
+        rows
+        for rows in range(1, of)
+        if runs_in_slices(node, slicing, rows, of) and reads_in_place(node, slicing, rows, of, ())
+    ]
+    if not possible:
+        return None
+    rows = cases.choice(*possible)
+    slice_kernels(graph, Target(device), [Slices((node.name,), rows, of)])
+    graph_def = export_graph_def(graph)
+    results = [tensor.name for tensor in graph.fetches]
+    names = [feed.name for feed in graph.feeds]
+
+    def sliced(*given):
+        return tf.graph_util.import_graph_def(graph_def, dict(zip(names, given, strict=True)), results)
+
+    whole = tf.nest.flatten(concrete(*arguments))
+    parts = tf.nest.flatten(tf.function(sliced)(*arguments))
+    same = all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(whole, parts, strict=True))
+    return same, f"{rows} of {of} rows of {[tuple(a.shape) for a in arguments]}"

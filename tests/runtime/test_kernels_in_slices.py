@@ -1,0 +1,23 @@
+"""Kernels that run in slices have the bits of whole ones, on this CPU: each line of kernels/slices.py."""
+
+from __future__ import annotations
+
+import pytest
+from processes import last_json, run_forked
+
+from tfswap.kernels.slices import LINES
+
+TRIES = 2
+
+
+@pytest.mark.parametrize(("onednn", "threads"), [("0", 2), ("0", 8), ("1", 2)])
+def test_slices_have_the_bits_of_the_whole(onednn: str, threads: int) -> None:
+    def program():
+        from kernels_in_slices import differing
+
+        return differing(7 + threads, TRIES, threads)
+
+    found = last_json(run_forked(program, TF_ENABLE_ONEDNN_OPTS=onednn, TF_NUM_INTRAOP_THREADS=str(threads)))
+    assert {op: wrong for op, (_, wrong) in found.items() if wrong} == {}
+    assert found.keys() == {op for op, line in LINES.items() if line.onednn or onednn == "0"}
+    assert {op for op, (compared, _) in found.items() if not compared} == set()

@@ -170,8 +170,8 @@ def take_every_encoding() -> None:
     """Have the steps of this process planned with all encodings, whether their limits ask for that or not."""
     from tfswap.compiler.search import Search
 
-    found = vars(Search)["_rewritings"].func
-    Search._rewritings = property(lambda search: found(search)[-1:])
+    found = vars(Search)["rewritings"].func
+    Search.rewritings = property(lambda search: found(search)[-1:])
 
 
 def child(name: str, mode: str, steps: int) -> dict[str, Any]:

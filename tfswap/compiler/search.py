@@ -90,7 +90,7 @@ class Search:
         return Bounds(share, self._least_s(rewriting, rung), self._least_bytes(rewriting, rung))
 
     @functools.cached_property
-    def _rewritings(self) -> list[Rewriting]:
+    def rewritings(self) -> list[Rewriting]:
         """The rewritings that a plan may use, the unchanged step first."""
         stages = self._moved_inside
         if not self._allows("encode"):
@@ -215,10 +215,10 @@ class Search:
             unmoved = self.planners.of(self.variants.plain).candidate(None)
             return None if unmoved is None else Found(self.variants.plain, unmoved)
         # Candidates without evictions are quickly judged for all variants, and often faster than those with some.
-        forms = [*self._grouped, *self._rewritings]
+        forms = [*self._grouped, *self.rewritings]
         best = self.planners.fastest(forms, Planner.unmoved_candidate, limit_bytes)
         best = self._fastest_concurrent(best, limit_bytes)
-        best = self.planners.fastest(self._rewritings, Planner.candidate, limit_bytes, best)
+        best = self.planners.fastest(self.rewritings, Planner.candidate, limit_bytes, best)
         if (state := self.state) is not None:
             best = state.fastest(best, limit_bytes)
         best = best or self.planners.fastest(self._sliced, Planner.candidate, limit_bytes)
@@ -299,7 +299,7 @@ class Search:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
         last = [] if (state := self.state) is None else state.last
-        for variant, planner in [*self.planners.used([*self._rewritings, *last, *self._sliced])][::-1]:
+        for variant, planner in [*self.planners.used([*self.rewritings, *last, *self._sliced])][::-1]:
             least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from tfswap.compiler.backward import trains
+from tfswap.compiler.certify import bounds_of
 from tfswap.compiler.search import Search
 from tfswap.ir.permits import STATE
 from tfswap.plan.plan import Plan
@@ -42,6 +43,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
         bodies=variant.bodies,
         floor=optimizer.floor_bytes,
         baseline=lambda: optimizer.baseline,
+        bounds=lambda: bounds_of(optimizer, plan),
         trains=trains(optimizer.graph),
         locate=optimizer.locate,
         timeline=functools.cache(lambda: timeline_of(optimizer, plan, there)),

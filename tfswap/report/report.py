@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import VARIABLE
-from tfswap.ir.permits import STATE
+from tfswap.planner.certificate import Bounds
 from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
 from tfswap.report.printed import ROWS_SHOWN, printed
 from tfswap.report.rows import TensorRow
+from tfswap.report.summary import headline_of, summary_of
 from tfswap.report.tables import as_text
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
@@ -28,12 +29,10 @@ from tfswap.simulator.unordered import Baseline
 from tfswap.simulator.working_set import Reuse
 from tfswap.support.files import require_place, write_whole
 from tfswap.support.gc_pause import without_collector
-from tfswap.support.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
 BY_HAND = "this report was constructed by hand and has no step: use a report that tfswap made"
 HTML, PNG, TRACE, JSON, GRAPHML, DOT = ".html", ".png", ".trace.json", ".json", ".graphml", ".dot"
 KINDS = {
@@ -49,6 +48,8 @@ COMPUTED = (
     "baseline_peak_bytes",
     "time_ratio",
     "floor_bytes",
+    "least_seconds",
+    "least_peak_bytes",
     "keeps_limit",
     "largest_kernel",
     "working_set_bytes",
@@ -121,6 +122,7 @@ class Report:
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
+    _bounds: Callable[[], Bounds | None] = field(repr=False, compare=False, default=lambda: None)
     _graph: Callable[[], Graph] | None = field(repr=False, compare=False, default=None)
     _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
     _largest: Callable[[], tuple[str, int]] = field(repr=False, compare=False, default=lambda: ("", 0))
@@ -145,6 +147,25 @@ class Report:
     def time_ratio(self) -> float:
         """Predicted step time over the unoptimised one's."""
         return self._baseline().time_ratio(self.seconds)
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """What no plan of this step passes, computed on first access: the least time under the limit, and the lowest
+        peak of a plan that is as fast (`planner/certificate.py`). Seconds are those of the cost model.
+
+        None for steps with loops or conditionals, with the tactic "slice", and where nothing is changed.
+        """
+        return self._bounds()
+
+    @property
+    def least_seconds(self) -> float | None:
+        """No plan for the limit is predicted to take less; None where no bound is known."""
+        return None if self.bounds is None else self.bounds.seconds
+
+    @property
+    def least_peak_bytes(self) -> int | None:
+        """No plan that is predicted to be as fast has a lower peak; None where no bound is known."""
+        return None if self.bounds is None else self.bounds.peak_bytes
 
     @cached_property
     def floor_bytes(self) -> int:
@@ -235,61 +256,16 @@ class Report:
     @without_collector
     def summary(self) -> list[tuple[str, str]]:
         """The main figures, as (label, text)."""
-        limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
-        moved = sum(row.cost_bytes for row in self.swapped)
-        return [
-            *([] if self.trains else [("step", NO_BACKWARD)]),
-            ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
-            ("peak before, predicted", self._before_text()),
-            ("peak planned", format_bytes(self.planned_peak_bytes)),
-            *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
-            ("persistent", format_bytes(self.persistent_bytes)),
-            ("smallest limit", self._floor_text()),
-            *([("reuse", self._reuse_text())] if self.kernels else []),
-            *([("workspaces", self._workspaces_text())] if self.convolutions else []),
-            ("swapped", f"{format_count(len(self.swapped), 'tensor')}, {format_bytes(moved)} travel per step"),
-            ("recomputed", self._recomputed_text()),
-            *([("encoded", _encoded_text(self))] if self.encoded else []),
-            ("host memory", format_bytes(self.host_bytes)),
-            *([("variables there", _variables_text(self))] if self.at_home_bytes else []),
-            *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
-            ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
-        ]
-
-    def _before_text(self) -> str:
-        text, more = format_bytes(self.baseline_peak_bytes), self._baseline().overlapping_bytes
-        return f"{text}; iterations that run concurrently hold up to {format_bytes(more)} more" if more else text
-
-    def _floor_text(self) -> str:
-        floor = f"{format_bytes(self.floor_bytes)} ({self.floor_bytes} bytes)"
-        if not self.largest_kernel:
-            return floor
-        return f"{floor}; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} of it"
-
-    def _reuse_text(self) -> str:
-        within, between = self.reuse.within_layers_bytes, self.reuse.between_layers_bytes
-        return f"{format_bytes(within)} by buffer forwarding, {format_bytes(between)} by eviction"
-
-    def _workspaces_text(self) -> str:
-        least, count = self.convolutions[0], format_count(len(self.convolutions), "convolution")
-        return f"{format_bytes(least.free_bytes)} at least for each of {count} ({least.name} has least)"
-
-    def _recomputed_text(self) -> str:
-        runs = "kernel runs" if self.reruns == 1 else "kernels run"
-        return f"{format_count(len(self.recomputed), 'tensor')}, {self.reruns} {runs} again per step"
+        return summary_of(self)
 
     def headline(self) -> str:
         """One line: the peak, and the tactics and time that it needs."""
-        return self._peak_text() if self.trains else f"{self._peak_text()} ({NO_BACKWARD})"
+        return headline_of(self)
 
-    def _peak_text(self) -> str:
-        if not self.keeps_limit:
-            return f"peak {format_bytes(self.planned_peak_bytes)} is over the limit"
-        if not self.kernels:
-            return f"peak {format_bytes(self.planned_peak_bytes)} is within the limit: nothing is changed"
-        swapped = f"{format_count(len(self.swapped), 'tensor')} swapped"
-        done = f"{swapped}, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
-        return f"peak {format_bytes(self.planned_peak_bytes)}, {done}"
+    @property
+    def overlapping_bytes(self) -> int:
+        """The most that concurrent iterations of the unoptimised step's loops hold in addition to its peak."""
+        return self._baseline().overlapping_bytes
 
     def __rich__(self) -> RenderableType:
         return printed(self)
@@ -370,27 +346,6 @@ class Report:
         if found is None:
             raise TfswapError(BY_HAND)
         return found
-
-
-def _encoded_text(report: Report) -> str:
-    """The encoded tensors, and their bytes before and after."""
-    encoded, reduced = report.encoded, report.reduced
-    before, after = sum(row.nbytes for row in encoded), sum(row.encoded_bytes or 0 for row in encoded)
-    rounded = f"; {len(reduced)} of them rounded, so that gradients differ" if reduced else ""
-    tensors = format_count(len(encoded), "tensor")
-    return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
-
-
-def _variables_text(report: Report) -> str:
-    """The variables at home on the host, and their copies."""
-    there = [row for row in report.variables if row.tactic == STATE]
-    moved, count = sum(row.cost_bytes for row in there), format_count(len(there), "variable")
-    text = f"{format_bytes(report.at_home_bytes)} in {count}, {format_bytes(moved)} travel per step"
-    on_disk = [row for row in there if row.home == "disk"]
-    if not on_disk:
-        return text
-    stored, moved = sum(row.nbytes for row in on_disk), sum(row.cost_bytes for row in on_disk)
-    return f"{text}; on disk {format_bytes(stored)}, of which {format_bytes(moved)} travel"
 
 
 def _content(report: Report) -> dict[str, Any]:

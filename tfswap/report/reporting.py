@@ -15,6 +15,7 @@ from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.bodies import PlannedBody
+from tfswap.planner.certificate import Bounds
 from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner
 from tfswap.planner.promise import simulated_limit
@@ -44,6 +45,7 @@ class PlannedStep:
         bodies: the bodies with a plan of their own.
         floor: gives the smallest limit that the planner reaches.
         baseline: gives the prediction for the unoptimised step.
+        bounds: gives bounds of all plans; None where there are none.
         trains: as of the Report.
         locate: gives the user's source line of a node, by its name.
         timeline: gives the simulated step.
@@ -64,6 +66,7 @@ class PlannedStep:
     bodies: Sequence[PlannedBody]
     floor: Callable[[], int]
     baseline: Callable[[], Baseline]
+    bounds: Callable[[], Bounds | None]
     trains: bool
     locate: Callable[[str], str | None]
     timeline: Callable[[], Timeline]
@@ -98,6 +101,7 @@ def make_report(step: PlannedStep) -> Report:
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,
+        _bounds=step.bounds,
         _graph=lambda: step.graph,
         _explain=lambda name: _explained(tables, rows, name),
         _largest=step.largest,

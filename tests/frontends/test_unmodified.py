@@ -322,3 +322,26 @@ def test_a_step_that_runs_out_of_memory_is_run_again_with_the_bits_of_a_run_that
     assert capped["values"] == uncapped["values"]
     assert uncapped["text"] == []
     assert capped["text"][2].split()[:3] == [str(8 - at), "train_step", "CPU:0"]
+
+
+def test_a_call_is_known_to_fit_for_the_sizes_that_have_run() -> None:
+    def program() -> Any:
+        import tensorflow as tf
+
+        from tfswap.frontends.unmodified.functions import VERDICT
+
+        begin()
+        weight = tf.Variable(tf.ones([256, 256]))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 256])])
+        def train_step(x: tf.Tensor) -> None:
+            weight.assign_add(tf.matmul(x, x, transpose_a=True))
+
+        small, large = tf.ones([16, 256]), tf.ones([4096, 256])
+        train_step(small)
+        verdict = vars(train_step.get_concrete_function())[VERDICT]
+        free, full = {"CPU:0": (0, 64 << 20)}, {"CPU:0": (64 << 20, 64 << 20)}
+        shapes = [(tuple(x.shape),) for x in (small, large)]
+        return [verdict.fits(given, in_use) for given in shapes for in_use in (free, full)]
+
+    assert on_arena(program, mib=64) == [True, False, False, False]

@@ -4,8 +4,8 @@ Before a call that is not known to fit, the variables that the trace writes are 
 that fails with ResourceExhaustedError may have written some of them: those get their former bits, and the planned step
 runs from there, with the same arguments. So the program sees the values of a run that never failed.
 
-Known to fit: the bytes in use, with the most that a call of this trace has added, and a margin for fragmentation, are
-within the allocator's limit. What a call has added is bounded by the allocator's peak after it.
+Known to fit: the bytes in use, with what a call of this trace for arguments of these shapes has added, and a margin for
+fragmentation, are within the allocator's limit. What a call has added is bounded by the allocator's peak after it.
 
 Random numbers: generators that are variables are put back as all variables are. Ops that keep their generator's state
 in their kernel begin at their seed in the planned step. Where the first call fails, they would have begun there too;
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tfswap.device import arena
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.traces import effects, variable_type
+from tfswap.runtime.shapes import Shapes, shapes_of
 
 log = logging.getLogger("tfswap")
 
@@ -50,7 +51,8 @@ class Rescued:
         self._plain = plain
         self._planned = planned
         self._calls = 0
-        self._added: dict[str, int] = {}  # the most bytes that a call adds, by device
+        # By the arguments' shapes and by device, the least bound of the bytes that a call adds.
+        self._added: dict[Shapes, dict[str, int]] = {}
         self._step: Callable[..., Any] | None = None
         self._draws, self._written = effects(concrete)
 
@@ -60,8 +62,8 @@ class Rescued:
 
         if self._step is not None:
             return self._step(inputs)
-        before = _in_use()
-        kept = None if self._fits(before) else self._kept([*inputs, *captures])
+        before, shapes = _in_use(), shapes_of(inputs)
+        kept = None if self.fits(shapes, before) else self._kept([*inputs, *captures])
         try:
             result = self._plain(self.concrete, inputs, captures)
         except tf.errors.ResourceExhaustedError as error:
@@ -69,7 +71,7 @@ class Rescued:
                 raise
             failed = error.with_traceback(None)  # its frames hold tensors
         else:
-            self._note(before)
+            self._note(shapes, before)
             return result
         return self._again(inputs, kept, failed)
 
@@ -88,23 +90,30 @@ class Rescued:
         self._step = step
         return result
 
-    def _fits(self, in_use: dict[str, tuple[int, int]]) -> bool:
-        """Whether a call is known to fit."""
+    def fits(self, shapes: Shapes, in_use: Mapping[str, tuple[int, int]]) -> bool:
+        """Whether a call is known to fit, or can't be rescued.
+
+        Args:
+            shapes: of its arguments.
+            in_use: by device, the bytes in use and the limit.
+        """
         if self._written is None:  # it can't be rescued
             return True
         for device, (used_bytes, limit_bytes) in in_use.items():
-            added = self._added.get(device)
+            added = self._added.get(shapes, {}).get(device)
             if added is None or used_bytes + added + added // MARGIN > limit_bytes:
                 return False
         return True
 
-    def _note(self, before: dict[str, tuple[int, int]]) -> None:
+    def _note(self, shapes: Shapes, before: Mapping[str, tuple[int, int]]) -> None:
         """A call has run as it is."""
         self._calls += 1
+        added = self._added.setdefault(shapes, {})
         for device, (used_bytes, _) in before.items():
             info = arena.memory_info(device)
-            bound = max(0, info.peak_bytes - used_bytes) if info is not None else 0
-            self._added[device] = min(bound, self._added.get(device, bound)) if self._calls > 1 else bound
+            if info is not None:
+                bound = max(0, info.peak_bytes - used_bytes)
+                added[device] = min(bound, added.get(device, bound))
 
     def _kept(self, given: Sequence[Any]) -> list[tuple[Any, Any]]:
         """The handles of variables that the trace may write, with copies in the host's own memory."""

@@ -56,7 +56,7 @@ class Request:
         plan: an earlier plan to apply; None to make one.
         mode: one of MODES.
         limit_file: where the limit is read before each call; None where it changes by assignment only.
-        max_slowdown: of all plans that take at most so many times the unoptimised step's predicted time, that with the
+        max_slowdown: of all plans whose predicted time is at most this multiple of the unoptimised step's, that with the
             lowest peak; None for the fastest plan that keeps the limit.
     """
 

@@ -104,8 +104,8 @@ def _add_slowdown_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_slowdown",
         type=cli_values.slowdown,
-        help="find the lowest peak of a step that takes at most so many times as long as unoptimised (1.1 for 10%% "
-        "more), alone or within memory_limit",
+        help="find the lowest peak of a step whose predicted time is at most this multiple of the unoptimised one's "
+        "(1.1 for 10%% more), alone or within memory_limit",
     )
 
 

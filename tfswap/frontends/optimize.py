@@ -79,13 +79,11 @@ def optimize(
         precision: the form that tensors saved for the backward pass may be rounded to: "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" or "int4", for all, or by pattern of node names, of which the first match
             holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
-        spill_dir: a folder on a local disk for swapped tensors, and a CPU's variables, beyond `host_memory_limit`, in
-            an unnamed file that is deleted when the process ends; None to have no more than that limit.
+        spill_dir: a folder on a local disk for what is beyond `host_memory_limit`, in a file that ends with the process.
         spill_limit: the most that they may take there, bytes or a size.
         limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
             process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).
-        max_slowdown: find the lowest peak of a step that is predicted to take at most so many times the unoptimised one
-            (1.1 for 10% more), alone or within `memory_limit`. By default the fastest step within the limit.
+        max_slowdown: find the lowest peak within this multiple of the unoptimised step's predicted time, such as 1.1.
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
 

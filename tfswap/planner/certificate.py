@@ -43,7 +43,7 @@ SHARES = tuple(np.linspace(0.0, 1.0, 17))
 ITERATIONS = 400
 """The most subgradients."""
 PATIENCE = 20
-"""Without a better bound for so many, the next steps are half as long."""
+"""Without a better bound for this number of subgradients, the next steps are half as long."""
 ROUNDING = 1 + 1e-9
 """Sums in another order differ by less."""
 TOLERANCE = 1e-3
@@ -202,7 +202,7 @@ class LeastCosts:
         return best_s
 
     def least_bytes(self, seconds: float, to_beat_bytes: int) -> int:
-        """No plan that takes at most so many seconds has a lower peak of live bytes.
+        """No plan that takes at most `seconds` has a lower peak of live bytes.
 
         Args:
             to_beat_bytes: the peak of a plan that does.

@@ -256,7 +256,7 @@ class _Slicer:
         return self._wholes.get(tensor, tensor)
 
     def _store(self, like: Node, slice_: Output, before: Sequence[Output], begin: int, rows: int) -> Output:
-        """A tensor of so many rows, of which a slice fills those from `begin` on."""
+        """A tensor of `rows` rows, of which a slice fills those from `begin` on."""
         attrs = {"T": Dtype(slice_.type.dtype), "N": len(before), "begin": begin, "rows": rows}
         kind = _of_rows(slice_.type, rows)
         return self._add(like, custom_ops.STORE_ROWS, (slice_, *before), attrs, (kind,), begin).out()

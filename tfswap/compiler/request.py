@@ -56,8 +56,8 @@ class Request:
         plan: an earlier plan to apply; None to make one.
         mode: one of MODES.
         limit_file: where the limit is read before each call; None where it changes by assignment only.
-        max_slowdown: of all plans whose predicted time is at most this multiple of the unoptimised step's, that with the
-            lowest peak; None for the fastest plan that keeps the limit.
+        max_slowdown: of all plans whose predicted time is at most this multiple of the unoptimised step's, take that
+            with the lowest peak; None for the fastest plan that keeps the limit.
     """
 
     memory_limit: Limit

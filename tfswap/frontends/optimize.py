@@ -79,7 +79,7 @@ def optimize(
         precision: the form that tensors saved for the backward pass may be rounded to: "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" or "int4", for all, or by pattern of node names, of which the first match
             holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
-        spill_dir: a folder on a local disk for what is beyond `host_memory_limit`, in a file that ends with the process.
+        spill_dir: a folder on a local disk for what is beyond `host_memory_limit`; its file ends with the process.
         spill_limit: the most that they may take there, bytes or a size.
         limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
             process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).

@@ -66,8 +66,8 @@ class Slicing(NamedTuple):
 
     Attributes:
         rows: the positions of the inputs of which a slice reads its own rows. It reads all of the others.
-        unit: slices have a multiple of this number of rows. Of Kind.SUM each kernel has just as many, whatever slices have.
-            Rows are those of the output, of sums those of the first sliced input.
+        unit: slices have a multiple of this number of rows. Of Kind.SUM each kernel has just as many, whatever slices
+            have. Rows are those of the output, of sums those of the first sliced input.
         least: the least rows of a slice.
         shape: the position of the input that has the output's shape.
         blocks: of Kind.ROW_SUMS, the number of sums.

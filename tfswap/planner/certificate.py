@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tfswap.analysis.cost import one_core_seconds, spread_over
+from tfswap.analysis.cost import cores_used, one_core_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import HOST, Rates
@@ -84,32 +84,34 @@ class LeastWork(NamedTuple):
     ) -> LeastWork:
         """That of kernels that may share the cores, or have one core each.
 
-        The kernels of a longest chain run one after the other. While one does, others have the cores that it leaves:
-        those that it uses badly, or, where it is kept to one core, all others, but then it takes longer. Of the rest of
-        the others' work each core does a share.
+        The kernels of a longest chain run one after the other, each on the cores that it uses or on one, whichever is
+        faster. While one does, others have the cores that it leaves; the slower way may leave more. Of the rest of the
+        others' work each core does a share.
 
         Args:
             grouped: kernels that may have one core.
         """
         cores, nodes = rates.cores, enumerate(zip(flow.nodes, cost_s, strict=True))
         alone_s = [one_core_seconds(node, s, rates) if i in grouped else math.inf for i, (node, s) in nodes]
-        spread = [min(spread_over(node, rates), cores) for node in flow.nodes]
+        spread = [min(cores_used(node, rates), cores) for node in flow.nodes]
         work_s = [min(s * each, alone) for s, each, alone in zip(cost_s, spread, alone_s, strict=True)]
-        chain = _longest_chain(flow, cost_s)
+        least_s = [min(s, alone) for s, alone in zip(cost_s, alone_s, strict=True)]
+        chain = _longest_chain(flow, least_s)
         rest_s = sum(s for i, s in enumerate(work_s) if flow.is_kernel[i] and i not in chain)
         room: list[tuple[float, float]] = []  # seconds of the chain's for each of others' work, and how much of that
         for i in chain:
-            free_s = (cores - spread[i]) * cost_s[i]
-            more_s = (cores - 1) * alone_s[i] - free_s
+            (fast_s, used), (slow_s, others) = sorted([(cost_s[i], spread[i]), (alone_s[i], 1.0)])
+            free_s = (cores - used) * fast_s
+            more_s = (cores - others) * slow_s - free_s if math.isfinite(slow_s) else 0.0
             room.append((0.0, free_s))
-            if math.isfinite(more_s) and more_s > 0 and alone_s[i] >= cost_s[i]:
-                room.append(((alone_s[i] - cost_s[i]) / more_s, more_s))
-        total_s = sum(cost_s[i] for i in chain)
+            if more_s > 0:
+                room.append(((slow_s - fast_s) / more_s, more_s))
+        total_s = sum(least_s[i] for i in chain)
         for price, amount_s in sorted(room):
             if price < 1 / cores:
                 taken_s = min(rest_s, amount_s)
                 total_s, rest_s = total_s + price * taken_s, rest_s - taken_s
-        return cls(total_s + rest_s / cores, [min(s, work / cores) for s, work in zip(cost_s, work_s, strict=True)])
+        return cls(total_s + rest_s / cores, [min(s, work / cores) for s, work in zip(least_s, work_s, strict=True)])
 
 
 def _longest_chain(flow: Dataflow, cost_s: Sequence[float]) -> set[int]:

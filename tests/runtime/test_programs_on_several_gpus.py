@@ -1,0 +1,54 @@
+"""Whole training programs on several GPUs: limits kept, peaks as planned to the byte, bits those of the plain program.
+
+The GPUs are emulated (tests/emulated_gpu).
+"""
+
+from __future__ import annotations
+
+import mirrored_programs
+import pytest
+from gpu_compare import reporting
+from mirrored_programs import check
+from slow import slow
+
+QUICK = ("iterator_in_the_step", "pipeline_of_micro_batches")
+
+
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+@pytest.mark.parametrize("name", [*QUICK, *slow(*sorted(mirrored_programs.PROGRAMS.keys() - QUICK))])
+def test_programs_keep_the_limit_of_each_device(on_gpus, name):
+    def program(_):
+        return mirrored_programs.compare(*mirrored_programs.PROGRAMS[name])
+
+    check(on_gpus(reporting(program)))
+
+
+@pytest.mark.slow
+@pytest.mark.emulated_gpu(count=3, jitter=6, kernel_us=20.0)
+def test_a_strategy_has_replicas_on_some_of_the_devices(on_gpus):
+    def program(_):
+        limits = {"GPU:0": "70%", "GPU:2": "60%"}
+        return mirrored_programs.compare(mirrored_programs.subset_of_gpus, limits, list(limits))
+
+    check(on_gpus(reporting(program)))
+
+
+@pytest.mark.slow
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+def test_a_table_on_the_host_has_a_limit_beside_those_of_two_devices(on_gpus):
+    def program(_):
+        limits = {"GPU:0": "70%", "GPU:1": "70%", "CPU:0": "90%"}
+        return mirrored_programs.compare(mirrored_programs.table_on_the_host, limits, list(limits))
+
+    check(on_gpus(reporting(program), TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="256"))
+
+
+@pytest.mark.slow
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+def test_calls_that_fail_in_the_middle_of_a_replica_leave_the_others_exact(on_gpus):
+    def program(_):
+        return mirrored_programs.compare(mirrored_programs.failing_replicas, "65%", tactics=("swap", "recompute"))
+
+    found = on_gpus(reporting(program))
+    assert found["failed"] == [1, 2, 4]
+    check(found)

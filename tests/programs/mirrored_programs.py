@@ -39,12 +39,14 @@ class Program:
     Attributes:
         variables: those that the step reads or assigns; their values are compared on each device.
         step: a Python function. Its result is a scalar or a tuple of scalars.
-        calls: the arguments of each call. All are there before the first one.
+        calls: the arguments of each call.
+        arriving_bytes: of a batch that may arrive on a device before, during or after a call.
     """
 
     variables: Sequence[Any]
     step: Callable[..., Any]
     calls: Sequence[Sequence[Any]]
+    arriving_bytes: int = 0
 
 
 def run(
@@ -101,6 +103,7 @@ def compare(make: Callable[[], Program], limits: Any, devices: Sequence[str] = (
         "same": found == expected,
         "differ": [i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other],
         "failed": failed,
+        "arriving_bytes": program.arriving_bytes,
         "exact": [i not in failed and sizes(each) == largest for i, each in enumerate(program.calls)],
         "calls": calls,
         "unoptimised": {device: max(each[device] for each in unoptimised) for device in devices},
@@ -118,7 +121,7 @@ def check(found: dict[str, Any]) -> None:
     for calls in found["calls"].values():
         assert all(peak <= planned <= limit for peak, planned, limit in calls[1:]) and calls[0][0] <= calls[0][2], found
         exact = [call for call, known in zip(calls, found["exact"], strict=True) if known][1:]
-        assert exact and all(peak == planned for peak, planned, _ in exact), found
+        assert exact and all(peak >= planned - found["arriving_bytes"] for peak, planned, _ in exact), found
     # In all: TensorFlow may run what belongs to one device on another.
     total = sum(max(peak for peak, *_ in calls) for calls in found["calls"].values())
     assert total < sum(found["unoptimised"].values()), found
@@ -238,7 +241,7 @@ def iterator_in_the_step() -> Program:
     variables, step, _ = replicated(dense, lambda: layers(8), replicas=replicas)
     data = tf.data.Dataset.from_tensor_slices(draws(8192, 64)).batch(2048, drop_remainder=True)
     batches = iter(replicas.experimental_distribute_dataset(data))
-    return Program(variables, lambda iterator: step(next(iterator)), [[batches]] * 3)
+    return Program(variables, lambda iterator: step(next(iterator)), [[batches]] * 3, 1024 * 64 * 4)
 
 
 def mean_over_examples() -> Program:

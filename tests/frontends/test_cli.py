@@ -231,7 +231,7 @@ def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.Capt
     status, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--json")
     assert status == 0
     rows = json.loads(out)["rows"]
-    assert {r["tactic"] for r in rows} == {"keep", "swap", "encode"}
+    assert {"keep", "swap"} < {r["tactic"] for r in rows} <= {"keep", "swap", "encode", "state"}
     assert all(r["reason"] for r in rows)
     status, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--tensor=Relu_2:0")
     assert status == 0

@@ -1,4 +1,4 @@
-"""The smallest limit under which a step is not much slower: what `max_slowdown` asks for."""
+"""The smallest limit under which a step is not much slower: what `max_slowdown` requests."""
 
 from __future__ import annotations
 

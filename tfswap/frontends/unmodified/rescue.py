@@ -17,14 +17,13 @@ call that was known to fit; a step that can't be planned for the device. Prints 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfswap.device import arena
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.traces import effects, variable_type
@@ -124,19 +123,11 @@ class Rescued:
 def _in_use() -> dict[str, tuple[int, int]]:
     """The bytes in use and the limit of each device that has an arena with one."""
     found = {}
-    for device in _devices():
+    for device in machine.devices():
         info, limit = arena.memory_info(device), arena.device_limit_bytes(device)
         if info is not None and limit is not None:
             found[device] = info.current_bytes, limit
     return found
-
-
-@functools.cache
-def _devices() -> list[str]:
-    import tensorflow as tf
-
-    gpus = tf.config.list_logical_devices("GPU")
-    return [each.name.removeprefix("/device:") for each in gpus] or ["CPU:0"]
 
 
 def _read(handle: Any) -> Any:

@@ -137,7 +137,8 @@ def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
     accesses = _accesses(nodes, kinds)
     for each in accesses.values():
         _share_reads(graph, [node for node in each if node not in in_rows], later)
-    _pass_new_values(graph, accesses.values())
+    if not graph.bodies:  # while a loop runs, a new value is better at home
+        _pass_new_values(graph, accesses.values())
     changed = 0
     read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
     for node in list(graph):

@@ -143,7 +143,7 @@ def train(
 
 
 def memcpy_s(nbytes: int) -> float:
-    """The seconds that one thread takes to copy so many bytes, each of which is in memory and in no cache."""
+    """The seconds that one thread takes to copy this number of bytes, each of which is in memory and in no cache."""
     block, count = 16 << 20, 16
     source, target = bytearray(os.urandom(4096) * (block * count // 4096)), bytearray(block * count)
     views = memoryview(source), memoryview(target)

@@ -35,7 +35,7 @@ def test_a_strategy_has_replicas_on_some_of_the_devices(on_gpus):
 
 @pytest.mark.slow
 @pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
-def test_a_table_on_the_host_has_a_limit_beside_those_of_two_devices(on_gpus):
+def test_a_table_on_the_host_has_a_limit_next_to_those_of_two_devices(on_gpus):
     def program(_):
         limits = {"GPU:0": "70%", "GPU:1": "70%", "CPU:0": "90%"}
         return mirrored_programs.compare(mirrored_programs.table_on_the_host, limits, list(limits))

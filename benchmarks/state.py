@@ -28,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -168,14 +168,18 @@ def measured(
     """`train` in a process of its own, with copies as on such a link."""
     table_mib = rows * width * 4 // 2**20
     room_mib = cap_mib or (layers + 8) * width * width * 4 * 4 // 2**20 + 7 * table_mib + 64
-    env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if link is not None:
-        env["TFSWAP_COPY_BANDWIDTH"] = str(link)
     of_child = [layers, rows, width, batch, cap_mib, link is not None, optimizer]
-    command = [sys.executable, __file__, "--child", json.dumps(of_child)]
-    ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    speed = {} if link is None else {"TFSWAP_COPY_BANDWIDTH": str(link)}
+    return in_arena([__file__, "--child", json.dumps(of_child)], room_mib, **speed)
+
+
+def in_arena(command: Sequence[str], mib: int, **environment: str) -> dict[str, Any]:
+    """The JSON value that a program prints last, in an arena of `mib` MiB. Where it fails, this process ends."""
+    arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    given = {**os.environ, **arena, **environment}
+    ran = subprocess.run([sys.executable, *command], env=given, capture_output=True, text=True)
     if ran.returncode:
-        raise SystemExit(ran.stderr)
+        raise SystemExit(ran.stderr or f"it ended with {ran.returncode}")
     return json.loads(ran.stdout.splitlines()[-1])
 
 

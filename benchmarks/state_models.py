@@ -16,15 +16,12 @@ import argparse
 import hashlib
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
 
 from language_models import Shape, training_step
-from state import ROOM_MIB
+from state import ROOM_MIB, in_arena
 from state_tiers import parts_of
 
 MODELS = {
@@ -81,12 +78,7 @@ def measured(
     name: str, cap_mib: int | None, limits: dict[str, Any], steps: int, compares: bool, room_mib: int
 ) -> dict[str, Any]:
     """`train` in a process of its own."""
-    env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, __file__, name, "--child", json.dumps([name, cap_mib, limits, steps, compares])]
-    ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
-    if ran.returncode:
-        raise SystemExit(ran.stderr or f"it ended with {ran.returncode}")
-    return json.loads(ran.stdout.splitlines()[-1])
+    return in_arena([__file__, name, "--child", json.dumps([name, cap_mib, limits, steps, compares])], room_mib)
 
 
 def main() -> None:

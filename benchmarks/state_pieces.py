@@ -17,17 +17,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from state import ROOM_MIB, model_of
+from state import ROOM_MIB, in_arena, model_of
 from state_tiers import parts_of
 
 
@@ -136,12 +133,7 @@ def measured(
     """`train` in a process of its own."""
     layers, width, _ = net
     room_mib = cap_mib or len(pieces) * (layers + 2) * width**2 * 4 * 5 // 2**20 + 256
-    env = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(room_mib), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, __file__, "", "--child", json.dumps([pieces, net, cap_mib, steps, saved])]
-    ran = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
-    if ran.returncode:
-        raise SystemExit(ran.stderr or f"it ended with {ran.returncode}")
-    return json.loads(ran.stdout.splitlines()[-1])
+    return in_arena([__file__, "", "--child", json.dumps([pieces, net, cap_mib, steps, saved])], room_mib)
 
 
 def main() -> None:

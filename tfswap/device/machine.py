@@ -61,15 +61,6 @@ def has_device(name: str) -> bool:
     return any(device.name.endswith(f"/device:{name}") for device in tf.config.list_logical_devices())
 
 
-@functools.cache
-def devices() -> list[str]:
-    """The names of the devices that steps may run on: all GPUs, or the CPU where there is none."""
-    import tensorflow as tf
-
-    gpus = tf.config.list_logical_devices("GPU")
-    return [each.name.removeprefix("/device:") for each in gpus] or ["CPU:0"]
-
-
 def scope_is_cpu() -> bool:
     """Whether calls here run on a CPU, by the `tf.device` around them."""
     from tensorflow.python.eager import context

@@ -80,7 +80,7 @@ def add_planning_flags(parser: argparse.ArgumentParser) -> None:
         "--tactics",
         type=cli_values.tactics,
         default=",".join(TACTICS),
-        help='of "swap,recompute,encode,state", all by default; "" for order alone',
+        help='of "swap,recompute,encode,state", all by default, and "slice"; "" for order alone',
     )
     parser.add_argument(
         "--host_memory_limit", type=cli_values.host_limit, help="the most host memory for swapped tensors"

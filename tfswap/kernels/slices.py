@@ -23,7 +23,7 @@ Softmax, whose kernels divide rows among threads; products that add up rows (the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from enum import Enum, auto
 from math import gcd, prod
 from typing import Final, NamedTuple
@@ -91,9 +91,13 @@ class Line(NamedTuple):
     onednn: bool = False
 
 
+def rows_of_packets(shape: Sequence[int]) -> int:
+    """The least number of rows of a tensor of this shape that have a multiple of ELEMENTS elements."""
+    return ELEMENTS // gcd(ELEMENTS, prod(shape[1:]))
+
+
 def _packets(kind: TensorType) -> int:
-    """The least number of rows of a multiple of ELEMENTS elements."""
-    return ELEMENTS // gcd(ELEMENTS, prod((known_shape(kind) or (0, 0))[1:]))
+    return rows_of_packets(known_shape(kind) or (0, 0))
 
 
 def _elementwise(node: Node, _: DeviceModel) -> Slicing | None:

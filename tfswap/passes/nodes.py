@@ -52,6 +52,41 @@ def without_colocation(attrs: Mapping[str, object]) -> Mapping[str, object]:
     return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs
 
 
+def add_slice(
+    graph: Graph,
+    like: Node,
+    op: str,
+    inputs: Iterable[Output],
+    attrs: Mapping[str, object],
+    *,
+    outputs: Sequence[TensorType],
+    begin: int,
+    controls: Iterable[Node] = (),
+    device: str = "",
+) -> Node:
+    """A node of a slice, named after the node that it is like, and on its device unless one is given.
+
+    Args:
+        begin: the slice's first row.
+    """
+    stem = f"tfswap/{like.name.removeprefix('tfswap/')}/{op.rpartition('>')[2]}/{begin}"
+    return graph.add(
+        op,
+        graph.unique_name(stem),
+        inputs,
+        controls=dict.fromkeys(controls),
+        attrs=attrs,
+        outputs=outputs,
+        device=device or like.device,
+    )
+
+
+def restrict_like(graph: Graph, tensor: Output, made: Output) -> None:
+    """Give a tensor the user's permit of another."""
+    if (permit := graph.permits.get(tensor)) is not None:
+        graph.restrict(made, permit)
+
+
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:
     """A gate by its number."""
     attrs = {"gate": gate, **({"waits": True} if waits_for_others(graph) else {})}

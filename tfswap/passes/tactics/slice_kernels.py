@@ -24,7 +24,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slices import Kind, Slicing, leading_rows, runs_in_slices, slicing_of
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_integers, without_colocation
+from tfswap.passes.nodes import add_integers, add_slice, restrict_like, without_colocation
 from tfswap.plan.plan import Slices
 
 
@@ -251,7 +251,7 @@ class _Slicer:
                 slice_, first = self._slices[tensor][number], begin * (rows // self._of)
                 filled.append(self._store(tensor.node, slice_, filled[-1:], first, rows))
             self._wholes[tensor] = filled[-1]
-            self._restrict(tensor, filled[-1])
+            restrict_like(self._graph, tensor, filled[-1])
             self._now = now
         return self._wholes.get(tensor, tensor)
 
@@ -276,10 +276,6 @@ class _Slicer:
         """Nodes, and what is in the place of those that run in slices."""
         return dict.fromkeys(made for node in nodes for made in self._made.get(node, (node,)))
 
-    def _restrict(self, tensor: Output, made: Output) -> None:
-        if (permit := self._graph.permits.get(tensor)) is not None:
-            self._graph.restrict(made, permit)
-
     def _add(
         self,
         like: Node,
@@ -291,13 +287,11 @@ class _Slicer:
         controls: Iterable[Node] = (),
     ) -> Node:
         """Add a node of the present slice, named after the node that it is like."""
-        stem = f"tfswap/{like.name.removeprefix('tfswap/')}/{op.rpartition('>')[2]}/{begin}"
-        name = self._graph.unique_name(stem)
-        made = self._graph.add(op, name, inputs, controls=controls, attrs=attrs, outputs=outputs, device=like.device)
+        made = add_slice(self._graph, like, op, inputs, attrs, outputs=outputs, begin=begin, controls=controls)
         self._rank[made] = self._now
         if op == like.op:
             for index in range(len(outputs)):
-                self._restrict(like.out(index), made.out(index))
+                restrict_like(self._graph, like.out(index), made.out(index))
         return made
 
 

@@ -32,7 +32,7 @@ from tfswap.ir.homes import is_at_home
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
-from tfswap.passes.nodes import add_integers, add_scalar, without_colocation
+from tfswap.passes.nodes import add_integers, add_scalar, add_slice, restrict_like, without_colocation
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.passes.tactics.state_homes import copy_accesses
 from tfswap.passes.tactics.update_groups import FILL, SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
@@ -300,21 +300,19 @@ class _Slicer:
         device: str = "",
     ) -> Node:
         """Add a node of the present slice, named after the node that it is like."""
-        name = self._graph.unique_name(
-            f"tfswap/{like.name.removeprefix('tfswap/')}/{op.rpartition('>')[2]}/{self._begin}"
-        )
-        made = self._graph.add(
+        made = add_slice(
+            self._graph,
+            like,
             op,
-            name,
             inputs,
-            controls=dict.fromkeys(controls),
-            attrs=attrs,
+            attrs,
             outputs=outputs,
-            device=device or like.device,
+            begin=self._begin,
+            controls=controls,
+            device=device,
         )
         for index in range(min(len(outputs), len(like.outputs))):
-            if (permit := self._graph.permits.get(like.out(index))) is not None:
-                self._graph.restrict(made.out(index), permit)
+            restrict_like(self._graph, like.out(index), made.out(index))
         return made
 
 

@@ -5,7 +5,7 @@ after the other (sliced_updates.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import gcd, prod
+from math import prod
 from typing import Final, NamedTuple, cast
 
 from tfswap.ir import custom_ops
@@ -13,7 +13,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import is_elementwise, writes_variable
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
-from tfswap.kernels.slices import ELEMENTS
+from tfswap.kernels.slices import rows_of_packets
 from tfswap.passes.nodes import followers
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.support.reach import reach
@@ -71,10 +71,9 @@ class UpdateGroup(NamedTuple):
 
 def first_rows(kind: TensorType, most_bytes: int) -> range:
     """The first rows of the slices of a tensor."""
-    rows, *inner = cast("tuple[int, ...]", kind.shape)
-    elements = prod(inner)
-    step = ELEMENTS // gcd(ELEMENTS, elements)
-    return range(0, rows, max(1, most_bytes // (step * elements * ELEMENT_BYTES[kind.dtype])) * step)
+    shape = cast("tuple[int, ...]", kind.shape)
+    step = rows_of_packets(shape)
+    return range(0, shape[0], max(1, most_bytes // (step * prod(shape[1:]) * ELEMENT_BYTES[kind.dtype])) * step)
 
 
 class UpdateFacts:

@@ -145,9 +145,9 @@ def test_children_keep_the_limit_and_a_hidden_sitecustomize_runs(tmp_path: Path)
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text("print('hidden')")
     env = environment({})
-    folder, rest = env["PYTHONPATH"].split(os.pathsep, 1)
+    folder, *rest = env["PYTHONPATH"].split(os.pathsep)
     program = str(PROGRAMS / "unmodified_children.py")
-    done = python(program, env={**env, "PYTHONPATH": os.pathsep.join([folder, str(hidden), rest])})
+    done = python(program, env={**env, "PYTHONPATH": os.pathsep.join([folder, str(hidden), *rest])})
     assert done.stdout.split().count("True") == 3, done.stderr
     assert "False" not in done.stdout
     assert "hidden" in done.stdout

@@ -177,13 +177,15 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
 def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices: bool) -> dict[str, Any]:
     import tensorflow as tf
 
+    import tfswap.ops
     from tfswap.compiler.grappler import as_planned
     from tfswap.importers.function import import_function
 
     step, arguments = make()
     concrete = tf.function(step).get_concrete_function(*arguments)
     options = Options(KNOWN_TACTICS if slices else TACTICS)
-    device = DeviceModel(intra_op_threads=2, inter_op_threads=2)
+    caches = {"l3_cache_bytes": tfswap.ops.l3_cache_bytes(), "l1_l2_bytes": tfswap.ops.l1_l2_bytes()}
+    device = DeviceModel(intra_op_threads=2, inter_op_threads=2, **caches)
     optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device, options)
     there = optimizer.flow.persistent_bytes
     chunks = ((0, there, True), (there, ARENA_BYTES, False))

@@ -14,7 +14,7 @@ from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
 
-DEVICE = DeviceModel("cpu", intra_op_threads=2)
+DEVICE = DeviceModel("cpu", intra_op_threads=2, l3_cache_bytes=32 << 20, l1_l2_bytes=(32 << 10, 1 << 20))
 TARGET = Target(DEVICE)
 IN_SLICES = ("conv", "relu", "start", "gradient", "bias", "by_filter", "by_image")
 
@@ -28,8 +28,10 @@ def test_a_convolution_and_its_gradients() -> None:
 
 def test_what_is_chosen() -> None:
     graph = Golden("slice_kernels").graph
-    assert choose_slices(graph, DEVICE, (2, 8)) == [Slices(IN_SLICES, 3, 5), Slices(IN_SLICES, 1, 5)]
-    assert choose_slices(graph, DEVICE._replace(onednn=True), (2,)) == [Slices(("relu", "start", "gradient"), 3, 5)]
+    assert choose_slices(graph, DEVICE, (2, 8)) == [(Slices(IN_SLICES, 3, 5),), (Slices(IN_SLICES, 1, 5),)]
+    elements = 5 * 112 * 112 * 64
+    by_element = (Slices(("relu", "start", "gradient"), elements // 2, elements),)
+    assert choose_slices(graph, DEVICE._replace(onednn=True), (2,)) == [by_element]
     assert choose_slices(graph, DeviceModel("gpu"), (2,)) == []
     nothing = parse_graph("%x = Placeholder() {dtype=float32} -> float32[8]\nfeeds %x\n")
     assert choose_slices(nothing, DEVICE, (2,)) == []
@@ -45,7 +47,7 @@ def test_a_name_of_an_op_is_a_line_once() -> None:
         "%y = Relu(%x) {T=float32} -> float32[?,8]",  # a size that is not known
         "%y = Relu(%x) {T=float32} -> float32[0,8]",  # an empty tensor
         "%y = Softmax(%x) {T=float32} -> float32[64,8]",  # no line
-        "%y = MatMul(%x, %w) {T=float32, transpose_a=true, transpose_b=false} -> float32[64,8]",  # adds up rows
+        "%y = MatMul(%x, %w) {T=float32, transpose_a=true, transpose_b=false} -> float32[64,8]",  # adds up few rows
         "%y = MatMul(%x, %n) {T=float32, transpose_a=false, transpose_b=false} -> float32[64,2]",  # few columns
         "%y = Conv2D(%i, %f) {T=float32, data_format=b'NCHW', padding=b'SAME', strides=(1, 1)} -> float32[8,16,9,9]",
     ],

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
-import tfswap.ops  # noqa: F401 registers the ops of slices
+import tfswap.ops
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import LINES, reads_in_place, runs_in_slices, slicing_of
+from tfswap.kernels.slices import LINES, reads_in_place, slices_of, slicing_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -96,6 +97,9 @@ class Cases:
         rows, depth, columns = self.size(16, 4096), self.size(4, 4096), self.size(8, 4096)
         while rows * depth * columns > 1 << 31:
             rows, depth, columns = (-(-size // 2) for size in (rows, depth, columns))
+        if op == "MatMul" and self.choice(False, True):
+            added = lambda x, y: R.MatMul(a=x, b=y, transpose_a=True)  # noqa: E731
+            return added, [self.tensor(16 * depth, rows), self.tensor(16 * depth, columns)]
         b, a = self.choice(False, True), self.tensor(rows, depth)
         w = self.tensor(*((columns, depth) if b else (depth, columns)))
         if op == "MatMul":
@@ -136,7 +140,7 @@ class Cases:
             labels = tf.cast(self._numbers.integers(0, width, rows), tf.int64)
             return lambda x, y: tuple(getattr(R, op)(features=x, labels=y)), [self.tensor(rows, width), labels]
         if op in ("BiasAdd", "BiasAddGrad"):
-            image = self.tensor(self.size(2, 12), 64, 64, self.size(1, 96))
+            image = self.tensor(self.size(4, 12), 96, 96, self.size(1, 96))
             if op == "BiasAdd":
                 return lambda x, b: R.BiasAdd(value=x, bias=b), [image, self.tensor(image.shape[-1])]
             return lambda x: R.BiasAddGrad(out_backprop=x), [image]
@@ -168,7 +172,9 @@ def differing(seed, tries, threads):
         threads: TensorFlow's threads for one kernel.
     """
     cases = Cases(seed)
-    device = DeviceModel(onednn=os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1", intra_op_threads=threads)
+    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    l3_cache_bytes, l1_l2_bytes = tfswap.ops.l3_cache_bytes(), tfswap.ops.l1_l2_bytes()
+    device = DeviceModel("cpu", onednn, threads, l3_cache_bytes=l3_cache_bytes, l1_l2_bytes=l1_l2_bytes)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found = {}
     for op, line in LINES.items():
@@ -195,12 +201,13 @@ def _compare(op, call, arguments, device, cases):
     slicing = slicing_of(node, device)
     if slicing is None:
         return None
-    of = (node.inputs[slicing.rows[0]].type.shape or (0,))[0]
-    possible = [
-        rows
-        for rows in range(1, of)
-        if runs_in_slices(node, slicing, rows, of) and reads_in_place(node, slicing, rows, of, ())
-    ]
+    shape = node.inputs[slicing.rows[0]].type.shape or (0,)
+    of = math.prod(shape[: cases.choice(*range(1, slicing.axes + 1))])
+    possible = []
+    for rows in range(1, of):
+        slices = slices_of(node, slicing, rows, of)
+        if slices is not None and slices.rows == rows and reads_in_place(node, slices, of, {}):
+            possible.append(rows)
     if not possible:
         return None
     rows = cases.choice(*possible)

@@ -217,16 +217,23 @@ class Alternatives:
             graph = self._variants.unordered_at_home(at_home.at_home)
             largest = max(self._movable[name] for name in at_home.at_home)
             counts = {largest // share: count_slices(graph, largest // share) for share in SLICES}
-            self._sliced[at_home] = [
-                at_home._replace(slice_bytes=nbytes) for nbytes, count in counts.items() if 0 < count <= MOST_SLICES
-            ]
+            found = [at_home._replace(slice_bytes=each) for each, count in counts.items() if 0 < count <= MOST_SLICES]
+            self._sliced[at_home] = [self._with_other_slices(rewriting) for rewriting in found]
         return self._sliced[at_home]
+
+    def _with_other_slices(self, rewriting: Rewriting) -> Rewriting:
+        """`rewriting`, in which kernels of updates in slices are not among those in slices of rows."""
+        if not rewriting.sliced:
+            return rewriting
+        graph = self._variants[rewriting._replace(sliced=())].graph
+        kept = ((tuple(name for name in slices.kernels if name in graph), slices) for slices in rewriting.sliced)
+        return rewriting._replace(sliced=tuple(slices._replace(kernels=names) for names, slices in kept if names))
 
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
         """The step with kernels in slices of rows, from large slices to small ones."""
         found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES)
-        return [self.base._replace(sliced=(slices,)) for slices in found]
+        return [self.base._replace(sliced=slices) for slices in found]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
         """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""

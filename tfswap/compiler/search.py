@@ -110,9 +110,9 @@ class Search:
 
     @functools.cached_property
     def _lowest_forms(self) -> list[Rewriting]:
-        """The forms that hold the least of their kind: with all encodings, with the most moved in loops, with both."""
+        """Those holding the least of their kind: with encodings, with the most moved in loops, both, in slices."""
         encoded = [] if self._encoded is None else [self._encoded]
-        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside))
+        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside, *self._sliced))
         return [form for form in found if form != self.variants.base]
 
     def _allows(self, tactic: str) -> bool:

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, reads_in_place, runs_in_slices, slicing_of
+from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, reads_in_place, slices_of, slicing_of
 from tfswap.plan.plan import Slices
 
 MOST_ADDED = 1.25
 """A slice may have this share of the rows that it needs, where rows in a multiple of a power of two are aligned."""
+ENOUGH = 0.8
+"""The share of the bytes of kernels that can run in slices at all, from which on more and smaller rows are better."""
 
 
-def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> list[Slices]:
+def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> list[tuple[Slices, ...]]:
     """Kernels in slices, from large slices of few kernels to small ones of many.
+
+    Kernels whose tensors have other numbers of rows than the largest ones run in slices of their own.
 
     Args:
         shares: into how many slices kernels with the largest tensor are cut. Kernels run in slices where one of their
             tensors is larger than half a slice of that.
     """
     possible = {node: found for node in graph.topological() if (found := slicing_of(node, device)) is not None}
-    sizes = {node: [kind.nbytes or 0 for kind in _sliced(node, found)] for node, found in possible.items()}
-    largest = max((max(each) for each in sizes.values()), default=0)
-    chosen: dict[Slices, None] = {}
+    sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, found)) for node, found in possible.items()}
+    largest = max(sizes.values(), default=0)
+    chosen: dict[tuple[Slices, ...], None] = {}
     for share in shares:
-        heavy = {node: possible[node] for node, each in sizes.items() if max(each) > largest // (2 * share)}
-        of = _common_rows(heavy)
-        rows = _rows_of_slice(of, share)
-        if rows < of and (names := _members(heavy, rows, of)):
-            chosen[Slices(names, rows, of)] = None
+        left = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
+        groups: list[Slices] = []
+        while left:
+            of = _common_rows(left, sizes)
+            fitting = {node: found for node, found in left.items() if slices_of(node, found, 1, of) is not None}
+            count = -(-max(map(sizes.__getitem__, fitting), default=0) * share // largest)
+            rows = _rows_of_slice(of, max(2, count))
+            if rows < of and (names := _members(fitting, rows, of)):
+                groups.append(Slices(names, rows, of))
+            left = {node: found for node, found in left.items() if node not in fitting}
+            if not fitting:
+                break
+        if groups:
+            chosen[tuple(groups)] = None
     return list(chosen)
 
 
@@ -41,13 +55,19 @@ def _sliced(node: Node, slicing: Slicing) -> list[TensorType]:
     return [*(node.inputs[position].type for position in slicing.rows), *made]
 
 
-def _common_rows(heavy: dict[Node, Slicing]) -> int:
-    """The number of rows that tensors with the most bytes have."""
-    found: Counter[int] = Counter()
+def _common_rows(heavy: dict[Node, Slicing], sizes: dict[Node, int]) -> int:
+    """The most rows that the kernels with most of the bytes have in common."""
+    candidates: set[int] = set()
     for node, slicing in heavy.items():
         for kind in _sliced(node, slicing):
-            found[(kind.shape or (0,))[0] or 0] += kind.nbytes or 0
-    return min(found, key=lambda rows: (-found[rows], rows), default=0)
+            candidates.update(accumulate((size or 0 for size in (kind.shape or ())[: slicing.axes]), mul))
+    covered = {
+        of: sum(sizes[node] for node, slicing in heavy.items() if slices_of(node, slicing, 1, of) is not None)
+        for of in candidates
+        if of > 1
+    }
+    enough = ENOUGH * max(covered.values(), default=0)
+    return max((of for of, nbytes in covered.items() if nbytes >= enough), default=0)
 
 
 def _rows_of_slice(of: int, share: int) -> int:
@@ -61,11 +81,12 @@ def _rows_of_slice(of: int, share: int) -> int:
 
 def _members(heavy: dict[Node, Slicing], rows: int, of: int) -> tuple[str, ...]:
     """The names of those kernels that can run in these slices."""
-    made: set[Output] = set()
+    made: dict[Output, int] = {}
     names: list[str] = []
     for node, slicing in heavy.items():
-        if runs_in_slices(node, slicing, rows, of) and reads_in_place(node, slicing, rows, of, made):
+        slices = slices_of(node, slicing, rows, of)
+        if slices is not None and reads_in_place(node, slices, of, made):
             names.append(node.name)
             if slicing.kind is Kind.ROWS:
-                made.update(node.out(index) for index in range(len(node.outputs)))
+                made.update((node.out(index), slices.rows) for index in range(len(node.outputs)))
     return tuple(names)

@@ -86,7 +86,11 @@ def current_device(live: bool = False, on_cpu: bool | None = None) -> tuple[str,
     if live and arena.memory_info("CPU:0") is not None:
         import tfswap.ops
 
-        found = found._replace(l3_cache_bytes=tfswap.ops.l3_cache_bytes(), onednn_dtypes=tfswap.ops.onednn_dtypes())
+        found = found._replace(
+            l3_cache_bytes=tfswap.ops.l3_cache_bytes(),
+            onednn_dtypes=tfswap.ops.onednn_dtypes(),
+            l1_l2_bytes=tfswap.ops.l1_l2_bytes(),
+        )
     return "CPU:0", found
 
 

@@ -18,6 +18,8 @@ class DeviceModel(NamedTuple):
         inter_op_threads: the number of kernels that may run concurrently.
         l3_cache_bytes: the size of the last-level cache that Eigen reports, by which some kernels size their buffers
             (CPU only). None: unknown, and the sizes of these buffers are bounds.
+        l1_l2_bytes: the sizes of the first two caches that Eigen reports, by which it cuts products into blocks (CPU
+            only). None: unknown, or the processor is not one of x86-64, for which other kernels are compiled.
         onednn_dtypes: element types that oneDNN's kernels support, sorted. The processor decides which 16-bit floats
             are among them.
         name: the driver's name of the device, "" where unknown (GPU only).
@@ -41,6 +43,7 @@ class DeviceModel(NamedTuple):
     codecs: bool = True
     deterministic: bool = False
     capability: tuple[int, int] | None = (8, 0)
+    l1_l2_bytes: tuple[int, int] | None = None
 
     @property
     def is_gpu(self) -> bool:

@@ -266,6 +266,8 @@ def _load(library: build.Library, path: str) -> OpLibrary:
 def _declare_core(c: ctypes.CDLL) -> None:
     """The signatures of core/c_api.cc and core/processor.cc; without them ctypes passes everything as int."""
     c.tfswap_l3_cache_bytes.restype = ctypes.c_int64
+    c.tfswap_inner_cache_bytes.argtypes = [ctypes.c_int32]
+    c.tfswap_inner_cache_bytes.restype = ctypes.c_int64
     c.tfswap_onednn_takes.argtypes = [ctypes.c_int32]
     c.tfswap_onednn_takes.restype = ctypes.c_bool
     c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]

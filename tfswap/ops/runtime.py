@@ -382,6 +382,12 @@ def l3_cache_bytes() -> int:
     return load().c.tfswap_l3_cache_bytes()
 
 
+def l1_l2_bytes() -> tuple[int, int] | None:
+    """Bytes of the first two caches as TensorFlow reads them; None on a processor that is not one of x86-64."""
+    first, second = (load().c.tfswap_inner_cache_bytes(level) for level in (1, 2))
+    return (first, second) if first and second else None
+
+
 def onednn_dtypes() -> tuple[str, ...]:
     """The types of elements that oneDNN's kernels support on this processor."""
     import tensorflow as tf

@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import cast
+from typing import NamedTuple, cast
 
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import Kind, Slicing, leading_rows, runs_in_slices, slicing_of
+from tfswap.kernels.slices import Kind, RowSlices, Slicing, rows_of, slices_of, slicing_of
 from tfswap.kernels.target import Target
+from tfswap.kernels.temporaries import ceil_div
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_integers, add_slice, restrict_like, without_colocation
 from tfswap.plan.plan import Slices
@@ -43,22 +44,34 @@ def slice_kernels(graph: Graph, target: Target, sliced: Sequence[Slices]) -> int
     return len(graph) - before
 
 
-def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, Slicing]:
+def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, RowSlices]:
     """The kernels that run in slices, in topological order."""
-    found: dict[Node, Slicing] = {}
+    found: dict[Node, RowSlices] = {}
     for name in slices.kernels:
         slicing = slicing_of(graph[name], device) if name in graph else None
-        if slicing is None or not runs_in_slices(graph[name], slicing, slices.rows, slices.of):
+        member = None if slicing is None else slices_of(graph[name], slicing, slices.rows, slices.of)
+        if member is None:
             raise InvalidModel(
                 f"this plan runs {name!r} in slices of {slices.rows} of {slices.of} rows, and this graph has no such "
                 "kernel that gives the same bits so on this device. Plan again for this graph."
             )
-        found[graph[name]] = slicing
+        found[graph[name]] = member
     return {node: found[node] for node in graph.topological() if node in found}
 
 
-def _rows(kind: TensorType) -> int:
-    return cast("tuple[int, ...]", kind.shape)[0]
+class _Part(NamedTuple):
+    """Rows of a tensor in a buffer of their own, the first of them, and the one after the last."""
+
+    begin: int
+    end: int
+    tensor: Output
+
+
+class _InSlices(NamedTuple):
+    """A tensor that exists as slices, and its type in rows."""
+
+    kind: TensorType
+    parts: list[_Part]
 
 
 class _Slicer:
@@ -68,16 +81,16 @@ class _Slicer:
         members: the kernels, in topological order.
     """
 
-    def __init__(self, graph: Graph, slices: Slices, members: Mapping[Node, Slicing]):
+    def __init__(self, graph: Graph, slices: Slices, members: Mapping[Node, RowSlices]):
         self._graph = graph
         self._members = members
-        self._of = slices.of
-        self._ends = (*range(0, slices.of, slices.rows), slices.of)
+        self._rows, self._of = slices.rows, slices.of
         self._nodes = graph.topological()
         self._place = {node: place for place, node in enumerate(self._nodes)}
         self._stretch = self._stretches()
-        self._slices: dict[Output, list[Output]] = {}  # by tensor made in slices
-        self._views: dict[tuple[Output, int, int], Output] = {}
+        self._slices: dict[Output, _InSlices] = {}  # by tensor made in slices
+        self._ranges: dict[tuple[Output, int, int], Output] = {}
+        self._reshaped: dict[Output, Output] = {}
         self._shapes: dict[tuple[tuple[int, ...], str], Output] = {}
         self._wholes: dict[Output, Output] = {}
         self._made: dict[Node, list[Node]] = {}  # by member, the kernels in its place
@@ -87,10 +100,10 @@ class _Slicer:
     def cut(self) -> None:
         """Make the slices, and have all other nodes read what they fill."""
         others = [node for node in self._graph if node not in self._members]
-        for node, slicing in self._members.items():
+        for node, member in self._members.items():
             self._made[node] = []
             make = {Kind.ROWS: self._make_rows, Kind.SUM: self._make_sum, Kind.ROW_SUMS: self._make_row_sums}
-            make[slicing.kind](node, slicing)
+            make[member.slicing.kind](node, member)
         for node in others:
             if any(tensor.node in self._members for tensor in node.inputs):
                 node.inputs = tuple(self._whole(tensor) for tensor in node.inputs)
@@ -107,50 +120,58 @@ class _Slicer:
         level: dict[Node, int] = {}
         last: dict[int, int] = {}
         for place, node in enumerate(self._nodes):
-            slicing = self._members.get(node)
-            rows = set() if slicing is None else {node.inputs[p] for p in slicing.rows}
+            member = self._members.get(node)
+            rows = set() if member is None else {node.inputs[p] for p in member.slicing.rows}
             befores = [level[c] + (c in self._members) for c in node.controls]
             for tensor in node.inputs:
                 source = self._members.get(tensor.node)
-                in_rows = source is not None and source.kind is Kind.ROWS and tensor in rows
+                in_rows = source is not None and source.slicing.kind is Kind.ROWS and tensor in rows
                 befores.append(level[tensor.node] + (source is not None and not in_rows))
             level[node] = max(befores, default=0)
-            if slicing is not None:
+            if member is not None:
                 last[level[node]] = place
         return {node: last[level[node]] for node in self._members}
 
     def _own_rank(self, node: Node) -> tuple[int, int, int]:
         return self._place[node], 0, 0
 
-    def _each_slice(self, node: Node) -> Iterator[tuple[int, int, int]]:
-        """(number, begin, end) of each slice, which nodes that are added belong to."""
-        for number, (begin, end) in enumerate(pairwise(self._ends)):
-            self._now = self._stretch[node], number, self._place[node]
-            yield number, begin, end
+    def _each_slice(self, node: Node) -> Iterator[tuple[int, int]]:
+        """(begin, end) of each slice of a kernel, which nodes that are added belong to."""
+        rows = self._members[node].rows
+        for begin, end in pairwise((*range(0, self._of, rows), self._of)):
+            self._now = self._stretch[node], ceil_div(end, self._rows), self._place[node]
+            yield begin, end
 
     # --- slices of a kernel -------------------------------------------------------------------------------
 
-    def _make_rows(self, node: Node, slicing: Slicing) -> None:
-        for index in range(len(node.outputs)):
-            self._slices[node.out(index)] = []
-        for number, begin, end in self._each_slice(node):
-            kinds = [_of_rows(kind, _rows(kind) // self._of * (end - begin)) for kind in node.outputs]
-            slices = {p: self._slice(node.inputs[p], number, begin, end) for p in slicing.rows}
-            made = self._copy(node, slicing, slices, kinds, begin)
-            for index in range(len(node.outputs)):
-                self._slices[node.out(index)].append(made.out(index))
+    def _make_rows(self, node: Node, member: RowSlices) -> None:
+        each = [rows_of(kind) // self._of for kind in member.outputs]
+        for index, kind in enumerate(member.outputs):
+            self._slices[node.out(index)] = _InSlices(kind, [])
+        for begin, end in self._each_slice(node):
+            kinds = [_of_rows(kind, rows * (end - begin)) for kind, rows in zip(member.outputs, each, strict=True)]
+            slices = {
+                p: self._range(node.inputs[p], kind, *(edge * (rows_of(kind) // self._of) for edge in (begin, end)))
+                for p, kind in zip(member.slicing.rows, member.inputs, strict=True)
+            }
+            made = self._copy(node, member.slicing, slices, kinds, begin)
+            for index, rows in enumerate(each):
+                self._slices[node.out(index)].parts.append(_Part(begin * rows, end * rows, made.out(index)))
 
-    def _make_sum(self, node: Node, slicing: Slicing) -> None:
+    def _make_sum(self, node: Node, member: RowSlices) -> None:
         """Add up the results of `unit` rows each, in order. They are computed as soon as slices have made these."""
-        rows = leading_rows(node, slicing)
+        unit, rows = member.slicing.unit, rows_of(member.inputs[0])
         total: Output | None = None
         done = 0
-        for _, _, end in self._each_slice(node):
+        for _, end in self._each_slice(node):
             made_rows = end * rows // self._of
-            while done < made_rows and (done + slicing.unit <= made_rows or made_rows == rows):
-                upto = min(done + slicing.unit, rows)
-                slices = {p: self._range(node.inputs[p], done, upto) for p in slicing.rows}
-                made = self._copy(node, slicing, slices, node.outputs, done).out()
+            while done < made_rows and (done + unit <= made_rows or made_rows == rows):
+                upto = min(done + unit, rows)
+                slices = {
+                    p: self._range(node.inputs[p], kind, done, upto)
+                    for p, kind in zip(member.slicing.rows, member.inputs, strict=True)
+                }
+                made = self._copy(node, member.slicing, slices, node.outputs, done).out()
                 if total is not None:
                     attrs = {"T": Dtype(made.type.dtype)}
                     made = self._add(node, "AddV2", (total, made), attrs, (made.type,), done).out()
@@ -159,22 +180,22 @@ class _Slicer:
         assert total is not None, "a tensor in slices has rows"
         self._wholes[node.out()] = total
 
-    def _make_row_sums(self, node: Node, slicing: Slicing) -> None:
+    def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""
-        gradient = node.inputs[0]
-        shape = cast("tuple[int, ...]", gradient.type.shape)
-        each = prod(shape[:-1]) // self._of
-        kind = TensorType(gradient.type.dtype, (slicing.blocks, shape[-1]))
+        (gradient,), blocks = member.inputs, member.slicing.blocks
+        shape = cast("tuple[int, ...]", gradient.shape)
+        each, rows = shape[0] // self._of, prod(shape[1:-1])
+        kind = TensorType(gradient.dtype, (blocks, shape[-1]))
         before: tuple[Output, ...] = ()
-        for number, begin, end in self._each_slice(node):
+        for begin, end in self._each_slice(node):
             attrs = {
                 "T": Dtype(kind.dtype),
                 "N": len(before),
-                "begin": begin * each,
-                "rows": prod(shape[:-1]),
-                "blocks": slicing.blocks,
+                "begin": begin * each * rows,
+                "rows": shape[0] * rows,
+                "blocks": blocks,
             }
-            inputs = (self._slice(gradient, number, begin, end), *before)
+            inputs = (self._range(node.inputs[0], gradient, begin * each, end * each), *before)
             controls = self._instead(node.controls)
             made = self._add(node, custom_ops.ADD_ROWS, inputs, attrs, (kind,), begin, controls)
             self._made[node].append(made)
@@ -200,58 +221,63 @@ class _Slicer:
 
     # --- tensors ------------------------------------------------------------------------------------------
 
-    def _slice(self, tensor: Output, number: int, begin: int, end: int) -> Output:
-        """A slice of a tensor."""
-        if tensor in self._slices:
-            return self._slices[tensor][number]
-        each = _rows(tensor.type) // self._of
-        return self._part(self._whole(tensor), begin * each, (end - begin) * each)
+    def _range(self, tensor: Output, kind: TensorType, begin: int, end: int) -> Output:
+        """The rows of a tensor from `begin` to `end`, which parts of slices fill if they are in several.
 
-    def _range(self, tensor: Output, begin: int, end: int) -> Output:
-        """The rows of a tensor from `begin` to `end`, which parts of slices fill if they are in several."""
-        if tensor not in self._slices:
-            return self._part(self._whole(tensor), begin, end - begin)
-        found: list[Output] = []
-        filled = begin
-        each = _rows(tensor.type) // self._of
-        for number, (first, last) in enumerate(pairwise(each * edge for edge in self._ends)):
-            if first < end and begin < last:
-                found.append(self._part(self._slices[tensor][number], filled - first, min(end, last) - filled))
-                filled = min(end, last)
-        return self._filled(tensor.node, found)
+        Args:
+            kind: its type in rows.
+        """
+        key = tensor, begin, end
+        if key not in self._ranges:
+            if tensor in self._slices:
+                found = [
+                    self._part(part.tensor, max(begin, part.begin) - part.begin, min(end, part.end) - part.begin)
+                    for part in self._slices[tensor].parts
+                    if part.begin < end and begin < part.end
+                ]
+                self._ranges[key] = self._filled(tensor.node, found)
+            else:
+                self._ranges[key] = self._part(self._shaped(self._whole(tensor), kind), begin, end)
+        return self._ranges[key]
 
     def _filled(self, like: Node, slices: Sequence[Output]) -> Output:
         """A tensor of the rows of all of these; the only one."""
         if len(slices) == 1:
             return slices[0]
-        rows = sum(_rows(each.type) for each in slices)
+        rows = sum(rows_of(each.type) for each in slices)
         first, filled = 0, list[Output]()
         for each in slices:
             filled.append(self._store(like, each, filled[-1:], first, rows))
-            first += _rows(each.type)
+            first += rows_of(each.type)
         return filled[-1]
 
-    def _part(self, tensor: Output, begin: int, rows: int) -> Output:
+    def _part(self, tensor: Output, begin: int, end: int) -> Output:
         """Some rows of a tensor, in its buffer."""
-        if rows == _rows(tensor.type):
+        if end - begin == rows_of(tensor.type):
             return tensor
-        key = tensor, begin, rows
-        if key not in self._views:
-            attrs = {"T": Dtype(tensor.type.dtype), "begin": begin, "rows": rows}
-            kind = _of_rows(tensor.type, rows)
-            self._views[key] = self._add(tensor.node, custom_ops.ROWS, (tensor,), attrs, (kind,), begin).out()
-        return self._views[key]
+        attrs = {"T": Dtype(tensor.type.dtype), "begin": begin, "rows": end - begin}
+        kind = _of_rows(tensor.type, end - begin)
+        return self._add(tensor.node, custom_ops.ROWS, (tensor,), attrs, (kind,), begin).out()
+
+    def _shaped(self, tensor: Output, kind: TensorType) -> Output:
+        """A tensor in another shape, in its buffer."""
+        if tensor.type == kind:
+            return tensor
+        if tensor not in self._reshaped:
+            shape = self._shape(tensor.node, cast("tuple[int, ...]", kind.shape))
+            attrs = {"T": Dtype(kind.dtype), "Tshape": Dtype("int32")}
+            self._reshaped[tensor] = self._add(tensor.node, "Reshape", (tensor, shape), attrs, (kind,), 0).out()
+        return self._reshaped[tensor]
 
     def _whole(self, tensor: Output) -> Output:
         """A tensor, which the slices fill where they make it."""
         if tensor in self._slices and tensor not in self._wholes:
-            now, rows = self._now, _rows(tensor.type)
+            now, (kind, parts) = self._now, self._slices[tensor]
             filled: list[Output] = []
-            for number, begin, _ in self._each_slice(tensor.node):
-                slice_, first = self._slices[tensor][number], begin * (rows // self._of)
-                filled.append(self._store(tensor.node, slice_, filled[-1:], first, rows))
-            self._wholes[tensor] = filled[-1]
-            restrict_like(self._graph, tensor, filled[-1])
+            for _, part in zip(self._each_slice(tensor.node), parts, strict=True):
+                filled.append(self._store(tensor.node, part.tensor, filled[-1:], part.begin, rows_of(kind)))
+            self._wholes[tensor] = self._shaped(filled[-1], tensor.type)
+            restrict_like(self._graph, tensor, self._wholes[tensor])
             self._now = now
         return self._wholes.get(tensor, tensor)
 

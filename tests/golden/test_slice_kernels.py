@@ -9,7 +9,7 @@ from tfswap.compiler.slice_choices import choose_slices
 from tfswap.errors import InvalidModel
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import LINES, slicing_of
+from tfswap.kernels.slice_lines import LINES, slicing_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -59,7 +59,7 @@ def test_what_stays_whole(line: str) -> None:
         "%n = Placeholder() {dtype=float32} -> float32[8,2]\n%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
         f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\nfeeds %x, %w, %n, %i, %f\nfetches %y\n"
     )
-    assert slicing_of(graph["y"], DEVICE) is None
+    assert slicing_of(graph["y"], DEVICE, graph.small_constants) is None
     with pytest.raises(InvalidModel, match="runs 'y' in slices of 2 of 64 rows, and this graph has no such kernel"):
         slice_kernels(graph, TARGET, [Slices(("y",), 2, 64)])
 

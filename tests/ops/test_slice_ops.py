@@ -44,6 +44,20 @@ def test_sums_of_rows_are_those_of_each_block_in_order(ops) -> None:
     assert np.array_equal(ops.tfswap_add_blocks(sums=second), sums[0] + sums[1] + sums[2] + sums[3])
 
 
+def test_sums_of_rows_in_turn_are_those_of_reductions(ops) -> None:
+    numbers = np.random.default_rng(2).normal(size=(8, 3, 21)).astype(np.float32).reshape(-1, 21)[:23]
+    parts = zip((0, 5, 12), (5, 12, 23), strict=True)
+    sums: list = []
+    for begin, end in parts:
+        sums = [
+            ops.tfswap_add_rows(slice=numbers[begin:end], before=sums, begin=begin, rows=23, blocks=7, unrolled=True)
+        ]
+    assert np.array_equal(ops.tfswap_add_blocks(sums=sums[0]), tf.reduce_sum(numbers, 0))
+    assert np.array_equal(ops.tfswap_add_blocks(sums=sums[0], divisor=23), tf.reduce_mean(numbers, 0))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="adds up 23 rows, unrolled, in 4 sums"):
+        ops.tfswap_add_rows(slice=numbers[:5], before=[], begin=0, rows=23, blocks=4, unrolled=True)
+
+
 @pytest.mark.parametrize(("begin", "rows"), [(7, 10), (11, 12), (2**62, 2**62)])
 def test_other_rows_are_refused(ops, begin: int, rows: int) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="is given a slice of shape"):

@@ -13,7 +13,8 @@ import tfswap.ops
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import LINES, reads_in_place, slices_of, slicing_of
+from tfswap.kernels.slice_lines import LINES, slicing_of
+from tfswap.kernels.slices import reads_in_place, slices_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -119,6 +120,8 @@ class Cases:
         if op in ("Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "SquaredDifference", "Sub"):
             y = self.choice(y, tf.reduce_max(y, axis=0), tf.reduce_max(y, axis=-1, keepdims=True), y[:1])
             return lambda x, y: getattr(R, op)(x=x, y=y), [x, y]
+        if op == "AddN":
+            return lambda x, y: R.AddN(inputs=[x, y, x]), [x, y]
         if op in ("SigmoidGrad", "TanhGrad"):
             return lambda x, y: getattr(R, op)(y=x, dy=y), [x, y]
         if op.endswith("Grad"):
@@ -149,14 +152,35 @@ class Cases:
             attrs = {"strides": [1, stride, stride, 1], **FUSED_CONVOLUTION}
             fused = lambda x, w, b: _internal(op, input=x, filter=w, args=[b], **attrs)  # noqa: E731
             return fused, [self.tensor(*image), self.tensor(*kernel), self.tensor(kernel[3])]
-        views = {
+        if op in ("Sum", "Mean"):
+            shape = [self.size(2, 40) for _ in range(self.choice(1, 2, 3))] + [self.size(2, 300)]
+            axes, keep = [*range(len(shape) - 1)], self.choice(False, True)
+            return lambda x: getattr(R, op)(input=x, axis=axes, keep_dims=keep), [self.tensor(*shape)]
+        views = self.copies(rows, width) | {
             "Reshape": lambda x: R.Reshape(tensor=x, shape=[2 * rows, width]),
             "ExpandDims": lambda x: R.ExpandDims(input=x, axis=1),
             "Squeeze": lambda x: R.Squeeze(input=x, axis=[1]),
         }
         if op in views:
-            return views[op], [self.tensor(rows, 1 if op == "Squeeze" else 2, width)]
+            first = 1 if op in ("BroadcastTo", "Tile") else rows
+            return views[op], [self.tensor(first, 1 if op == "Squeeze" else 2, width)]
+        if op.startswith("Resize"):
+            attrs = {"align_corners": self.choice(False, True)}
+            if op.endswith("Grad"):
+                return lambda x: R.ResizeNearestNeighborGrad(grads=x, size=[9, 7], **attrs), [self.tensor(8, 18, 14, 5)]
+            return lambda x: R.ResizeNearestNeighbor(images=x, size=[18, 14], **attrs), [self.tensor(8, 9, 7, 16)]
         return self.elementwise(op)
+
+    def copies(self, rows, width):
+        """By op that copies rows, a call with a tensor of `rows` rows of 2 by `width`, or with one row."""
+        return {
+            "BroadcastTo": lambda x: R.BroadcastTo(input=x, shape=[rows, 2, width]),
+            "ConcatV2": lambda x: R.ConcatV2(values=[x, x[..., ::-1]], axis=self.choice(1, -1)),
+            "Pad": lambda x: R.Pad(input=x, paddings=[[0, 0], [1, 0], [0, 3]]),
+            "Slice": lambda x: R.Slice(input=x, begin=[0, 1, 1], size=[rows, 1, width - 1]),
+            "Tile": lambda x: R.Tile(input=x, multiples=[rows, 3, 1]),
+            "Transpose": lambda x: R.Transpose(x=x, perm=[0, 2, 1]),
+        }
 
 
 MOST_CALLS = 10
@@ -198,10 +222,10 @@ def _compare(op, call, arguments, device, cases):
     concrete = tf.function(call).get_concrete_function(*arguments)
     graph = import_function(concrete)
     node = next(node for node in graph if node.op == op)
-    slicing = slicing_of(node, device)
+    slicing = slicing_of(node, device, graph.small_constants)
     if slicing is None:
         return None
-    shape = node.inputs[slicing.rows[0]].type.shape or (0,)
+    shape = node.inputs[slicing.rows[0]].type.shape if slicing.rows else node.outputs[0].shape
     of = math.prod(shape[: cases.choice(*range(1, slicing.axes + 1))])
     possible = []
     for rows in range(1, of):

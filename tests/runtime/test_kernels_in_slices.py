@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from processes import last_json, run_forked
 
-from tfswap.kernels.slices import LINES
+from tfswap.kernels.slice_lines import LINES
 
 TRIES = 2
 

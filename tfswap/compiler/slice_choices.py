@@ -9,7 +9,8 @@ from operator import mul
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, reads_in_place, slices_of, slicing_of
+from tfswap.kernels.slice_lines import slicing_of
+from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, reads_in_place, slices_of
 from tfswap.plan.plan import Slices
 
 MOST_ADDED = 1.25
@@ -27,7 +28,9 @@ def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> l
         shares: into how many slices kernels with the largest tensor are cut. Kernels run in slices where one of their
             tensors is larger than half a slice of that.
     """
-    possible = {node: found for node in graph.topological() if (found := slicing_of(node, device)) is not None}
+    constants = graph.small_constants
+    found = ((node, slicing_of(node, device, constants)) for node in graph.topological())
+    possible = {node: slicing for node, slicing in found if slicing is not None}
     sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, found)) for node, found in possible.items()}
     largest = max(sizes.values(), default=0)
     chosen: dict[tuple[Slices, ...], None] = {}

@@ -172,11 +172,11 @@ ROWS: Final = "Tfswap>Rows"
 # a tensor of `rows` rows: a new one, or `before`, in its buffer.
 STORE_ROWS: Final = "Tfswap>StoreRows"
 
-# (slice: T, before: N * T) -> (sums: T); attrs T, N (0 or 1), begin, rows and blocks (ints). Adds the rows of a slice,
-# which begins at row `begin` of `rows`, to sums of `blocks` blocks of rows: new ones, or `before`, in its buffer.
+# (slice: T, before: N * T) -> (sums: T); attrs T, N (0 or 1), begin, rows and blocks (ints), unrolled (bool). Adds the
+# rows of a slice, which begins at row `begin` of `rows`, to `blocks` sums of rows: new ones, or `before`, in its buffer.
 ADD_ROWS: Final = "Tfswap>AddRows"
 
-# (sums: T) -> (sum: T); attr T. Adds up the sums of ADD_ROWS, in order.
+# (sums: T) -> (sum: T); attrs T, divisor (int). Adds up the sums of ADD_ROWS, in order, and divides the result.
 ADD_BLOCKS: Final = "Tfswap>AddBlocks"
 
 # (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.

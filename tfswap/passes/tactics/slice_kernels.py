@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from operator import floordiv
 from typing import NamedTuple, cast
 
 from tfswap.errors import InvalidModel
@@ -21,7 +22,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.slices import Kind, RowSlices, Slicing, rows_of, slices_of, slicing_of
+from tfswap.kernels.slice_lines import slicing_of
+from tfswap.kernels.slices import Kind, RowSlices, RowSums, Slicing, rows_of, slices_of
 from tfswap.kernels.target import Target
 from tfswap.kernels.temporaries import ceil_div
 from tfswap.passes.contract import graph_pass
@@ -48,7 +50,7 @@ def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, Ro
     """The kernels that run in slices, in topological order."""
     found: dict[Node, RowSlices] = {}
     for name in slices.kernels:
-        slicing = slicing_of(graph[name], device) if name in graph else None
+        slicing = slicing_of(graph[name], device, graph.small_constants) if name in graph else None
         member = None if slicing is None else slices_of(graph[name], slicing, slices.rows, slices.of)
         if member is None:
             raise InvalidModel(
@@ -57,6 +59,10 @@ def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, Ro
             )
         found[graph[name]] = member
     return {node: found[node] for node in graph.topological() if node in found}
+
+
+_SHAPE_TYPES = ("Tshape", "Tidx", "Tmultiples", "Index")
+"""Attributes with the type of an input that has a shape: of Reshape, BroadcastTo, Tile and Slice."""
 
 
 class _Part(NamedTuple):
@@ -182,28 +188,24 @@ class _Slicer:
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""
-        (gradient,), blocks = member.inputs, member.slicing.blocks
+        gradient, sums = member.inputs[0], cast("RowSums", member.slicing.sums)
         shape = cast("tuple[int, ...]", gradient.shape)
         each, rows = shape[0] // self._of, prod(shape[1:-1])
-        kind = TensorType(gradient.dtype, (blocks, shape[-1]))
+        dtype, count = Dtype(gradient.dtype), shape[0] * rows
+        kind = TensorType(gradient.dtype, (sums.blocks, shape[-1]))
         before: tuple[Output, ...] = ()
         for begin, end in self._each_slice(node):
-            attrs = {
-                "T": Dtype(kind.dtype),
-                "N": len(before),
-                "begin": begin * each * rows,
-                "rows": shape[0] * rows,
-                "blocks": blocks,
-            }
             inputs = (self._range(node.inputs[0], gradient, begin * each, end * each), *before)
+            attrs: dict[str, object] = {"T": dtype, "N": len(before), "begin": begin * each * rows, "rows": count}
+            attrs |= {"blocks": sums.blocks, "unrolled": sums.unrolled}
             controls = self._instead(node.controls)
             made = self._add(node, custom_ops.ADD_ROWS, inputs, attrs, (kind,), begin, controls)
             self._made[node].append(made)
             before = (made.out(),)
-        attrs = {"T": Dtype(kind.dtype)}
-        made = self._add(node, custom_ops.ADD_BLOCKS, before, attrs, node.outputs, 0)
-        self._made[node].append(made)
-        self._wholes[node.out()] = made.out()
+        attrs = {"T": dtype, "divisor": count if sums.mean else 1}
+        total = self._add(node, custom_ops.ADD_BLOCKS, before, attrs, (TensorType(kind.dtype, shape[-1:]),), 0)
+        self._wholes[node.out()] = self._shaped(total.out(), node.outputs[0])
+        self._made[node] += dict.fromkeys((total, self._wholes[node.out()].node))
 
     def _copy(
         self, node: Node, slicing: Slicing, slices: Mapping[int, Output], kinds: Sequence[TensorType], begin: int
@@ -213,8 +215,11 @@ class _Slicer:
         attrs = without_colocation(node.attrs)
         if slicing.shape is not None:
             shape = cast("tuple[int, ...]", kinds[0].shape)
+            if node.op == "Tile":
+                read = cast("tuple[int, ...]", node.inputs[0].type.shape)
+                shape = tuple(map(floordiv, shape, read))
             inputs[slicing.shape] = self._shape(node, shape)
-            attrs = {**attrs, "Tshape": Dtype("int32")} if "Tshape" in attrs else attrs
+            attrs |= {name: Dtype("int32") for name in _SHAPE_TYPES if name in attrs}
         made = self._add(node, node.op, inputs, attrs, kinds, begin, self._instead(node.controls))
         self._made[node].append(made)
         return made

@@ -117,6 +117,7 @@ REGISTER_OP("Tfswap>AddRows")
     .Attr("begin: int >= 0")
     .Attr("rows: int >= 1")
     .Attr("blocks: int >= 1")
+    .Attr("unrolled: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       int64_t blocks = 0;
       TF_RETURN_IF_ERROR(c->GetAttr("blocks", &blocks));
@@ -131,12 +132,15 @@ Adds the rows of a slice to sums of rows, one row after the other: all dimension
 before: The sums of the slices before; none for the first slice.
 begin: The first row of the slice among all `rows`.
 blocks: The number of sums. Each is of equally many rows in sequence, but for the last.
+unrolled: Rows of each four are added to four sums in turn, and each of the rows that are left over is a sum of its own,
+  in packets of columns. All rows of the columns that are left over are in the first sum. So does Eigen's reduction.
 )doc");
 
 REGISTER_OP("Tfswap>AddBlocks")
     .Input("sums: T")
     .Output("sum: T")
     .Attr("T: {float}")
+    .Attr("divisor: int >= 1 = 1")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle sums;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sums));
@@ -144,7 +148,7 @@ REGISTER_OP("Tfswap>AddBlocks")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Adds up the sums of AddRows, one after the other.
+Adds up the sums of AddRows, one after the other, and divides the result.
 )doc");
 
 // Adds `count` numbers to sums.
@@ -157,6 +161,10 @@ class AddRowsOp : public OpKernel {
   explicit AddRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, Range::Get(ctx, &range_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("blocks", &blocks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("unrolled", &unrolled_));
+    OP_REQUIRES(ctx, !unrolled_ || blocks_ == kUnroll + range_.rows % kUnroll,
+                absl::InvalidArgumentError(absl::StrCat("'", name(), "' adds up ", range_.rows, " rows, unrolled, in ",
+                                                        blocks_, " sums.")));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -173,19 +181,34 @@ class AddRowsOp : public OpKernel {
     if (ctx->num_inputs() == 1) std::fill_n(to, blocks_ * width, 0.0f);
     const float* const from = slice.flat<float>().data();
     const int64_t block_rows = (range_.rows + blocks_ - 1) / blocks_;
-    for (int64_t row = 0; row < count; ++row) {
-      Add(from + row * width, width, to + (range_.begin + row) / block_rows * width);
+    const int64_t unrolled_rows = range_.rows - range_.rows % kUnroll, packets = width - width % kPacket;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = range_.begin + i;
+      const float* const numbers = from + i * width;
+      if (unrolled_) {
+        const int64_t block = row < unrolled_rows ? row % kUnroll : kUnroll + row - unrolled_rows;
+        Add(numbers, packets, to + block * width);
+        Add(numbers + packets, width - packets, to + packets);
+      } else {
+        Add(numbers, width, to + row / block_rows * width);
+      }
     }
   }
 
  private:
+  // TensorReduction.h, InnerMostDimPreserver, in a TensorFlow for AVX.
+  static constexpr int64_t kUnroll = 4, kPacket = 8;
+
   Range range_;
   int64_t blocks_;
+  bool unrolled_;
 };
 
 class AddBlocksOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit AddBlocksOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("divisor", &divisor_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& sums = ctx->input(0);
@@ -199,7 +222,11 @@ class AddBlocksOp : public OpKernel {
     float* const to = sum->flat<float>().data();
     std::copy_n(from, width, to);
     for (int64_t block = 1; block < sums.dim_size(0); ++block) Add(from + block * width, width, to);
+    for (int64_t i = 0; divisor_ > 1 && i < width; ++i) to[i] /= static_cast<float>(divisor_);
   }
+
+ private:
+  int64_t divisor_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>StoreRows").Device(tensorflow::DEVICE_CPU), StoreRowsOp);

@@ -1,0 +1,321 @@
+"""Which kernels may run in slices of rows (kernels/slices.py) with the bits of the whole kernel.
+
+A line of `LINES` says what a slice of an op's kernel reads, and from which sizes on the bits are the same, for the
+families of kernels for which that is proven; other kernels stay whole. `tests/runtime/test_kernels_in_slices.py`
+compares the bits of each line on the CPU that it runs on.
+
+The reasons, in TensorFlow 2.21's sources:
+
+- Element by element: kernels compute in packets (`ELEMENTS`).
+- Products add up the products of blocks of the depth (kernels/products.py), unless the depth is divided among threads.
+  That is so where the work is too little for all threads (TensorContractionThreadPool.h, numThreads and
+  shardByInnerDim). A product that adds up rows has the bits of the whole in slices of one block each, added in order.
+- A convolution is such a product of all images. Its gradient with respect to the image is a product for each image,
+  which all threads compute where there is one image alone, or enough work (conv_grad_input_ops.h).
+- A convolution's gradient with respect to the filter adds the products of shards of images, one after the other
+  (conv_grad_filter_ops.cc). So slices of one shard each, added in the same order, give the same sum. Larger ones do
+  not.
+- The bias gradient adds rows one after the other, in a block for each thread (redux_functor.h).
+- Sums and means of all axes but the last add rows to four sums in turn, where a packet of columns has its own, and one
+  after the other otherwise (TensorReduction.h, InnerMostDimPreserver).
+
+Not handled: kernels of GPUs; products of other types than float32, and those of oneDNN; sums over a part of a row, and
+Softmax, whose kernels divide rows among threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final, NamedTuple
+
+from tfswap.ir.graph import Node
+from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.products import depth_of_slices, same_in_rows
+from tfswap.kernels.slices import Kind, RowSums, Slicing, any_number
+from tfswap.kernels.temporaries import known_shape
+
+SUM_WORK: Final = 1 << 18
+"""The elements of a thread's block from which on the bias gradient's blocks are summed one by one."""
+UNROLLED_ROWS: Final = 16
+"""The rows from which on a sum of rows has four sums (TensorReduction.h)."""
+PACKET: Final = 8
+"""The floats of a packet of AVX."""
+
+
+class Call(NamedTuple):
+    """A kernel of which all sizes are known.
+
+    Attributes:
+        constants: the values of small constants.
+    """
+
+    node: Node
+    device: DeviceModel
+    constants: Mapping[Node, tuple[int, ...]]
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The shape of the first output."""
+        return known_shape(self.node.outputs[0]) or ()
+
+    def input(self, position: int) -> tuple[int, ...]:
+        """The shape of an input."""
+        return known_shape(self.node.inputs[position].type) or ()
+
+    def integers(self, position: int) -> tuple[int, ...] | None:
+        """The values of an input, if they are known."""
+        return self.constants.get(self.node.inputs[position].node)
+
+
+Rule = Callable[[Call], "Slicing | None"]
+
+
+class Line(NamedTuple):
+    """An op's line.
+
+    Attributes:
+        onednn: whether the rule is proven for the kernels of oneDNN, which replace those of Eigen.
+        any_type: whether it holds for numbers of each type.
+    """
+
+    rule: Rule
+    onednn: bool = False
+    any_type: bool = False
+
+
+def _elementwise(call: Call) -> Slicing | None:
+    """cwise_ops_common.h, relu_op.h: inputs with the output's rows, and those that each row reads."""
+    shape = call.output
+    rows: list[int] = []
+    axes = len(shape)
+    for position in range(len(call.node.inputs)):
+        read = call.input(position)
+        if len(read) < len(shape):
+            axes = min(axes, len(shape) - len(read))
+        elif read[:1] == shape[:1]:
+            rows.append(position)
+            axes = min(axes, _equal_axes(read, shape))
+        elif read[0] == 1:
+            axes = 1
+        else:
+            return None
+    return Slicing(tuple(rows), axes=axes, packets=True) if rows else None
+
+
+def _equal_axes(read: Sequence[int], made: Sequence[int]) -> int:
+    """The number of leading axes in which two shapes are equal."""
+    return next((axis for axis, sizes in enumerate(zip(read, made, strict=True)) if len({*sizes}) > 1), len(made))
+
+
+def _rows_of(*rows: int, shape: int | None = None) -> Rule:
+    """Each row of the output is computed from the same rows of these inputs, by itself."""
+    return lambda _: Slicing(rows, shape=shape)
+
+
+def _only_adds_bias(node: Node) -> bool:
+    """Whether a fused kernel does no more after its product than to add a bias, and to compare with zero."""
+    return node.attrs.get("fused_ops", ()) in ((), (b"BiasAdd",), (b"BiasAdd", b"Relu"))
+
+
+def _matmul(call: Call) -> Slicing | None:
+    """matmul_op_impl.h: rows of the left operand, or of both where the product adds up their rows."""
+    node, (rows, columns), left = call.node, call.output, call.input(0)
+    if not _only_adds_bias(node):
+        return None
+    if not node.attrs.get("transpose_a"):
+        return _product_rows(call, rows, columns, left[1], 1)
+    if node.attrs.get("transpose_b") or node.op != "MatMul":
+        return None
+    unit = depth_of_slices(rows, columns, left[0], call.device)
+    return None if unit is None else Slicing((0, 1), Kind.SUM, unit=unit)
+
+
+def _product_rows(call: Call, rows: int, columns: int, depth: int, each: int) -> Slicing | None:
+    """Rows of a product, of which `each` are a row of the tensor."""
+    device = call.device
+
+    def holds(count: int) -> bool:
+        return same_in_rows(count * each, rows, columns, depth, device)
+
+    return Slicing((0,), holds=holds) if same_in_rows(rows, rows, columns, depth, device) else None
+
+
+def _conv2d(call: Call) -> Slicing | None:
+    """conv_ops_impl.h, SpatialConvolution: a product of all images' patches."""
+    image, kernel, result = call.input(0), call.input(1), call.output
+    if not _only_adds_bias(call.node) or image[3] != kernel[2]:
+        return None
+    return _product_rows(call, prod(result[:-1]), result[-1], prod(kernel[:3]), result[1] * result[2])
+
+
+def _conv2d_backprop_input(call: Call) -> Slicing | None:
+    parallel = adds_in_parallel(call.input(1), call.input(2), call.node.outputs[0], call.device)
+    return Slicing((2,), holds=any_number if parallel else lambda images: images > 1, shape=0)
+
+
+def _conv2d_backprop_filter(call: Call) -> Slicing | None:
+    return Slicing((0, 2), Kind.SUM, unit=images_of_shard(call.output, call.input(2), call.node.outputs[0]))
+
+
+def _bias_add_grad(call: Call) -> Slicing | None:
+    """redux_functor.h, ReduceOuterDimensions: wide rows are added up in one block."""
+    shape, threads = call.input(0), call.device.intra_op_threads
+    blocks = 1 if shape[-1] > 32 * threads else threads
+    enough = blocks == 1 or prod(shape) // blocks >= SUM_WORK
+    return Slicing((0,), Kind.ROW_SUMS, axes=len(shape) - 1, sums=RowSums(blocks)) if enough else None
+
+
+def _outer_sum(call: Call) -> Slicing | None:
+    """reduction_ops_common.h: all axes but the last, on a processor for which Eigen's packets are known."""
+    shape, over = call.input(0), call.integers(1)
+    leading = set(range(len(shape) - 1))
+    if over is None or {axis % len(shape) for axis in over} != leading or not leading or shape[-1] < 2:
+        return None
+    if call.node.outputs[0].dtype != "float32" or call.device.l1_l2_bytes is None:
+        return None
+    rows, mean = prod(shape[:-1]), call.node.op == "Mean"
+    unrolled = rows >= UNROLLED_ROWS and shape[-1] >= PACKET
+    sums = RowSums(4 + rows % 4, True, mean) if unrolled else RowSums(mean=mean)
+    return Slicing((0,), Kind.ROW_SUMS, axes=len(shape) - 1, sums=sums)
+
+
+def _cross_entropy(_: Call) -> Slicing | None:
+    """xent_op.h: rows of logits and labels; the exponentials of all rows are computed in packets."""
+    return Slicing((0, 1), packets=True)
+
+
+def _bias_add(call: Call) -> Slicing | None:
+    return Slicing((0,), axes=len(call.output) - 1)
+
+
+def _reshape(call: Call) -> Slicing | None:
+    return Slicing((0,), axes=max(len(call.input(0)), len(call.output)), shape=1)
+
+
+def _keeps_first_axis(call: Call) -> Slicing | None:
+    """ExpandDims, Squeeze: views with the same first axis."""
+    return Slicing((0,)) if call.input(0)[:1] == call.output[:1] > (1,) else None
+
+
+def _concat(call: Call) -> Slicing | None:
+    """concat_op.cc: along another axis than the first."""
+    axis = call.integers(len(call.node.inputs) - 1)
+    if axis is None or axis[0] % len(call.output) == 0:
+        return None
+    return Slicing(tuple(range(len(call.node.inputs) - 1)))
+
+
+def _slice(call: Call) -> Slicing | None:
+    """slice_op.cc: of all rows. The new sizes are int32, as places are then."""
+    int32 = call.node.inputs[1].type.dtype == "int32"
+    return Slicing((0,), shape=2) if int32 and call.input(0)[0] == call.output[0] else None
+
+
+def _pad(call: Call) -> Slicing | None:
+    """pad_op.cc: each row."""
+    return Slicing((0,)) if call.input(0)[0] == call.output[0] else None
+
+
+def _transpose(call: Call) -> Slicing | None:
+    """transpose_op.cc: the axes behind the first."""
+    order = call.integers(1)
+    return Slicing((0,)) if order is not None and order[:1] == (0,) else None
+
+
+def _repeat(call: Call) -> Slicing | None:
+    """tile_ops.cc, broadcast_to_op.cc: rows that are all the same."""
+    read = call.input(0)
+    return Slicing((), shape=1) if len(read) < len(call.output) or read[:1] == (1,) else None
+
+
+_ELEMENTWISE = Line(_elementwise, onednn=True, any_type=True)
+_COPY = {"onednn": True, "any_type": True}
+
+LINES: dict[str, Line] = {
+    "Abs": _ELEMENTWISE,
+    "Add": _ELEMENTWISE,
+    "AddN": _ELEMENTWISE,
+    "AddV2": _ELEMENTWISE,
+    "Cast": _ELEMENTWISE,
+    "Elu": _ELEMENTWISE,
+    "EluGrad": _ELEMENTWISE,
+    "Erf": _ELEMENTWISE,
+    "Exp": _ELEMENTWISE,
+    "LeakyRelu": _ELEMENTWISE,
+    "LeakyReluGrad": _ELEMENTWISE,
+    "Log": _ELEMENTWISE,
+    "Maximum": _ELEMENTWISE,
+    "Minimum": _ELEMENTWISE,
+    "Mul": _ELEMENTWISE,
+    "Neg": _ELEMENTWISE,
+    "RealDiv": _ELEMENTWISE,
+    "Relu": _ELEMENTWISE,
+    "Relu6": _ELEMENTWISE,
+    "Relu6Grad": _ELEMENTWISE,
+    "ReluGrad": _ELEMENTWISE,
+    "Rsqrt": _ELEMENTWISE,
+    "Sigmoid": _ELEMENTWISE,
+    "SigmoidGrad": _ELEMENTWISE,
+    "Softplus": _ELEMENTWISE,
+    "Sqrt": _ELEMENTWISE,
+    "Square": _ELEMENTWISE,
+    "SquaredDifference": _ELEMENTWISE,
+    "Sub": _ELEMENTWISE,
+    "Tanh": _ELEMENTWISE,
+    "TanhGrad": _ELEMENTWISE,
+    "AvgPool": Line(_rows_of(0)),
+    "AvgPoolGrad": Line(_rows_of(1, shape=0)),
+    "BiasAdd": Line(_bias_add),
+    "BiasAddGrad": Line(_bias_add_grad),
+    "BroadcastTo": Line(_repeat, **_COPY),
+    "ConcatV2": Line(_concat, **_COPY),
+    "Conv2D": Line(_conv2d),
+    "_FusedConv2D": Line(_conv2d),
+    "Conv2DBackpropFilter": Line(_conv2d_backprop_filter),
+    "Conv2DBackpropInput": Line(_conv2d_backprop_input),
+    "ExpandDims": Line(_keeps_first_axis, **_COPY),
+    "MatMul": Line(_matmul),
+    "_FusedMatMul": Line(_matmul),
+    "MaxPool": Line(_rows_of(0)),
+    "MaxPoolGrad": Line(_rows_of(0, 1, 2)),
+    "Mean": Line(_outer_sum, onednn=True),
+    "Pad": Line(_pad, **_COPY),
+    "Reshape": Line(_reshape, **_COPY),
+    "ResizeNearestNeighbor": Line(_rows_of(0), onednn=True),
+    "ResizeNearestNeighborGrad": Line(_rows_of(0), onednn=True),
+    "Slice": Line(_slice, **_COPY),
+    "SparseSoftmaxCrossEntropyWithLogits": Line(_cross_entropy, onednn=True),
+    "Squeeze": Line(_keeps_first_axis, **_COPY),
+    "Sum": Line(_outer_sum, onednn=True),
+    "Tile": Line(_repeat, **_COPY),
+    "Transpose": Line(_transpose, **_COPY),
+}
+"""The ops whose kernels may run in slices."""
+
+_SUPPORTED = ("float32", "float64", "int32", "int64", "bool", "uint8")
+
+
+def slicing_of(node: Node, device: DeviceModel, constants: Mapping[Node, tuple[int, ...]]) -> Slicing | None:
+    """How a kernel may run in slices with the same bits; None where it may not, or where that is not proven.
+
+    Every size of what it reads and makes is known then, and neither is empty.
+
+    Args:
+        constants: the values of small constants, as `Graph.small_constants` has them.
+    """
+    line = LINES.get(node.op)
+    if line is None or not device.has_own_kernels or (device.onednn and not line.onednn):
+        return None
+    tensors = (*(tensor.type for tensor in node.inputs), *node.outputs)
+    if any(kind.bound or kind.dtype not in _SUPPORTED or not kind.num_elements for kind in tensors):
+        return None
+    if not line.any_type and any(kind.dtype == "float64" for kind in tensors):
+        return None
+    if node.attrs.get("data_format", b"NHWC") != b"NHWC" or node.attrs.get("padding") == b"EXPLICIT":
+        return None
+    found = line.rule(Call(node, device, constants))
+    if found is None or any(not node.inputs[p].type.shape for p in found.rows):
+        return None
+    return found if found.kind is not Kind.ROWS or all(kind.shape for kind in node.outputs) else None

@@ -14,16 +14,12 @@ from tensorflow.python.distribute.cross_device_utils import CollectiveKeys, Coll
 
 import tfswap
 import tfswap.compiler.prepare as prepare
+from tfswap.analysis.collectives import spans_workers
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.device_carriers import carry_between_devices
-from tfswap.passes.prepare.collective_order import (
-    expand_collectives,
-    join_collectives,
-    order_collectives,
-    spans_workers,
-)
+from tfswap.passes.prepare.collective_order import expand_collectives, join_collectives, order_collectives
 
 
 class Worker:

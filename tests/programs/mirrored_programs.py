@@ -209,8 +209,13 @@ def fewer_images() -> Program:
     return keras_loop(normalized_in_groups, lambda: tf.keras.optimizers.Adam(0.01), images(87), 40, epochs=2)
 
 
+def normalized_uneven() -> Program:
+    """As `fewer_images`, with normalization over all replicas, and a last batch of 1: one replica has no image."""
+    return keras_loop(normalized_over_replicas, lambda: tf.keras.optimizers.Adam(0.01), images(81), 40, epochs=2)
+
+
 def language_model() -> Program:
-    """A transformer by AdamW. The embedding's gradient is made dense: no number of its gathered rows is known."""
+    """A transformer by AdamW. The embedding's gradient is made dense before replicas add it up."""
 
     def dense_gradients(gradients):
         return [tf.convert_to_tensor(each) for each in gradients]
@@ -220,9 +225,14 @@ def language_model() -> Program:
     )
 
 
+def without_grappler() -> None:
+    """From now on TensorFlow runs no graph optimizers: those are the bits of steps with loops or conditionals."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
 def recurrent_net() -> Program:
     """Keras' LSTM and GRU in loops, by RMSprop. Bits are those of TensorFlow without its graph optimizers."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    without_grappler()
     examples = draws(96, 24, 32), np.arange(96) % 10
     return keras_loop(recurrent_layers, lambda: tf.keras.optimizers.RMSprop(1e-3), examples, 32)
 
@@ -405,7 +415,7 @@ def pipeline_of_micro_batches() -> Program:
 
 def pipeline_in_a_loop() -> Program:
     """As `pipeline_of_micro_batches`, with a loop over these. Bits are those of TensorFlow without its optimizers."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    without_grappler()
     variables, loss_of, x = stages()
 
     def step(x):
@@ -456,6 +466,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Program], Any]] = {
         (clipped_over_replicas, UNEQUAL),
         (uneven_last_batch, UNEQUAL),
         (fewer_images, UNEQUAL),
+        (normalized_uneven, UNEQUAL),
         (language_model, UNEQUAL),
         (recurrent_net, {"GPU:0": "80%", "GPU:1": "75%"}),
         (iterator_in_the_step, "70%"),

@@ -321,26 +321,46 @@ def loop_with_the_host() -> Made:
     return [*variables, kernel], lambda x: trained([*variables, kernel], loss_of, x), [x]
 
 
-def fitted(limit: Any = None) -> dict[str, Any]:
-    """A Keras model that trains on all GPUs, with normalisation over all replicas and an uneven last batch."""
+def normalized_images() -> tuple[list[Any], Any]:
+    """Keras layers with normalisation over all replicas, and examples."""
+    layers = [tf.keras.layers.Input((16, 16, 3))]
+    for _ in range(2):
+        normalization = tf.keras.layers.BatchNormalization(synchronized=True)
+        layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), normalization]
+        layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
+    return [*layers, tf.keras.layers.GlobalAveragePooling2D()], draws(80, 16, 16, 3)
+
+
+def embedded_tokens() -> tuple[list[Any], Any]:
+    """Keras layers whose first has sparse gradients, and examples. Bits are those of TensorFlow without its graph
+    optimizers.
+    """
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    hidden = [tf.keras.layers.Dense(64, "tanh") for _ in range(4)]
+    layers = [tf.keras.layers.Input((32,), dtype="int32"), tf.keras.layers.Embedding(500, 64), *hidden]
+    return [*layers, tf.keras.layers.GlobalAveragePooling1D()], np.arange(80 * 32).reshape(80, 32) * 7 % 500
+
+
+def fitted(limit: Any = None, make: Callable[[], tuple[list[Any], Any]] = normalized_images) -> dict[str, Any]:
+    """A Keras model that trains on all GPUs, with an uneven last batch.
+
+    Args:
+        make: its layers, but for the last one, and 80 examples.
+    """
+    tf.keras.backend.clear_session()
+    gc.collect()  # an earlier model's variables
     tf.keras.utils.set_random_seed(0)
     with strategy().scope():
-        layers = [tf.keras.layers.Input((16, 16, 3))]
-        for _ in range(2):
-            normalization = tf.keras.layers.BatchNormalization(synchronized=True)
-            layers += [tf.keras.layers.Conv2D(16, 3, padding="same"), normalization]
-            layers += [tf.keras.layers.ReLU(), tf.keras.layers.Dropout(0.2)]
-        layers += [tf.keras.layers.GlobalAveragePooling2D(), tf.keras.layers.Dense(10)]
-        model = tf.keras.Sequential(layers)
+        layers, x = make()
+        model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(10)])
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.Adam(clipnorm=1.0), loss, jit_compile=False)
     callbacks = []
     if limit is not None:
         tfswap.keras.optimize(model, memory_limit=limit)
         callbacks = [tfswap.keras.MemoryReport()]
-    x, y = draws(80, 16, 16, 3), np.arange(80) % 10
     options = {"batch_size": 32, "epochs": 2, "verbose": 0, "shuffle": False, "callbacks": callbacks}
-    trained, peaks = peaks_of(lambda: model.fit(x, y, **options).history)
+    trained, peaks = peaks_of(lambda: model.fit(x, np.arange(80) % 10, **options).history)
     values = [trained, *(weight.numpy().tobytes().hex() for weight in model.weights)]
     report = None if limit is None else tfswap.keras.report(model)
     return {"values": values, "peaks": peaks, "report": report, "epochs": [e for c in callbacks for e in c.epochs]}

@@ -5,20 +5,23 @@ The GPUs are emulated (tests/emulated_gpu).
 
 from __future__ import annotations
 
+import gathering_programs
 import mirrored_programs
+import placed_programs
 import pytest
 from gpu_compare import reporting
 from mirrored_programs import check
 from slow import slow
 
-QUICK = ("iterator_in_the_step", "pipeline_of_micro_batches")
+PROGRAMS = {**mirrored_programs.PROGRAMS, **gathering_programs.PROGRAMS, **placed_programs.PROGRAMS}
+QUICK = ("iterator_in_the_step", "pipeline_of_micro_batches", "wide_gradients")
 
 
 @pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
-@pytest.mark.parametrize("name", [*QUICK, *slow(*sorted(mirrored_programs.PROGRAMS.keys() - QUICK))])
+@pytest.mark.parametrize("name", [*QUICK, *slow(*sorted(PROGRAMS.keys() - QUICK))])
 def test_programs_keep_the_limit_of_each_device(on_gpus, name):
     def program(_):
-        return mirrored_programs.compare(*mirrored_programs.PROGRAMS[name])
+        return mirrored_programs.compare(*PROGRAMS[name])
 
     check(on_gpus(reporting(program)))
 

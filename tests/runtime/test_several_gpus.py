@@ -343,10 +343,11 @@ def test_an_iteration_that_fails_on_one_device_ends_the_loop_on_all(on_gpus):
 
 
 @pytest.mark.emulated_gpu(count=2)
-def test_keras_fits_a_model_on_all_devices(on_gpus):
+@pytest.mark.parametrize("make", [several_gpus.normalized_images, *slow(several_gpus.embedded_tokens)])
+def test_keras_fits_a_model_on_all_devices(on_gpus, make):
     def program(gpus):
-        expected = several_gpus.fitted()
-        found = several_gpus.fitted("75%")
+        expected = several_gpus.fitted(make=make)
+        found = several_gpus.fitted("75%", make)
         limit = found["report"].memory_limit_bytes
         return {
             "same": found["values"] == expected["values"],

@@ -12,6 +12,7 @@ from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.cost import Costs
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
+from tfswap.ir.types import TensorType
 from tfswap.kernels.hardware import Rates
 from tfswap.kernels.target import Target
 from tfswap.passes.device_parts import Parts, cut
@@ -77,6 +78,16 @@ def test_an_effect_is_awaited_by_the_host_which_runs_ahead_of_kernels():
     after = kernel(graph, "after", "GPU:1", controls=nodes[-1:])
     graph.fetches = [each.out() for each in (*nodes, after)]
     assert seconds(timed(cut(graph, PLANNED, GPU))) == {"GPU:0": 5.0, "GPU:1": 1.0}
+
+
+def test_what_starts_the_copy_of_a_variable_from_its_home_is_awaited_by_other_devices():
+    graph = Graph()
+    variable = graph.add("Placeholder", "variable", outputs=(TensorType("resource", ()),), device="/device:GPU:0")
+    graph.feeds = [variable]
+    loaded = kernel(graph, "loaded", "GPU:0", [variable.out()], op=custom_ops.READ_HOME)
+    after = kernel(graph, "after", "GPU:1", controls=[loaded])
+    graph.fetches = [loaded.out(), after.out()]
+    assert seconds(timed(cut(graph, PLANNED, GPU)))["GPU:1"] == 1.0
 
 
 def test_what_the_host_sends_is_there_when_it_has_what_it_needs():

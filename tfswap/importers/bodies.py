@@ -295,9 +295,9 @@ class _Import:
         while sizes and self._unknown():
             found: dict[str, Argument] = {}
             for node in (self.graph[name] for name in sizes if name in self.graph):
-                for i, value in shape_values(node, self.value):
+                for i, value, shape in shape_values(self.graph, node, self.value):
                     if (name := f"{node.name}:{i}") not in self._known:
-                        found[name] = replace(self._inferred.argument(name), shape=(len(value),), value=value)
+                        found[name] = replace(self._inferred.argument(name), shape=shape, value=value)
             if not found:
                 return
             self._known |= found

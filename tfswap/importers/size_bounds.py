@@ -13,11 +13,15 @@ TensorFlow does not infer the result of a Python function (`tf.py_function`). Mo
 element, check or log. Without another declaration (`tf.ensure_shape`, `set_shape`), the result is assumed to be no
 larger than the largest argument of its type. Gradients have the exact sizes of the function's arguments.
 
+A gathering collective returns as many rows as all members of its group have, whose tensors have one shape. Replicas
+that gather tensors of different sizes, or sparse gradients, exchange their shapes first, which are known here where all
+of them are in the graph.
+
 `tf.dynamic_stitch` is assumed to have an index for each row, as TensorFlow requires: the contents of other rows are
 undefined.
 
-Not handled: sizes computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that depend on the step's
-arguments only can be computed before the step (runtime/dynamic_sizes.py).
+Not handled: shapes that the replicas of other workers send; sizes computed from values (`tf.range(n)`, `tf.repeat` with
+counts). Those that depend on the step's arguments only can be computed before the step (runtime/dynamic_sizes.py).
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tfswap.analysis.collectives import group_size, matching
 from tfswap.analysis.integer_ranges import Ranges, range_of_type
-from tfswap.ir.graph import Node, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import Shape
 from tfswap.ir.views import passed_on
@@ -231,6 +236,20 @@ def _rows(node: Node, most: Most) -> Iterator[Largest]:
         yield Largest(0, (splits - 1, *shape[1:]), exact=not partitions[0].type.bound)
 
 
+def _gathered(node: Node, most: Most) -> Iterator[Largest]:
+    """The rows of all members of a group, whose tensors have one shape (collective_ops.cc)."""
+    kind, members = node.inputs[0].type, most(node.inputs[1])
+    if kind.shape and kind.shape[0] is not None and members is not None:
+        yield Largest(0, (members * kind.shape[0], *kind.shape[1:]), exact=not kind.bound)
+
+
+def _scattered(node: Node, most: Most) -> Iterator[Largest]:
+    """A member's part of the rows."""
+    kind, members = node.inputs[0].type, most(node.inputs[1])
+    if kind.shape and kind.shape[0] is not None and members:
+        yield Largest(0, (kind.shape[0] // members, *kind.shape[1:]), exact=not kind.bound)
+
+
 def _called(node: Node, most: Most) -> Iterator[Largest]:
     """Results of a Python function; for its gradient, the types of the function's arguments."""
     call = differentiated(node)
@@ -248,6 +267,8 @@ def _called(node: Node, most: Most) -> Iterator[Largest]:
 _RULES: dict[str, Rule] = {
     "Bincount": _bins,
     "CTCGreedyDecoder": _decoded,
+    "CollectiveGatherV2": _gathered,
+    "CollectiveReduceScatterV2": _scattered,
     "ComputeAccidentalHits": _hits,
     "DenseBincount": _bins,
     "DenseToDenseSetOperation": _set,
@@ -286,44 +307,67 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _shapes(node: Node, _: ValueOf) -> Iterator[tuple[int, Values]]:
+class Known(NamedTuple):
+    """The integers of an output, by its number: flat, and their shape."""
+
+    output: int
+    values: Values
+    shape: tuple[int, ...]
+
+    @classmethod
+    def vector(cls, output: int, values: Values) -> Known:
+        return cls(output, values, (len(values),))
+
+
+def _shapes(graph: Graph, node: Node, _: ValueOf) -> Iterator[Known]:
     for i, tensor in enumerate(node.inputs):
         shape = tensor.type.shape
         if shape is not None and None not in shape and not tensor.type.bound:
-            yield i, tuple(d for d in shape if d is not None)
+            yield Known.vector(i, tuple(d for d in shape if d is not None))
 
 
-def _reshaped(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
+def _reshaped(graph: Graph, node: Node, value_of: ValueOf) -> Iterator[Known]:
     """The dense shape of a reshaped sparse tensor; one dimension may be open (-1)."""
     before, after = (value_of(tensor.name) for tensor in node.inputs[1:3])
     if before is None or after is None:
         return
     elements, known = math.prod(before), math.prod(d for d in after if d >= 0)
     if -1 not in after:
-        yield 1, after
+        yield Known.vector(1, after)
     elif known > 0 and elements % known == 0:
-        yield 1, tuple(elements // known if d < 0 else d for d in after)
+        yield Known.vector(1, tuple(elements // known if d < 0 else d for d in after))
 
 
-_SHAPE_VALUES: dict[str, Callable[[Node, ValueOf], Iterator[tuple[int, Values]]]] = {
+def _gathered_shapes(graph: Graph, node: Node, value_of: ValueOf) -> Iterator[Known]:
+    """The shapes that a process's replicas exchange to gather tensors of different sizes, in the order of devices."""
+    shape = node.inputs[0].type.shape
+    members = next((found for found in matching(graph) if node in found), [])
+    values = [value_of(member.inputs[0].name) for member in members]
+    if shape and shape[0] is not None and None not in values and len(members) == group_size(graph, node):
+        every = tuple(value for each in values for value in each or ())
+        yield Known(0, every, (len(members) * shape[0], *(d or 0 for d in shape[1:])))
+
+
+_SHAPE_VALUES: dict[str, Callable[[Graph, Node, ValueOf], Iterator[Known]]] = {
+    "CollectiveGatherV2": _gathered_shapes,
     "ShapeN": _shapes,
     "SparseReshape": _reshaped,
 }
-"""Ops whose results are shapes, which TensorFlow does not infer."""
+"""Ops whose results are shapes, or may be, which TensorFlow does not infer."""
 
 
 def gives_shape_values(op: str) -> bool:
-    """Whether the op's results are shapes, which TensorFlow does not infer."""
+    """Whether the op's results are shapes, or may be, which TensorFlow does not infer."""
     return op in _SHAPE_VALUES
 
 
-def shape_values(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
-    """The known shapes that a node returns, by output.
+def shape_values(graph: Graph, node: Node, value_of: ValueOf) -> Iterator[Known]:
+    """The known shapes that a node returns.
 
     Args:
         value_of: gives the value of a small integer tensor by name, or None.
     """
-    yield from _SHAPE_VALUES[node.op](node, value_of)
+    yield from _SHAPE_VALUES[node.op](graph, node, value_of)
 
 
 def decides_sizes(op: str) -> bool:

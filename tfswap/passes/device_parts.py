@@ -38,12 +38,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tfswap.analysis.collectives import has_collectives
 from tfswap.analysis.output_bytes import is_of_cpu, is_on_host
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.node_copies import add_copy
-from tfswap.ir.op_traits import control_flow, is_collective, is_const, is_pure, stateful_form
+from tfswap.ir.op_traits import control_flow, is_const, is_pure, stateful_form
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.alike_parts import names_of_alike
@@ -61,7 +62,7 @@ from tfswap.passes.device_carriers import unit
 from tfswap.passes.device_memory import Places
 from tfswap.passes.device_schedule import scheduled
 from tfswap.passes.nodes import RECEIVED, add_device_copy, add_signal
-from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
+from tfswap.passes.prepare.collective_order import join_members, order_collectives
 from tfswap.support.reach import reach
 
 Place = tuple[int, int, int]
@@ -182,7 +183,7 @@ class _Cut:
         inputs = [self._here(where, tensor) for tensor in node.inputs]
         controls = self._controls(where, node.controls)
         made = self._copy(where, node, inputs, controls)
-        if is_collective(node.op):
+        if has_collectives(self.parts.whole, node):
             self._place[where][made] = self._joint_place(node)
 
     def _add_on_each(self, node: Node, devices: Sequence[str]) -> None:
@@ -458,12 +459,12 @@ def _homes(graph: Graph) -> dict[Node, str]:
 def _ranks(graph: Graph, device: DeviceModel) -> tuple[dict[str, int], dict[str, int]]:
     """By name of a node, its number in an order, and when it starts there (device_schedule.py).
 
-    The members of a collective have one place in that order.
+    The members of a collective have one place in that order, and so have nodes with matching collectives inside.
     """
     ordered = graph.copy()
     target = Target(device)
     order_collectives(ordered, target)
-    join_collectives(ordered, target)
+    join_members(ordered)
     for outside in [node for node in ordered if node.op == custom_ops.OUTSIDE]:
         before = {*ordered.needed([outside]), *ordered.feeds}
         for node in ordered:
@@ -473,7 +474,7 @@ def _ranks(graph: Graph, device: DeviceModel) -> tuple[dict[str, int], dict[str,
     ranks: dict[str, int] = {}
     starts: dict[str, int] = {}
     for rank, (node, start) in enumerate(scheduled(ordered).items()):
-        members: Sequence[tuple[str, object]] = node.attrs["members"] if node.op == custom_ops.TOGETHER else ()  # pyright: ignore[reportAssignmentType] written by join_collectives
+        members: Sequence[tuple[str, object]] = node.attrs["members"] if node.op == custom_ops.TOGETHER else ()  # pyright: ignore[reportAssignmentType] written by join_members
         for name in (node.name, *(member[0] for member in members)):
             ranks[name], starts[name] = rank, BEFORE if node in feeds else start
     return ranks, starts

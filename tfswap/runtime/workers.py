@@ -19,8 +19,8 @@ from base64 import b85decode, b85encode
 from collections.abc import Sequence
 from typing import Any
 
+from tfswap.analysis.collectives import spans_workers
 from tfswap.ir.graph import Graph
-from tfswap.passes.prepare.collective_order import spans_workers
 from tfswap.plan.plan import Plan
 
 JOBS = ("chief", "worker")

@@ -119,6 +119,7 @@ def run_lanes(
         ends: gets, for each kernel that has run, when the host goes on. On a GPU that is before the kernel has ended,
             but after a copy to the host has.
     """
+    ends = {} if ends is None else ends
     now = host = compute = rerun = 0.0
     crossing, copying, loads, commits = flow.crossing, flow.copying, flow.loads, flow.commits
     copies = _Copies(flow, rates, tiers)
@@ -130,6 +131,7 @@ def run_lanes(
             start = now = copies.read(flow.reads[subject], now)
         if kind in (RUN, RERUN) and subject in copying:
             copied = copies.load(subject, now) if subject in loads else copies.store(subject, now)
+            ends[subject] = host  # it has started the copy
         elif kind == RUN:
             seconds = _kernel_s(flow, cost_s, rates, lead, subject)
             lead = -1
@@ -144,8 +146,7 @@ def run_lanes(
             else:
                 now += seconds
             compute += seconds
-            if ends is not None:
-                ends[subject] = host
+            ends[subject] = host
         elif kind == LEAD:
             lead, lead_number = subject, number
         elif kind == SPLIT:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfswap.analysis.collectives import matching, traced_order
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import TOGETHER
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import group_key_input, is_collective, is_const
-from tfswap.ir.views import origin
+from tfswap.ir.op_traits import is_collective, is_const
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 
@@ -43,23 +43,6 @@ def _in_order(graph: Graph) -> int:
     return added
 
 
-def traced_order(graph: Graph) -> list[Node]:
-    """The collectives of a graph, in the order of the calls that made them.
-
-    TensorFlow makes a key for each, in that order. Keys are captured inputs of the function, whose order no rewriting
-    of the graph changes. Without such keys, the nodes are in the order of their creation.
-    """
-    found = [node for node in graph.topological() if is_collective(node.op)]
-    place = {feed: i for i, feed in enumerate(graph.feeds)}
-    keys = [
-        max((place.get(origin(t).node, -1) for t in node.inputs if t.type.dtype == "int32"), default=-1)
-        for node in found
-    ]
-    if -1 in keys:
-        return [node for node in graph if is_collective(node.op)]
-    return [node for _, node in sorted(zip(keys, found, strict=True), key=lambda entry: entry[0])]
-
-
 @graph_pass(
     requires="collectives in their traced order",
     ensures="the members of a group on several devices are one kernel",
@@ -67,24 +50,24 @@ def traced_order(graph: Graph) -> list[Node]:
 def join_collectives(graph: Graph, _: Target) -> int:
     """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
 
+    Raises UnsupportedGraph where it is not known which members match, or where they are in loops or conditionals.
+    """
+    for node in (each for members in matching(graph) for each in members):
+        if not is_collective(node.op):
+            raise UnsupportedGraph(
+                f"{node.name!r} ({node.op}) runs collectives, and loops and conditionals with collectives on several "
+                "devices that share an arena are not planned. An embedding's gradient is such a conditional: make it "
+                "dense before replicas add it up, tf.convert_to_tensor(gradient)."
+            )
+    return join_members(graph)
+
+
+def join_members(graph: Graph) -> int:
+    """Make one node of the members of each group on several devices, in place; returns how many nodes.
+
     Raises UnsupportedGraph where it is not known which members match.
     """
-    rounds: dict[tuple[int, int], list[Node]] = {}
-    begun: dict[tuple[int, str], int] = {}
-    found = traced_order(graph)
-    if len({node.device for node in found}) < 2:
-        return 0
-    for node in found:
-        group = _group(graph, node)
-        if group is None:
-            raise UnsupportedGraph(
-                f"{node.name!r} ({node.op}) is one of the collectives of several devices, and its group is not known "
-                "before the step runs, so it is unknown which of them must run at the same time. Use those of "
-                "tf.distribute, or optimize a function that runs on one device."
-            )
-        number = begun[group, node.device] = begun.get((group, node.device), 0) + 1
-        rounds.setdefault((group, number), []).append(node)
-    together = [members for members in rounds.values() if len(members) > 1]
+    together = [members for members in matching(graph) if len(members) > 1]
     for members in together:
         _join(graph, members)
     return len(together)
@@ -148,30 +131,3 @@ def expand_collectives(graph: Graph, _: Target) -> int:
     if joined:
         graph.prune()
     return count
-
-
-def spans_workers(graphs: Sequence[Graph]) -> bool:
-    """Whether a collective's group has more members than these graphs of one step have devices for them."""
-    parts = [part for graph in graphs for part in (graph, *graph.all_bodies())]
-    found = [(part, node) for part in parts for node in part if is_collective(node.op)]
-    devices = {node.device for _, node in found}
-    return any((_group_size(part, node) or len(devices) + 1) > len(devices) for part, node in found)
-
-
-def _group_size(graph: Graph, node: Node) -> int | None:
-    position = group_key_input(node.op)
-    if position is None:
-        size = node.attrs.get("group_size")
-        return size if isinstance(size, int) else None
-    known = graph.small_constants.get(origin(node.inputs[position - 1]).node)
-    return known[0] if known else None
-
-
-def _group(graph: Graph, node: Node) -> int | None:
-    """The key of a collective's group."""
-    position = group_key_input(node.op)
-    if position is None:
-        key = node.attrs.get("group_key")
-        return key if isinstance(key, int) else None
-    known = graph.small_constants.get(origin(node.inputs[position]).node)
-    return known[0] if known else None

@@ -184,7 +184,7 @@ class Planners:
 
     def least_at_home_s(self, rewriting: Rewriting, nbytes: int, limit_bytes: int) -> float:
         """About the least seconds of plans with variables at home: those of a plan with them in the arena and as much
-        more room, and one copy of each.
+        more room, or of one copy of each, which overlaps with kernels as far as these are not delayed.
 
         Args:
             nbytes: of these variables.
@@ -193,7 +193,7 @@ class Planners:
         roomy = planner.candidate(limit_bytes + nbytes)
         rates = self._costs.rates
         copies_s = nbytes / max(rates.in_bytes_per_s, rates.out_bytes_per_s)
-        return copies_s + (math.inf if roomy is None else roomy.timing.total_s)
+        return math.inf if roomy is None else max(copies_s, roomy.timing.total_s + rates.copy_share * copies_s)
 
     def unmoved_bytes(self, form: Rewriting) -> int:
         """A lower bound of the peaks of plans with evictions in bodies only."""

@@ -1,7 +1,7 @@
 """Judges one choice of order and evictions: the forms in which it can be carried out, each with its peak and time.
 
 A choice can run its kernels in pairs or one by one, in the allocator's chunks, in exact chunks, or with tensors at the
-ends of chunks.
+ends of chunks, and with more or less room for copies of variables.
 
 Invariant: the forms and their peaks do not depend on the limit.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -96,10 +96,12 @@ class Judged:
 
     Args:
         choice, least_s: as of `Planner.draft`.
+        roomier: the same choice with more room for copies of variables.
     """
 
-    def __init__(self, planner: Planner, choice: Choice, least_s: float):
+    def __init__(self, planner: Planner, choice: Choice, least_s: float, roomier: Sequence[Judged] = ()):
         self._choice = choice
+        self._roomier = roomier
         self._one_by_one = choice._replace(paired=())
         self._least_s = least_s
         self._planner = planner
@@ -118,6 +120,10 @@ class Judged:
     @property
     def seconds(self) -> float:
         """A lower bound of all forms' seconds."""
+        return min(self._drafted_s, *(form.seconds for form in self._roomier)) if self._roomier else self._drafted_s
+
+    @property
+    def _drafted_s(self) -> float:
         return self.draft.timing.total_s
 
     def may_fit(self, limit_bytes: float) -> bool:
@@ -139,6 +145,17 @@ class Judged:
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest form within a limit."""
+        best = self._fitting(limit_bytes)
+        if best is None:
+            return None
+        for form in self._roomier:
+            found = form.fitting(limit_bytes) if form.seconds < best.timing.total_s else None
+            if found is not None and self._planner.tiers.fit(found.memory):
+                best = min(best, found, key=lambda candidate: candidate.timing.total_s)
+        return best
+
+    def _fitting(self, limit_bytes: float) -> Candidate | None:
+        """As `fitting`, with the least room for copies of variables."""
         found = next(self._fastest_first(limit_bytes), None)
         if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
             return found
@@ -196,7 +213,7 @@ class Judged:
         """The memory of the form `apart`."""
         if not self.draft.choice.paired:
             return self.draft.timing
-        return self._planner.timing(self._one_by_one).no_less_than(self.seconds)
+        return self._planner.timing(self._one_by_one).no_less_than(self._drafted_s)
 
     @cached_property
     def apart(self) -> Candidate:
@@ -208,7 +225,7 @@ class Judged:
     @cached_property
     def _fewer_pairs(self) -> list[tuple[Choice, Timing]]:
         """Forms with fewer and fewer of the concurrent kernels that raise the peak, none faster than the one before."""
-        choice, least_s = self.draft.choice, self.seconds
+        choice, least_s = self.draft.choice, self._drafted_s
         if not choice.paired:
             return []
         memory = self._memory(choice, NEVER)
@@ -250,7 +267,7 @@ class Judged:
 
     @property
     def _fewest_pairs_s(self) -> float:
-        return self._fewer_pairs[-1][1].total_s if self._fewer_pairs else self.seconds
+        return self._fewer_pairs[-1][1].total_s if self._fewer_pairs else self._drafted_s
 
     def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
         """The candidate of the draft with the other parts of `choice`; None where it is not within a limit."""

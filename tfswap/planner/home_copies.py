@@ -2,7 +2,7 @@
 
 A solver places a copy from a home like a kernel: right before the first one that reads it. Here it is moved ahead. The
 wait for a copy to a home comes right after its start. Here it is moved back. Both move as far as the copies need and as
-the memory below the choice's own peak allows. So the peak of live bytes stays.
+memory allows: that below the choice's own peak, so that the peak of live bytes stays, or more where that saves time.
 
 A solver may drop such a copy before anything has read it, and start it again. Then the first start is left out.
 """
@@ -10,25 +10,35 @@ A solver may drop such a copy before anything has read it, and start it again. T
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.schedule import KERNELS, Interval, build_schedule
+from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, Interval, Step, build_schedule, tiers_of
 from tfswap.planner.problem import Choice, starts_of
 from tfswap.planner.solvers.belady import PREFETCH_SLACK
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import simulate_memory
+from tfswap.simulator.timing import CopyLanes
+
+COPIES_WITH_ROOM = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of copies of the largest variable that have room above the choice's own peak."""
+LEAST_GAIN = 0.01
+"""The least share of a step's time that more room must save."""
 
 
 def with_home_copies(
     flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
-) -> Choice:
-    """`choice` with copies from homes started earlier, those to homes awaited later, and unread ones left out.
+) -> list[Choice]:
+    """`choice` with copies from homes started earlier, those to homes awaited later, and unread ones left out: within
+    its own peak, and with more and more room, as long as that makes the step faster.
 
     Args:
         choice: a solver's, without pairs and splits.
@@ -36,11 +46,17 @@ def with_home_copies(
         snapshot: the arena before the step.
     """
     if not flow.copying:
-        return choice
-    computing_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]
-    read = _moved(choice, {}, _unread_loads(flow, choice.order))
-    early = _with_early_loads(flow, read, computing_s, rates, snapshot)
-    return _with_late_commits(flow, early, computing_s, rates, snapshot)
+        return [choice]
+    copies = _Copies(flow, _moved(choice, {}, _unread_loads(flow, choice.order)), cost_s, rates, snapshot)
+    found = [copies.placed(0)]
+    fastest_s = copies.placed(math.inf).seconds
+    for count in COPIES_WITH_ROOM:
+        if found[-1].seconds <= fastest_s * (1 + LEAST_GAIN):
+            break
+        placed = copies.placed(count * copies.largest_bytes)
+        if placed.seconds < found[-1].seconds * (1 - LEAST_GAIN):
+            found.append(placed)
+    return [placed.choice for placed in found]
 
 
 def _unread_loads(flow: Dataflow, order: Sequence[int]) -> frozenset[int]:
@@ -50,56 +66,68 @@ def _unread_loads(flow: Dataflow, order: Sequence[int]) -> frozenset[int]:
     return frozenset(position for position, again in runs if not position < reads.first_after(position) < again)
 
 
-def _with_early_loads(
-    flow: Dataflow, choice: Choice, computing_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
-) -> Choice:
-    """`choice` with copies from homes started earlier.
+class _Placed(NamedTuple):
+    """A choice with its copies placed, and about the seconds that its step takes."""
 
-    Args:
-        computing_s: seconds per node, without copies.
+    choice: Choice
+    seconds: float
+
+
+class _Load(NamedTuple):
+    """A copy from a home.
+
+    Attributes:
+        position: of the kernel that starts it.
+        wanted: the position before which it should start, for no kernel to wait.
+        spare_s: seconds that it should end earlier, since the model of its time is not exact.
     """
-    order = choice.order
-    loads = [position for position, kernel in enumerate(order) if kernel in flow.loads]
-    starts = starts_of(order, computing_s, {})
-    room = _Room(flow, choice, snapshot)
-    reads = _Reads(flow, order)
-    ahead: dict[int, int] = {}  # by position of a load, the position before which it starts
-    lanes: dict[int, float] = {}  # by tier, when the next copy on its lane starts
-    for position in sorted(loads, key=lambda p: (reads.first_after(p), p), reverse=True):
-        value = flow.loads[order[position]]
-        nbytes, tier = round_up(flow.values[value].nbytes), flow.home_tiers[order[position]]
-        finish = min(lanes.get(tier, float("inf")), starts[reads.first_after(position)])
-        begin = finish - PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.in_rate(tier))
-        wanted = max(reads.earliest(position), int(starts.searchsorted(begin, side="right")) - 1)
-        found = room.take_before(wanted, position, nbytes)
-        if found < position:
-            ahead[position] = found
-        lanes[tier] = min(begin, starts[found])
-    return _moved(choice, ahead)
+
+    position: int
+    wanted: int
+    nbytes: int
+    tier: int
+    spare_s: float
 
 
-def _with_late_commits(
-    flow: Dataflow, choice: Choice, computing_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
-) -> Choice:
-    """`choice` with copies to homes awaited later."""
-    order = choice.order
-    commits = [position for position, kernel in enumerate(order) if kernel in flow.commits]
-    starts = starts_of(order, computing_s, {})
-    room = _Room(flow, choice, snapshot)
-    latest = _latest(flow, order)
-    began = {kernel: starts[position] for position, kernel in enumerate(order) if kernel in flow.stores}
-    behind: dict[int, int] = {}  # by position of a commit, the position before which it comes
-    lanes: dict[int, float] = {}  # by tier, when its lane has ended the latest copy
-    for position in commits:
-        store = flow.commits[order[position]]
-        nbytes, tier = round_up(flow.values[flow.stores[store]].nbytes), flow.home_tiers[store]
-        taken_s = PREFETCH_SLACK * (rates.copy_latency_s + nbytes / rates.out_rate(tier))
-        lanes[tier] = max(lanes.get(tier, 0.0), began[store]) + taken_s
-        wanted = min(latest[order[position]], int(starts.searchsorted(lanes[tier])))
-        found = room.take_after(position, wanted, nbytes)
-        if found > position + 1:
-            behind[position] = found
-    return _moved(choice, behind)
+class _Copies:
+    """The copies of a choice from homes and to them.
+
+    Attributes:
+        largest_bytes: the bytes of the largest one.
+    """
+
+    def __init__(
+        self, flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+    ) -> None:
+        self._flow, self._choice, self._rates = flow, choice, rates
+        self._computing_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]
+        self._steps = build_schedule(*choice)
+        self._live = simulate_memory(flow, self._steps, snapshot=snapshot, live=True).during_bytes
+        self._latest = _latest(flow, choice.order)
+        self._loads = self._wanted_loads()
+        self.largest_bytes = max(round_up(flow.values[v].nbytes) for v in (*flow.loads.values(), *flow.stores.values()))
+
+    def _wanted_loads(self) -> list[_Load]:
+        """The loads, by when they are read first."""
+        flow, order, rates = self._flow, self._choice.order, self._rates
+        starts, reads = starts_of(order, self._computing_s, {}), _Reads(flow, order)
+        first = {position: reads.first_after(position) for position, kernel in enumerate(order) if kernel in flow.loads}
+        lanes: dict[int, float] = {}  # by tier, when the next copy on its lane starts
+        found: list[_Load] = []
+        for position in sorted(first, key=lambda p: (first[p], p), reverse=True):
+            nbytes, tier = round_up(flow.values[flow.loads[order[position]]].nbytes), flow.home_tiers[order[position]]
+            seconds = rates.copy_latency_s + nbytes / rates.in_rate(tier)
+            finish = min(lanes.get(tier, math.inf), float(starts[first[position]]))
+            lanes[tier] = finish - PREFETCH_SLACK * seconds
+            wanted = max(reads.earliest(position), int(starts.searchsorted(lanes[tier], side="right")) - 1)
+            found.append(_Load(position, wanted, nbytes, tier, (PREFETCH_SLACK - 1) * seconds))
+        return found[::-1]
+
+    def placed(self, room_bytes: float) -> _Placed:
+        """The choice with copies placed in the course of the step, with so much room above its peak of live bytes."""
+        run = _Run(self._flow, self._choice, self._steps, self._computing_s, self._rates, self._latest)
+        run.within(self._live, room_bytes, self._loads)
+        return _Placed(_moved(self._choice, run.moved), run.now)
 
 
 def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
@@ -112,41 +140,122 @@ def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
     return found
 
 
-class _Room:
-    """The bytes below the peak of live bytes, between the kernels of a choice."""
+class _Run:
+    """A step in its course, whose copies are placed as memory has room and their lanes are free.
 
-    def __init__(self, flow: Dataflow, choice: Choice, snapshot: ArenaSnapshot):
-        steps = build_schedule(*choice)
-        memory = simulate_memory(flow, steps, snapshot=snapshot, live=True)
-        self._live = np.array(memory.during_bytes, dtype=np.int64)
-        self._peak = int(self._live.max(initial=0))
-        kernels = [n for n, step in enumerate(steps) if step.kind in KERNELS]
-        # A load that is moved before a kernel comes before the copies at its place too.
-        self._begins = [0, *(n + 1 for n in kernels)]
-        self._at = kernels
+    A copy from a home starts when it is wanted and its lane is about to be free, in the order of the first reads. The
+    tensor of a copy to a home stays until that has ended, or until its room is needed.
 
-    def take_after(self, position: int, wanted: int, nbytes: int) -> int:
-        """Keeps the tensor of the commit at `position` until before position `wanted`, or as long as there is room;
-        returns before which position.
+    Args:
+        latest: as of `_latest`.
+
+    Attributes:
+        now: the time of the kernels.
+        moved: by position of a kernel, the position of the one that it comes before.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        choice: Choice,
+        steps: Sequence[Step],
+        computing_s: Sequence[float],
+        rates: Rates,
+        latest: Mapping[int, int],
+    ):
+        self._flow, self._order, self._steps = flow, choice.order, steps
+        self._computing_s, self._latest = computing_s, latest
+        self._lanes = CopyLanes(flow, rates, tiers_of(choice.intervals))
+        self._at = [n for n, step in enumerate(steps) if step.kind in KERNELS]
+        # A kernel that is moved before another one comes before the copies at its place too.
+        self._begins = [0, *(n + 1 for n in self._at)]
+        self._stored: list[int] = []  # positions of commits that are still to come
+        self.now = 0.0
+        self.moved: dict[int, int] = {}
+
+    def within(self, live: Sequence[int], room_bytes: float, loads: Sequence[_Load]) -> None:
+        """Place the copies.
+
+        Args:
+            live: by step, the live bytes without moved copies.
+            room_bytes: those above their peak.
+            loads: in the order of their first reads.
         """
-        first = self._at[position] + 1
-        last = first if wanted <= position else self._begins[wanted]
-        over = np.flatnonzero(self._live[first:last] > self._peak - nbytes)
-        if len(over):
-            last = first + int(over[0])
-        found = next((p for p in range(wanted, position, -1) if self._begins[p] <= last), position)
-        self._live[first : self._begins[found]] += nbytes if found > position else 0
-        return found
+        self._live = np.array(live, dtype=np.int64)
+        self._most = max(live, default=0) + room_bytes
+        waiting = deque(loads)
+        for position in range(len(self._order)):
+            self._commit(position)
+            self._load(position, waiting)
+            for step in self._steps[self._begins[position] : self._begins[position + 1]]:
+                self._run(step, position)
+        for position in self._stored:
+            self._end(position, len(self._order))
 
-    def take_before(self, wanted: int, position: int, nbytes: int) -> int:
-        """Moves the allocation of a load ahead, to position `wanted` if there is room; returns where to."""
-        first, last = self._begins[wanted], self._at[position]
-        over = np.flatnonzero(self._live[first:last] > self._peak - nbytes)
-        if len(over):
-            first += int(over[-1]) + 1
-        found = next((p for p in range(wanted, position) if self._begins[p] >= first), position)
-        self._live[self._begins[found] : last] += nbytes if found < position else 0
-        return found
+    def _commit(self, position: int) -> None:
+        """Wait for copies to homes where they have ended, or must have before the kernel at `position`; the others keep
+        their tensors.
+        """
+        for commit in [*self._stored]:
+            if self._latest[self._order[commit]] <= position or self._ends(commit) <= self.now:
+                self._end(commit, position)
+        steps = slice(self._begins[position], self._begins[position + 1])
+        most = int(self._live[steps].max(initial=0))
+        while self._stored and most + self._held_bytes > self._most:
+            self._end(self._stored[0], position)
+        self._live[steps] += self._held_bytes
+
+    @property
+    def _held_bytes(self) -> int:
+        flow = self._flow
+        stores = (flow.stores[flow.commits[self._order[commit]]] for commit in self._stored)
+        return sum(round_up(flow.values[value].nbytes) for value in stores)
+
+    def _ends(self, commit: int) -> float:
+        """When the copy that a commit waits for has ended."""
+        return self._lanes.store_end[self._flow.commits[self._order[commit]]]
+
+    def _end(self, commit: int, position: int) -> None:
+        self._stored.remove(commit)
+        self.now = max(self.now, self._ends(commit))
+        if position > commit + 1:
+            self.moved[commit] = position
+
+    def _load(self, position: int, waiting: deque[_Load]) -> None:
+        """Start copies from homes before the kernel at `position`."""
+        kernel = self._order[position]
+        end_s = self._lanes.read(self._flow.reads[kernel], self.now) + self._computing_s[kernel]
+        while waiting:
+            load = waiting[0]
+            if load.position > position and load.position not in self.moved:
+                if load.wanted > position or self._lanes.free_in(load.tier) > end_s + load.spare_s:
+                    break
+                steps = slice(self._begins[position], self._at[load.position])
+                if int(self._live[steps].max(initial=0)) + load.nbytes > self._most:
+                    break
+                self._live[steps] += load.nbytes
+                self.moved[load.position] = position
+                self._lanes.load(self._order[load.position], self.now)
+            waiting.popleft()
+
+    def _run(self, step: Step, position: int) -> None:
+        """A kernel, or a copy of a swapped tensor."""
+        flow, lanes = self._flow, self._lanes
+        kind, subject = step
+        if kind == OUT:
+            lanes.start_out(subject, self.now)
+        elif kind == IN:
+            lanes.start_in(subject, self.now)
+        elif kind in (RELEASE, AWAIT):
+            self.now = max(self.now, (lanes.out_end if kind == RELEASE else lanes.in_end)[subject])
+        elif subject in flow.commits:
+            self._stored.append(position)
+        elif subject in flow.stores:
+            lanes.store(subject, self.now)
+        elif subject not in flow.loads:
+            self.now = lanes.read(flow.reads[subject], self.now) + self._computing_s[subject]
+        elif position not in self.moved:
+            lanes.load(subject, self.now)
 
 
 class _Reads:

@@ -88,7 +88,7 @@ class Ladder:
     def __init__(self, planner: Planner, problem: Problem, unmoved: Judged, solve: Solver, count: int):
         self.planner = planner
         self.problem = problem
-        self.unmoved_s = unmoved.draft.timing.total_s
+        self.unmoved_s = unmoved.seconds
         self.solve = solve
         self.count = count
         self._choices: list[tuple[LiveTarget, Choice | None]] = []

@@ -223,7 +223,7 @@ class Planner:
             # An allocator never needs fewer bytes than are live.
             if problem.live_peak_bytes > limit_bytes:
                 continue
-            if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
+            if best is not None and best.timing.total_s <= judged.seconds:
                 continue
             found = judged.fitting(limit_bytes)
             if found is None or not self._has_room_for_homes(found):
@@ -305,7 +305,8 @@ class Planner:
         key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.paired), tuple(choice.splits), least_s)
         if key not in self._judged:
             placed = with_home_copies(self.flow, choice, self.cost_s, self.rates, self.snapshot)
-            self._judged[key] = Judged(self, placed._replace(exact_chunks=self._exact_chunks), least_s)
+            least, *roomier = (made._replace(exact_chunks=self._exact_chunks) for made in placed)
+            self._judged[key] = Judged(self, least, least_s, [Judged(self, made, least_s) for made in roomier])
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:

@@ -122,7 +122,7 @@ def run_lanes(
     ends = {} if ends is None else ends
     now = host = compute = rerun = 0.0
     crossing, copying, loads, commits = flow.crossing, flow.copying, flow.loads, flow.commits
-    copies = _Copies(flow, rates, tiers)
+    copies = CopyLanes(flow, rates, tiers)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     for number, (kind, subject) in enumerate(steps):
         start = now
@@ -177,7 +177,7 @@ def _kernel_s(flow: Dataflow, cost_s: Sequence[float], rates: Rates, lead: int, 
     return concurrent_seconds([(flow.nodes[i], cost_s[i]) for i in (lead, kernel)], rates)
 
 
-class _Copies:
+class CopyLanes:
     """The copy lanes of a device.
 
     Attributes:
@@ -195,6 +195,10 @@ class _Copies:
         self.in_end: dict[int, float] = {}
         self.store_end: dict[int, float] = {}
         self.lost_s = 0.0
+
+    def free_in(self, tier: int) -> float:
+        """When the lane of copies from a tier has ended its latest copy."""
+        return self._free[_IN[tier]]
 
     def load(self, kernel: int, now: float) -> Span:
         """The copy of a variable from its home on the host."""

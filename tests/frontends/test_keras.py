@@ -345,7 +345,7 @@ def test_memory_is_reported_epoch_by_epoch(tmp_path):
         logging.getLogger("tfswap").setLevel(logging.INFO)
         model = tfswap.keras.optimize(dense(), memory_limit="75%")
         memory = tfswap.keras.MemoryReport(str(tmp_path))
-        fit_dense(model, callbacks=[memory], validation_split=0.2)
+        logs = fit_dense(model, callbacks=[memory], validation_split=0.2)
         written = {}
         for file in tf.io.gfile.glob(str(tmp_path / "*")):
             for record in tf.data.TFRecordDataset(file):
@@ -353,7 +353,7 @@ def test_memory_is_reported_epoch_by_epoch(tmp_path):
                 for value in event.summary.value:
                     written.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
         epochs = [vars(epoch) for epoch in memory.epochs]
-        return {"epochs": epochs, "written": written, "reported": reported}
+        return {"epochs": epochs, "written": written, "reported": reported, "logs": logs}
 
     found = on_arena(program)
     assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
@@ -364,6 +364,9 @@ def test_memory_is_reported_epoch_by_epoch(tmp_path):
         expected = [[epoch["epoch"], float(np.float32(epoch[name]))] for epoch in found["epochs"]]
         assert found["written"][f"memory/{name}"] == expected
     assert sum("epoch" in line and "measured" in line for line in found["reported"]) == 2
+    for name, field in (("peak", "measured_peak_bytes"), ("limit", "limit_bytes")):
+        assert found["logs"][f"memory_{name}_bytes"] == [epoch[field] for epoch in found["epochs"]]
+    assert all(0 <= stall_s < 60 for stall_s in found["logs"]["memory_stall_s"])
 
 
 def test_the_figures_of_an_epoch_are_of_all_its_steps():

@@ -50,6 +50,8 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
         ("unmodified_loop.py", ["strategy", "4096"], 64, ["train_step"]),
         ("unmodified_keras.py", ["4096"], 64, ["model 'functional'", "model 'gan'"]),
         pytest.param("unmodified_loop.py", ["plain", "4096"], 64, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_session.py", ["session", "4096"], 94, ["run of Adam"], marks=pytest.mark.slow),
+        pytest.param("unmodified_session.py", ["monitored", "8192"], 72, ["run of Momentum"], marks=pytest.mark.slow),
     ],
 )
 def test_a_program_that_dies_alone_ends_with_the_values_of_an_uncapped_run(
@@ -345,3 +347,61 @@ def test_a_call_is_known_to_fit_for_the_sizes_that_have_run() -> None:
         return [verdict.fits(given, in_use) for given in shapes for in_use in (free, full)]
 
     assert on_arena(program, mib=64) == [True, False, False, False]
+
+
+def test_runs_of_sessions_are_planned_in_the_program_s_own_graph() -> None:
+    def program() -> Any:
+        import tensorflow as tf
+        from session_steps import branched, trained
+
+        from tfswap.frontends.unmodified import summary
+
+        def peak() -> int:
+            found = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            return found
+
+        plain = [trained(resource=resource) for resource in (False, True)]
+        peaks = [peak()]
+        begin(memory_limit="8MiB")
+        planned = [trained(resource=resource) for resource in (False, True)]
+        tf.compat.v1.disable_control_flow_v2()
+        branched()
+        return {"same": plain == planned, "text": summary.text(), "peaks": [*peaks, peak()]}
+
+    found = on_arena(program, mib=64)
+    assert found["same"]
+    assert found["peaks"][1] <= 8 << 20 < found["peaks"][0]
+    *planned, _, as_it_was = found["text"].splitlines()
+    assert [line.split()[0] for line in planned[2:]] == ["4", "2"]
+    assert "branched" in as_it_was
+    assert "TensorFlow 1 conditional" in as_it_was
+
+
+def test_evaluate_predict_forward_functions_and_loaded_models_keep_the_limit(tmp_path: Path) -> None:
+    def run(options: dict[str, Any] | None) -> Any:
+        def program() -> Any:
+            import contextlib
+
+            import tensorflow as tf
+            from forward_steps import values_of_all
+
+            from tfswap.exporters.function import memory_optimizer_off
+            from tfswap.frontends.unmodified import summary
+
+            if options is not None:
+                begin(**options)
+            with memory_optimizer_off() if options is None else contextlib.nullcontext():
+                values = values_of_all(tmp_path)
+            peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            return {"values": values, "peak": peak, "text": summary.text()}
+
+        return on_arena(program, mib=512)
+
+    limit: dict[str, Any] = {"memory_limit": "28MiB"}
+    plain, planned, left = run(None), run(limit), run({**limit, "training_only": True})
+    assert planned["values"] == plain["values"]
+    peaks = [each["peak"] >> 20 for each in (planned, plain, left)]
+    assert peaks[0] < 28 < min(peaks[1:]), peaks
+    assert "ran as it is" not in planned["text"]
+    assert left["text"] == ""

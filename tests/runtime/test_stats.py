@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 import gc
+import re
 import threading
 import time
 
@@ -198,3 +199,19 @@ def test_functions_come_and_go_in_any_number():
         return 0
 
     run(program)
+
+
+def test_figures_as_prometheus_reads_them():
+    stats = ops.StepStats(out_bytes=5, stalled_s=0.25, device_peaks={"GPU:0": 7, "GPU:1": None})
+    lines = stats.prometheus(step='a "step"').splitlines()
+    assert lines[:2] == ["# TYPE tfswap_step_out_bytes gauge", 'tfswap_step_out_bytes{step="a \\"step\\""} 5']
+    assert 'tfswap_step_stalled_seconds{step="a \\"step\\""} 0.25' in lines
+    assert [line for line in lines if "device" in line] == [
+        "# TYPE tfswap_step_device_peak_bytes gauge",
+        'tfswap_step_device_peak_bytes{step="a \\"step\\"",device="GPU:0"} 7',
+    ]
+    of_process = ops.stats().prometheus()
+    pattern = r"(# TYPE tfswap_[a-z_]+ (counter|gauge)|tfswap_[a-z_]+ [0-9.e+-]+)\n"
+    assert re.fullmatch(f"({pattern})+", of_process)
+    assert "# TYPE tfswap_out_busy_seconds_total counter\n" in of_process
+    assert "# TYPE tfswap_pool_in_use_bytes gauge\n" in of_process

@@ -120,15 +120,19 @@ class OfflineStep:
         """The optimizer; of several devices, the first one's."""
         return next(iter(self.optimizers.values()))
 
-    def choose(self, request: Request) -> dict[str, Plan]:
-        """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device."""
+    def choose(self, request: Request, *, ordered: bool = False) -> dict[str, Plan]:
+        """The plan of each device. Raises as `Request.choose`; of several devices, a refusal names the device.
+
+        Args:
+            ordered: order the step also where its limit is well above the unoptimised peak.
+        """
         if request.limits_host and self.optimizer.target.device.host_is_separate:
             raise TfswapError(
                 f"memory_limit has {FIRST}, and a file's step is planned for its GPUs alone: leave it out, or decorate "
                 "the function (tfswap.optimize)"
             )
         self.assume_waits()
-        plans = self._choose(request, ordered=False)
+        plans = self._choose(request, ordered=ordered)
         unchanged = [plan.changes_nothing for plan in plans.values()]
         if request.plan is None and any(unchanged) and not all(unchanged):
             # One function runs all parts. In an analysis, a device that can't keep its limit has no order.
@@ -179,6 +183,18 @@ class OfflineStep:
         return graph
 
 
+class ArenaInUse(NamedTuple):
+    """The arena of a step that is planned in the process in which it runs.
+
+    Attributes:
+        snapshot: the arena before the step, without its constants.
+        others_bytes: as of Optimizer.
+    """
+
+    snapshot: ArenaSnapshot
+    others_bytes: int = 0
+
+
 def plan_offline(
     step: str,
     graph: Graph,
@@ -186,12 +202,16 @@ def plan_offline(
     *,
     variables: Iterable[tuple[str, Shape]] = (),
     keeps_results: bool = True,
+    arena: ArenaInUse | None = None,
+    ordered: bool = False,
 ) -> Planned:
     """Plan and rewrite one step on one device.
 
     Args:
         variables: element type and shape of all variables of the model on the device, used by the step or not.
         keeps_results: as of Optimizer.
+        arena: as it is now; None where the step runs elsewhere.
+        ordered: as of OfflineStep.choose.
 
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
@@ -199,10 +219,15 @@ def plan_offline(
     refuse_rewriters()
     device, model = machine.current_device()
     cache = PlanCache.of_environment()
-    optimizer = offline_optimizer(
-        graph, model, request.options, variables, keeps_results=keeps_results, plan_cache=cache
-    )
-    return plan_with(OfflineStep(graph, None, {"": optimizer}, device), step, request)
+    if arena is None:
+        optimizer = offline_optimizer(
+            graph, model, request.options, variables, keeps_results=keeps_results, plan_cache=cache
+        )
+    else:
+        optimizer = Optimizer(
+            graph, model, request.options, **arena._asdict(), keeps_results=keeps_results, plan_cache=cache
+        )
+    return plan_with(OfflineStep(graph, None, {"": optimizer}, device), step, request, ordered=ordered)
 
 
 class OnDevice(NamedTuple):
@@ -281,9 +306,9 @@ def is_cut_by_device(graph: Graph, model: DeviceModel) -> bool:
     return model.host_is_separate and len({*units(graph), FIRST_GPU}) > 1
 
 
-def plan_with(offline: OfflineStep, step: str, request: Request) -> Planned:
-    """Plan and rewrite one step. Raises as `plan_offline`."""
-    plans = offline.choose(request)
+def plan_with(offline: OfflineStep, step: str, request: Request, *, ordered: bool = False) -> Planned:
+    """Plan and rewrite one step. Arguments and errors as of `plan_offline`."""
+    plans = offline.choose(request, ordered=ordered)
     for plan in plans.values():
         if (complaint := request.complaint(step, plan)) is not None:
             raise TfswapError(complaint)

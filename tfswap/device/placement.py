@@ -13,6 +13,7 @@ Steps that can't be planned in this process are refused: devices of other worker
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -234,6 +235,12 @@ def gpus_here() -> list[str]:
     from tensorflow.python.framework import config
 
     return [unit(device.name) for device in config.list_logical_devices("GPU") if _is_here(device.name)]
+
+
+@functools.cache
+def step_devices() -> tuple[str, ...]:
+    """The units of the devices that this process's steps may run on, whose arenas each call may read."""
+    return tuple(gpus_here()) or (FIRST,)
 
 
 def devices_like(name: str) -> list[str]:

@@ -84,7 +84,7 @@ def _give_interface(made: Any, original: Any) -> None:
         handle_data_util.copy_handle_data(tensor, output)
     made.structured_outputs = source.structured_outputs
     made.structured_input_signature = source.structured_input_signature
-    made.variables = source.variables
+    made._weak_variables = [*source._weak_variables]  # of a loaded model they may be gone, and captures keep the values
     inner = {id(tensor): placeholder for tensor, placeholder in zip(source.inputs, placeholders, strict=True)}
     for external, internal in source.captures:
         made.replace_capture(external, inner[id(internal)])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfswap.frontends import cli_values
+from tfswap.frontends.unmodified.launch import TRAINING_ONLY
 from tfswap.ir.permits import TACTICS
 from tfswap.kernels.hardware import NAMES
 
@@ -124,6 +125,8 @@ def add_run_flags(commands: Any, command: Callable[..., Any], help_text: str) ->
     _add_slowdown_flag(parser)
     help_text = 'what happens where a measured peak passes the limit: "warn" (the default) or "raise"'
     parser.add_argument("--on_exceeded", choices=("warn", "raise"), help=help_text)
+    help_text = "leave evaluate, predict, forward functions and loaded models as they are"
+    parser.add_argument(TRAINING_ONLY, action="store_true", default=None, help=help_text)
     add_planning_flags(parser)
 
 

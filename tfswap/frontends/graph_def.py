@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfswap.compiler.backward import require_backward
-from tfswap.compiler.offline import carry_host_limit, plan_offline
+from tfswap.compiler.offline import ArenaInUse, Planned, carry_host_limit, plan_offline
 from tfswap.compiler.request import Request
 from tfswap.compiler.tf1_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.errors import InvalidModel, TfswapError
@@ -28,6 +28,7 @@ from tfswap.importers.library import drop_lost_colocations, fill_defaults
 from tfswap.importers.library_function import refuse_compiled, require_known_ops
 from tfswap.importers.shapes import Argument, shape_of
 from tfswap.importers.validate import validate_graph
+from tfswap.ir.custom_ops import DRAWS
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import is_feed, makes_handle
 from tfswap.ir.types import Shape
@@ -126,15 +127,8 @@ def optimize_graph_def(
         bind: gives the fed nodes full shapes.
         named: tensors and nodes that the result must have too.
     """
-    step = _Step(graph_def, feeds, fetches, named)
-    with named_as_damage("the graph"):
-        graph = step.read(bind)
-    if not request.options.portable:  # which may be for serving
-        require_backward(", ".join(fetches), graph)
-    writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
-    options = dataclasses.replace(request.options, keep=request.options.keep | writers)
-    request = dataclasses.replace(request, options=options)
-    planned = plan_offline(", ".join(fetches), graph, request, variables=step.variables(), keeps_results=False)
+    step = GraphStep(graph_def, feeds, fetches, named)
+    planned = step.planned(", ".join(fetches), request, bind)
     result = type(graph_def)()
     if request.changes_nothing or planned.plan.changes_nothing:
         result.CopyFrom(graph_def)
@@ -144,10 +138,27 @@ def optimize_graph_def(
     return OptimizedGraph(result, planned.report, planned.plan)
 
 
-class _Step:
-    """The part of a GraphDef that some fetches need. The `named` nodes stay in the graph, for look-ups by name."""
+class StepCall(NamedTuple):
+    """A call of a planned step.
 
-    def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str], named: Iterable[str]):
+    Attributes:
+        node: the NodeDef, whose inputs are nodes of the graph.
+        functions: what it calls: the step, and its loops and conditionals.
+        results: by the name of a fetched node, the types of its results, which follow each other.
+    """
+
+    node: Any
+    functions: list[Any]
+    results: dict[str, list[str]]
+
+
+class GraphStep:
+    """The part of a GraphDef that some fetches need. The `named` nodes stay in the graph, for look-ups by name.
+
+    Raises InvalidModel and TfswapError where feeds or fetches do not name what the graph has.
+    """
+
+    def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str], named: Iterable[str] = ()):
         self.graph_def = graph_def
         self.nodes = {n.name: n for n in graph_def.node}
         for name in self.nodes:
@@ -176,6 +187,33 @@ class _Step:
         if where == "feeds" and index not in ("", "0"):
             raise TfswapError(f"feeds names {name!r}: only a node's first output can be fed")
         return node
+
+    def planned(self, name: str, request: Request, bind: Bind, arena: ArenaInUse | None = None) -> Planned:
+        """The step's plan. Raises as `plan_offline`, and InvalidModel.
+
+        Args:
+            name: the step's in messages.
+            bind: gives the fed nodes full shapes.
+            arena: what the step finds on the device, where it runs in this process. Its random ops may then share
+                their state with those of other steps, so that it always has an order, in a function of its own.
+        """
+        with named_as_damage("the graph"):
+            graph = self.read(bind)
+        if not request.options.portable:  # which may be for serving
+            require_backward(name, graph)
+        writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
+        options = dataclasses.replace(request.options, keep=request.options.keep | writers)
+        request = dataclasses.replace(request, options=options)
+        shares_state = arena is not None and any(n.op in DRAWS for each in (graph, *graph.all_bodies()) for n in each)
+        return plan_offline(
+            name,
+            graph,
+            request,
+            variables=self.variables(),
+            keeps_results=False,
+            arena=arena,
+            ordered=shares_state,
+        )
 
     def read(self, bind: Bind) -> Graph:
         """The step's IR. Variables and handles are its first feeds, so that the planner counts them as persistent."""
@@ -271,36 +309,43 @@ class _Step:
 
     def write(self, made: Graph, target: Target) -> Any:
         """The whole graph, with the step's nodes replaced by a call of `made`, which is for `target`."""
-        made = made.copy()
-        variables = {n.name for n in reference_variables(made)}
-        for name in variables:
-            # Reference variables are found by name, which inside a function may become another.
-            node = made[name]
-            node.attrs = {**node.attrs, "shared_name": node.attrs.get("shared_name") or name.encode()}
-        made.feeds = [made[n] for n in self.arguments if n in made]
-        made.targets = [t for t in made.targets if not self._stays(t.name)]
-        made.fetches = list(made.fetches)
-        names = [f"output_{i}" for i in range(len(made.fetches))]
-        inner, bodies = export_library_function(made, FUNCTION, names, target)
+        called = self.call(made, target, CALL, FUNCTION)
         result = type(self.graph_def)()
         result.versions.CopyFrom(self.graph_def.versions)
         result.library.CopyFrom(self.graph_def.library)
-        result.library.function.extend([inner, *bodies])
-        replaced = {n: c for n, c in self.outputs.items() if not self._stays(n)}
-        kept = self._needed_outside(replaced, {n.name for n in made.feeds})
+        result.library.function.extend(called.functions)
+        kept = self._needed_outside(called.results, set(called.node.input))
         for node in self.graph_def.node:
-            if node.name in replaced:
-                continue
             if node.name in kept:
                 result.node.add().CopyFrom(node)
-        result.node.add().CopyFrom(call_node(CALL, inner, [n.name for n in made.feeds]))
+        result.node.add().CopyFrom(called.node)
         position = 0
-        for name, count in replaced.items():
-            types = [made.fetches[position + i].type.dtype for i in range(count)]
+        for name, types in called.results.items():
             self._hand_on(result.node.add(), name, position, types)
-            position += count
+            position += len(types)
         drop_lost_colocations(result.node)
         return result
+
+    def call(self, made: Graph, target: Target, name: str, function: str) -> StepCall:
+        """A call of `made`, which is for `target`.
+
+        Args:
+            name, function: the call's and its function's.
+        """
+        made = made.copy()
+        variables = {n.name for n in reference_variables(made)}
+        for variable in variables:
+            # Reference variables are found by name, which inside a function may become another.
+            node = made[variable]
+            node.attrs = {**node.attrs, "shared_name": node.attrs.get("shared_name") or variable.encode()}
+        made.feeds = [made[n] for n in self.arguments if n in made]
+        made.targets = [t for t in made.targets if t.name not in self.nodes or not self._stays(t.name)]
+        made.fetches = list(made.fetches)
+        outputs = [f"output_{i}" for i in range(len(made.fetches))]
+        inner, bodies = export_library_function(made, function, outputs, target)
+        types = iter([fetch.type.dtype for fetch in made.fetches])
+        results = {n: [next(types) for _ in range(c)] for n, c in self.outputs.items() if not self._stays(n)}
+        return StepCall(call_node(name, inner, [n.name for n in made.feeds]), [inner, *bodies], results)
 
     def _needed_outside(self, replaced: Iterable[str], arguments: set[str]) -> set[str]:
         """Names of the nodes that stay: those outside of the step, what these read, and the call's arguments."""

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import arena, machine
@@ -49,6 +49,24 @@ KerasModel = TypeVar("KerasModel")
 
 Signature = tuple[Any, ...]
 """The specs of a batch's tensors."""
+
+
+class Phase(NamedTuple):
+    """What Keras runs on batches in a phase, by the names of the model's attributes.
+
+    Attributes:
+        step: the method that runs one batch.
+        function: the function that takes batches from an iterator.
+        builds: whether variables that do not exist yet are made.
+    """
+
+    step: str
+    function: str
+    builds: bool
+
+
+TRAIN = Phase("train_step", "train_function", builds=True)
+TEST = Phase("test_step", "test_function", builds=False)
 
 REST_S, READINGS, MOST_READINGS = 0.01, 3, 100
 """A new pipeline first fills its buffers. It is at rest if this many readings, this far apart, are equal."""
@@ -79,15 +97,17 @@ class Highest:
 
 
 class Training:
-    """Makes a model's train function; replaces the model's `make_train_function`.
+    """Makes a model's train function; replaces the model's `make_train_function`. Or those of another phase.
 
     Args:
         model: a compiled Keras model, or one that will be compiled before it trains.
+        phase: what it makes the function of.
         options: as of `tfswap.optimize`.
     """
 
-    def __init__(self, model: Any, **options: Any):
+    def __init__(self, model: Any, phase: Phase = TRAIN, **options: Any):
         self._model = model
+        self._phase = phase
         self._optimize = optimize(**options)
         # By the spec of a whole batch, and whether a pipeline makes others during the step; by the parts of a batch,
         # and their specs with the same.
@@ -97,21 +117,30 @@ class Training:
         self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
         # Whether variables that the first step would make are made at home.
-        self._builds = STATE in options.get("tactics", TACTICS)
+        self._builds = phase.builds and STATE in options.get("tactics", TACTICS)
         self._host = {name: options[name] for name in ("host_memory_limit", "spill_dir") if name in options}
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
         model = self._model
-        refuse_in_late_child(f"The training step of {named(model)}")
-        if model.train_function is not None and not force:
-            return model.train_function
+        refuse_in_late_child(f"The {self._phase.step} of {named(model)}")
+        if self._function is not None and not force:
+            return self._function
         _refuse_eager(model)
         _turn_off_xla(model)
         self._steps.clear()
         self._traces.clear()
-        model.train_function = self._train
-        return model.train_function
+        self._function = self._train
+        return self._function
+
+    @property
+    def _function(self) -> Any:
+        """The model's function of the phase; None where there is none yet."""
+        return getattr(self._model, self._phase.function)
+
+    @_function.setter
+    def _function(self, function: Any) -> None:
+        setattr(self._model, self._phase.function, function)
 
     @property
     def plans(self) -> int:
@@ -134,7 +163,7 @@ class Training:
 
         Raises StopIteration when there is no batch left.
         """
-        refuse_in_late_child(f"The training step of {named(self._model)}")
+        refuse_in_late_child(f"The {self._phase.step} of {named(self._model)}")
         spec = getattr(batches, "element_spec", None)
         logs = None
         for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first
@@ -202,10 +231,10 @@ class Training:
         import tensorflow as tf
         from keras.src.backend.tensorflow.trainer import reduce_per_replica
 
-        model, custom = self._model, self._model.train_step
+        model, custom = self._model, getattr(self._model, self._phase.step)
         if isinstance(custom, OptimizedFunction):
             raise TfswapError(
-                f"train_step of {named(model)} is optimized already: take tfswap.optimize from it, or "
+                f"{self._phase.step} of {named(model)} is optimized already: take tfswap.optimize from it, or "
                 "tfswap.keras.optimize from the model"
             )
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import tfswap.ops
 from tfswap.device import arena, machine
 from tfswap.device.placement import devices_like
 from tfswap.frontends.keras import Highest, training
@@ -49,6 +50,11 @@ class EpochMemory:
 class MemoryReport(keras.callbacks.Callback):
     """Logs each epoch's planned and measured peak, and keeps them in `epochs`.
 
+    They are among the epoch's ordinary Keras logs too, for `History` and for callbacks after this one (CSVLogger,
+    TensorBoard, and those of MLflow and Weights & Biases): "memory_peak_bytes" and "memory_limit_bytes", of several
+    devices those of each ("memory_peak_bytes_GPU:1"), and "memory_stall_s", how long the epoch's steps waited for
+    copies.
+
     To measure each epoch by itself, it resets the allocator's statistics when an epoch begins
     (`tf.config.experimental.reset_memory_stats`). Validation is not planned, and its memory is not counted.
 
@@ -69,6 +75,7 @@ class MemoryReport(keras.callbacks.Callback):
         self._names: Sequence[str] = ()  # of devices that the model may train on
         self._peaks: dict[str, int | None] = {}
         self._measured = False
+        self._stalled_s = 0.0  # of the process, when the epoch began
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises TfswapError where the model is not optimized."""
@@ -80,6 +87,7 @@ class MemoryReport(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._measured = False
+        self._stalled_s = _stalled_s()
         training(self.model).take_highest()
         for name in self._names:
             if arena.memory_info(name) is not None:
@@ -101,6 +109,8 @@ class MemoryReport(keras.callbacks.Callback):
         self.epochs.append(found)
         self._log(found)
         self._write(found)
+        if logs is not None:
+            logs.update(_as_logs(found), memory_stall_s=_stalled_s() - self._stalled_s)
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._writer is not None:
@@ -142,6 +152,23 @@ class MemoryReport(keras.callbacks.Callback):
                         # Not tf.summary.scalar, which needs TensorBoard to be installed. TensorBoard shows floats.
                         tf.summary.write(f"{at}/{name}", tf.constant(value, tf.float32), metadata=metadata)
         self._writer.flush()
+
+
+def _as_logs(found: EpochMemory) -> dict[str, float]:
+    """An epoch's figures by their names in Keras' logs, which are floats."""
+    several = len(found.devices) > 1
+    figures = {
+        f"memory_{name}_bytes{f'_{device}' if several else ''}": value
+        for device, each in found.devices.items()
+        for name, value in (("peak", each.measured_peak_bytes), ("limit", each.limit_bytes))
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def _stalled_s() -> float:
+    """How long steps of this process have waited for copies."""
+    counted = tfswap.ops.stats()
+    return counted.release_stall_s + counted.await_stall_s + counted.inline_copy_s
 
 
 SCALAR = 1  # DATA_CLASS_SCALAR of summary.proto

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tfswap.errors import TfswapError
 from tfswap.native.load import CArenaReading, CStats, load
+from tfswap.ops.prometheus import Metrics
 from tfswap.support.sizes import parse_limit
 
 _UNLIMITED = 2**64 - 1
@@ -56,7 +57,7 @@ class Configuration:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapStats:
+class SwapStats(Metrics):
     """Counters of all swapping in this process, since it started or since `reset_stats`.
 
     Attributes:
@@ -80,6 +81,13 @@ class SwapStats:
         lent_out_bytes, lent_in_bytes, lent_out_copies, lent_in_copies, lent_out_busy_s, lent_in_busy_s: as those
             without `lent_`, for copies to another device's memory, and back.
     """
+
+    GROWING = frozenset(
+        f"{where}{way}_{what}"
+        for where in ("", "disk_", "lent_")
+        for way in ("out", "in")
+        for what in ("bytes", "copies", "busy_s")
+    ) | {"release_stall_s", "await_stall_s", "inline_copy_s", "spilled_bytes", "disk_written_bytes", "disk_read_bytes"}
 
     out_bytes: int
     in_bytes: int
@@ -116,7 +124,7 @@ class SwapStats:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepStats:
+class StepStats(Metrics):
     """Counters of a function's latest step. While it runs, they are what it has done so far.
 
     A step that fails or is cancelled is counted up to there. Copies of a step that end after the next one has begun are
@@ -137,6 +145,8 @@ class StepStats:
             own peak, call `tf.config.experimental.reset_memory_stats` before the step. The other counters are of all
             devices together.
     """
+
+    GROUP = "tfswap_step"
 
     out_bytes: int = 0
     in_bytes: int = 0

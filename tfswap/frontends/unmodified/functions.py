@@ -1,13 +1,14 @@
-"""Traced functions of an unmodified program: those that compute gradients run under the limit.
+"""Traced functions of an unmodified program run under the limit.
 
 TensorFlow calls every trace of a `tf.function` by `ConcreteFunction._call_flat`, with flat arguments. So the program's
 own functions choose and make traces as ever, and only the run of a trace is replaced. A trace is judged at its first
-call from eager code. Under a limit, one that computes gradients is planned, by itself; without a limit every trace is
-planned when it runs out of memory (`rescue.py`). Where it can't be planned, and in all other cases, it runs as it is.
-The verdict is an attribute of the trace, so that both are freed together.
+call from eager code. Under a limit, one that computes gradients is planned, by itself, and so is a forward function
+once there may be no room for all that it computes; without a limit every trace is planned when it runs out of memory
+(`rescue.py`). Where it can't be planned, it runs as it is. The verdict is an attribute of the trace, so that both are
+freed together.
 
-Not handled: gradients that a tape outside takes of a function without gradients of its own, functions without
-gradients, and batches that a function takes from an iterator without fixed sizes. These run as they are.
+Not handled: gradients that a tape outside takes of a function without gradients of its own, and batches that a function
+takes from an iterator without fixed sizes. These run as they are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from tfswap.device import arena
+from tfswap.device.placement import step_devices
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.rescue import Rescued
 from tfswap.frontends.unmodified.settings import Settings, settings
-from tfswap.frontends.unmodified.traces import computes_gradients
+from tfswap.frontends.unmodified.traces import computed_bytes, computes_gradients
 from tfswap.native.forks import runs_step
 from tfswap.runtime.batches import copies_of_iterators
 from tfswap.runtime.program import Program
@@ -119,6 +122,37 @@ class PlannedTrace(UnmodifiedFunction):
         return result
 
 
+class ForwardTrace(PlannedTrace):
+    """A trace without gradients. It runs as it is where there is room for all tensors that it computes, twice: for a
+    kernel's own memory, and chunks that are larger than requested.
+
+    Args:
+        plain: TensorFlow's own `ConcreteFunction._call_flat`.
+    """
+
+    def __init__(self, concrete: Any, plain: Callable[..., Any], given: Settings):
+        super().__init__(concrete, given)
+        self._run_as_it_is = plain
+        self._computed_bytes = computed_bytes(concrete)
+
+    def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
+        """As PlannedTrace's."""
+        return (
+            self._run_as_it_is(self.concrete, inputs, captures) if self._has_room() else super().run(inputs, captures)
+        )
+
+    def _has_room(self) -> bool:
+        if self._computed_bytes is None:
+            return False
+        for device in step_devices():
+            limit_bytes, info = self._given.limit_bytes(device), arena.memory_info(device)
+            if info is None or limit_bytes is None:
+                continue
+            if info.current_bytes + 2 * self._computed_bytes > limit_bytes:
+                return False
+        return True
+
+
 class _Nameless:
     """A placeholder for a `tf.function` where there is none."""
 
@@ -159,6 +193,9 @@ def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> Planne
     """What runs a trace; False where it runs as it is."""
     if runs_step(concrete) or concrete.graph.name.startswith(GRADIENT_FUNCTIONS):
         return False
-    if given.rescues:
+    if given.rescues and not (given.training_only and not computes_gradients(concrete)):
         return Rescued(concrete, plain, lambda: PlannedTrace(concrete, given))
-    return PlannedTrace(concrete, given) if computes_gradients(concrete) else False
+    if computes_gradients(concrete):
+        return PlannedTrace(concrete, given)
+    has_limit = any(given.limit_bytes(device) is not None for device in step_devices())
+    return ForwardTrace(concrete, plain, given) if has_limit and not given.training_only else False

@@ -1,7 +1,8 @@
-"""Keras models of an unmodified program: `fit` and `train_on_batch` under the limit.
+"""Keras models of an unmodified program: `fit`, `evaluate`, `predict`, and their `..._on_batch`, under the limit.
 
-A model trains as one that `tfswap.keras.optimize` was called for. Where its step can't be planned, Keras' own train
-function takes its place, beginning with the batch that was taken already.
+A model trains as one that `tfswap.keras.optimize` was called for, and its test step is put under the limit in the same
+way. Where a step can't be planned, Keras' own function takes its place, beginning with the batch that was taken
+already. `predict` takes its batches outside of its function, which `functions` puts under the limit.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from typing import Any
 
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
-from tfswap.frontends.keras import Training, named, require_keras_model
+from tfswap.frontends.keras import TEST, TRAIN, Phase, Training, named, require_keras_model
 from tfswap.frontends.optimize import as_tf_function
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.functions import UnmodifiedFunction, within
 from tfswap.frontends.unmodified.settings import Settings, settings
+from tfswap.runtime.batches import batches_ahead
+
+MAKE_TRAIN, MAKE_PREDICT = "make_train_function", "make_predict_function"
 
 TrainFunction = Callable[[Iterator[Any]], Any]
 
@@ -26,21 +30,22 @@ class UnmodifiedTraining(Training):
 
     Args:
         model: the model.
-        plain: Keras' own method `make_train_function`.
+        phase: what it makes the function of.
+        plain: Keras' own method that does.
         given: the settings.
     """
 
-    def __init__(self, model: Any, plain: Callable[..., Any], given: Settings):
-        super().__init__(model, **given.options)
+    def __init__(self, model: Any, phase: Phase, plain: Callable[..., Any], given: Settings):
+        super().__init__(model, phase, **given.options)
         self._plain = plain
         self._optimize = lambda function: UnmodifiedFunction(as_tf_function(function), named(model), given)
         self._as_it_is: TrainFunction | None = None
 
     def __call__(self, force: bool = False) -> Any:
         model = self._model
-        if model.train_function is not None and not force:
-            return model.train_function
-        if isinstance(model.train_step, OptimizedFunction):  # the program's own
+        if self._function is not None and not force:
+            return self._function
+        if isinstance(getattr(model, self._phase.step), OptimizedFunction):  # the program's own
             return self._plain(model, force)
         self._as_it_is = None
         try:
@@ -62,19 +67,19 @@ class UnmodifiedTraining(Training):
             super()._note()
 
     def _leave(self, error: UnsupportedGraph) -> TrainFunction:
-        """From now on, train by Keras' own train function."""
+        """From now on, run Keras' own function."""
         model = self._model
         summary.note_as_it_was(named(model), str(error))
         self._plain(model, True)
-        self._as_it_is = model.train_function = functools.partial(within.call, model.train_function)
+        self._as_it_is = self._function = functools.partial(within.call, self._function)
         return self._as_it_is
 
 
 class RescuedTraining(UnmodifiedTraining):
     """As UnmodifiedTraining, without a limit: `functions` rescues the step, which has its batch as arguments."""
 
-    def __init__(self, model: Any, plain: Callable[..., Any], given: Settings):
-        super().__init__(model, plain, given)
+    def __init__(self, model: Any, phase: Phase, plain: Callable[..., Any], given: Settings):
+        super().__init__(model, phase, plain, given)
         self._builds = False
 
     def _step(self, spec: Any, signature: Any, ahead: Mapping[str, int]) -> Any:
@@ -95,18 +100,51 @@ class RescuedTraining(UnmodifiedTraining):
         """There is no report."""
 
 
-def training_of(model: Any, plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
-    """What makes the train function of a model that has none of its own: called in place of `make_train_function`.
+def maker(model: Any, name: str, plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
+    """What makes a function of a model that has no maker of its own.
 
     Args:
-        plain: Keras' own method `make_train_function`.
+        name: of Keras' method that makes it, which this is called in place of.
+        plain: that method.
         given: the options, as the environment has them.
     """
+    found = settings(given)
+    if found.training_only and name != MAKE_TRAIN:
+        return functools.partial(plain, model)
     try:
         require_keras_model(model)
     except TfswapError as error:
         summary.note_as_it_was(named(model), str(error))
         return functools.partial(plain, model)
-    found = settings(given)
-    model.make_train_function = (RescuedTraining if found.rescues else UnmodifiedTraining)(model, plain, found)
-    return model.make_train_function
+    if name == MAKE_PREDICT:
+        return functools.partial(_make_predict, model, plain)
+    phase = TRAIN if name == MAKE_TRAIN else TEST
+    made = (RescuedTraining if found.rescues else UnmodifiedTraining)(model, phase, plain, found)
+    setattr(model, name, made)
+    return made
+
+
+def _make_predict(model: Any, plain: Callable[..., Any], force: bool = False) -> Any:
+    """Keras' own, without XLA where Keras chose that, and with room for the batches that the pipeline makes."""
+    import tensorflow as tf
+
+    if model.predict_function is not None and not force:
+        return model.predict_function
+    compiled = model.jit_compile
+    model.jit_compile = compiled and not model._resolve_auto_jit_compile()
+    try:
+        plain(model, force)
+    finally:
+        model.jit_compile = compiled
+    function: Any = model.predict_function
+
+    @functools.wraps(function)
+    def predict(batches: Any) -> Any:
+        within.batches_ahead = batches_ahead(tf.nest.flatten(batches, expand_composites=True))
+        try:
+            return function(batches)
+        finally:
+            within.batches_ahead = {}
+
+    model.predict_function = predict
+    return predict

@@ -20,6 +20,8 @@ from tfswap.frontends.unmodified.settings import Settings, environment
 
 COMMAND = "tfswap run"
 MODULE = "-m"
+TRAINING_ONLY = "--training_only"
+"""The one option without a value."""
 COMPILED = (".pyz", ".zip", ".pyc")
 """Programs without source text."""
 
@@ -28,12 +30,14 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of `tfswap run`, and the program with its arguments: whatever comes from its name on.
 
     Args:
-        arguments: the words after "run". Each option has a value, in the same word or in the next.
+        arguments: the words after "run". Each option but one has a value, in the same word or in the next.
     """
     first = 0
     while first < len(arguments) and arguments[first].startswith("--"):
-        has_value = "=" in arguments[first] or "--help".startswith(arguments[first])
-        first += 1 if has_value else 2
+        is_one_word = "=" in arguments[first] or any(
+            flag.startswith(arguments[first]) for flag in ("--help", TRAINING_ONLY)
+        )
+        first += 1 if is_one_word else 2
     if arguments[first : first + 1] == ["-h"]:
         first += 1
     return list(arguments[:first]), list(arguments[first:])

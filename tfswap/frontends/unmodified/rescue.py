@@ -17,7 +17,6 @@ call that was known to fit; a step that can't be planned for the device. Prints 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,11 +24,10 @@ from typing import Any
 import numpy as np
 
 from tfswap.device import arena
-from tfswap.device.placement import gpus_here
+from tfswap.device.placement import step_devices
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.traces import effects, variable_type
-from tfswap.passes.device_carriers import FIRST
 from tfswap.runtime.shapes import Shapes, shapes_of
 
 log = logging.getLogger("tfswap")
@@ -126,15 +124,11 @@ class Rescued:
 def _in_use() -> dict[str, tuple[int, int]]:
     """The bytes in use and the limit of each device that has an arena with one."""
     found = {}
-    for device in _devices():
+    for device in step_devices():
         info, limit = arena.memory_info(device), arena.device_limit_bytes(device)
         if info is not None and limit is not None:
             found[device] = info.current_bytes, limit
     return found
-
-
-_devices = functools.cache(lambda: gpus_here() or [FIRST])
-"""The devices that steps may run on. Each call of a trace reads their arenas."""
 
 
 def _read(handle: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from tfswap.compiler.request import Request, check, one_of
 from tfswap.ir.permits import TACTICS
 from tfswap.support.limit_file import from_environment
+from tfswap.support.sizes import is_share, parse_limit
 
 RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
 """As in startup/sitecustomize.py, which imports nothing of tfswap."""
@@ -28,8 +29,9 @@ DEFAULTS: dict[str, Any] = {
     "profile": None,
     "precision": None,
     "on_exceeded": "warn",
+    "training_only": False,
 }
-"""The options, which are those of `tfswap.optimize`."""
+"""The options, which are those of `tfswap.optimize`, and whether functions without gradients run as they are."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class Settings:
     Attributes:
         request: what to do to each step.
         on_exceeded: "warn" or "raise".
-        options: all options by name, for `tfswap.optimize`.
+        training_only: whether functions without gradients run as they are.
+        options: the others by name, for `tfswap.optimize`.
     """
 
     request: Request
     on_exceeded: str
+    training_only: bool
     options: Mapping[str, Any]
 
     @property
@@ -51,14 +55,22 @@ class Settings:
         """Whether steps are planned only when they run out of memory: no limit is given."""
         return self.request.memory_limit is None and self.request.max_slowdown is None
 
+    def limit_bytes(self, device: str) -> int | None:
+        """The limit of a device in bytes; None where there is none, or it is a share of each step's own."""
+        limit = self.request.memory_limit
+        if isinstance(limit, Mapping):
+            limit = limit.get(device)
+        return None if limit is None or self.request.max_slowdown is not None or is_share(limit) else parse_limit(limit)
+
     @staticmethod
     def of(given: Mapping[str, Any]) -> Settings:
         """Raises TfswapError naming the option that is malformed."""
         options = {**DEFAULTS, **given}
+        training_only = options.pop("training_only")
         planning = {name: value for name, value in options.items() if name not in ("memory_limit", "on_exceeded")}
         one_of("on_exceeded", options["on_exceeded"], ("warn", "raise"))
         request = check(from_environment(options["memory_limit"]), plan=None, mode="optimize", **planning)
-        return Settings(request, options["on_exceeded"], options)
+        return Settings(request, options["on_exceeded"], training_only, options)
 
 
 @functools.cache

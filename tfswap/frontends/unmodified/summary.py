@@ -15,7 +15,7 @@ import re
 import sys
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tfswap.device import arena
 from tfswap.report.tables import as_text, listing
@@ -23,12 +23,20 @@ from tfswap.support.printable import one_line
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tfswap.frontends.function import OptimizedFunction
     from tfswap.report.report import Report
 
 log = logging.getLogger("tfswap")
 
 HEADS = ("calls", "function", "device", "limit", "planned", "measured", "time, predicted")
+
+
+class Reported(Protocol):
+    """What runs under a limit."""
+
+    @property
+    def latest_report(self) -> Report | None:
+        """The report of its latest run."""
+        ...
 
 
 @dataclass
@@ -57,16 +65,16 @@ class Row:
 
     calls: int = 0
     devices: dict[str, Figures] = field(default_factory=dict)
-    functions: weakref.WeakSet[OptimizedFunction] = field(default_factory=weakref.WeakSet)
+    functions: weakref.WeakSet[Reported] = field(default_factory=weakref.WeakSet)
 
-    def note_call(self, function: OptimizedFunction) -> None:
+    def note_call(self, function: Reported) -> None:
         """`function` has run under its limit."""
         self.calls += 1
         if self.calls & (self.calls - 1) == 0:
             self.functions.add(function)
             self.read(function)
 
-    def read(self, function: OptimizedFunction) -> None:
+    def read(self, function: Reported) -> None:
         report = function.latest_report
         for device, each in {} if report is None else report.devices.items():
             self.devices.setdefault(device, Figures()).add(each)

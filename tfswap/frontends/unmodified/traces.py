@@ -8,6 +8,7 @@ from typing import Any
 from tfswap.analysis.phases import is_gradient
 from tfswap.ir.custom_ops import DRAWS
 from tfswap.ir.op_traits import is_random, reads_metadata_only, reads_variable, writes_variable
+from tfswap.kernels.alignment import round_up
 from tfswap.native.forks import with_children
 
 REPEATABLE = frozenset(
@@ -31,6 +32,16 @@ REPEATABLE = frozenset(
 def computes_gradients(concrete: Any) -> bool:
     """Whether a trace computes gradients, by itself or in functions that it calls."""
     return any(is_gradient(op, name) for op, name in _nodes(concrete))
+
+
+def computed_bytes(concrete: Any) -> int | None:
+    """The bytes of all tensors that a trace computes together; None where it calls functions, or sizes are open."""
+    if any(True for _ in _nodes_called(concrete)):
+        return None
+    tensors = [t for op in concrete.graph.get_operations() if op.type != "Placeholder" for t in op.outputs]
+    if not all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return None
+    return sum(round_up(tensor.shape.num_elements() * tensor.dtype.size) for tensor in tensors)
 
 
 def effects(concrete: Any) -> tuple[bool, list[int] | None]:

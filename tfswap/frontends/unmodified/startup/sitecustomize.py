@@ -11,6 +11,7 @@ Child processes inherit the environment, and do the same.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -22,7 +23,9 @@ from typing import Any
 RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
 """The variables with the options of `tfswap run`, as JSON, and with a limit alone."""
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.concrete_function"
+SESSIONS = "tensorflow.python.client.session"
 KERAS = "keras.src.backend.tensorflow.trainer"
+KERAS_MAKERS = "make_train_function", "make_test_function", "make_predict_function"
 SUMMARY = "tfswap.frontends.unmodified.summary"
 STARTED = "tfswap_startup"
 
@@ -42,6 +45,7 @@ def _begin() -> None:
     if is_first and (given["memory_limit"] or given.get("max_slowdown")):
         atexit.register(_report_nothing)
     wrapt.register_post_import_hook(lambda module: _watch_functions(module, given), FUNCTIONS)
+    wrapt.register_post_import_hook(lambda module: _watch_sessions(module, given), SESSIONS)
     wrapt.register_post_import_hook(lambda module: _watch_keras(module, given), KERAS)
 
 
@@ -60,17 +64,36 @@ def _watch_functions(module: Any, given: dict[str, Any]) -> None:
     kind._call_flat = _call_flat
 
 
-def _watch_keras(module: Any, given: dict[str, Any]) -> None:
-    """Make models without a train function of their own train under the limit."""
-    kind = module.TensorFlowTrainer
-    plain = kind.make_train_function
+def _watch_sessions(module: Any, given: dict[str, Any]) -> None:
+    """Make the first run of a session replace this method by the one that plans."""
+    kind = module.BaseSession
+    plain = kind._do_run
 
-    def make_train_function(self: Any, force: bool = False) -> Any:
+    def _do_run(self: Any, *arguments: Any, **named: Any) -> Any:
+        from tfswap.frontends.unmodified import sessions
+
+        if kind._do_run is _do_run:
+            kind._do_run = sessions.watched(plain, given)
+        return kind._do_run(self, *arguments, **named)
+
+    kind._do_run = _do_run
+
+
+def _watch_keras(module: Any, given: dict[str, Any]) -> None:
+    """Make models without functions of their own train, evaluate and predict under the limit."""
+    kind = module.TensorFlowTrainer
+    for name in KERAS_MAKERS:
+        setattr(kind, name, _maker(name, getattr(kind, name), given))
+
+
+def _maker(name: str, plain: Any, given: dict[str, Any]) -> Any:
+    @functools.wraps(plain)
+    def make_function(self: Any, force: bool = False) -> Any:
         from tfswap.frontends.unmodified import keras
 
-        return keras.training_of(self, plain, given)(force)
+        return keras.maker(self, name, plain, given)(force)
 
-    kind.make_train_function = make_train_function
+    return make_function
 
 
 def _report_nothing() -> None:

@@ -194,7 +194,7 @@ def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> Planne
     if runs_step(concrete) or concrete.graph.name.startswith(GRADIENT_FUNCTIONS):
         return False
     if given.rescues and not (given.training_only and not computes_gradients(concrete)):
-        return Rescued(concrete, plain, lambda: PlannedTrace(concrete, given))
+        return Rescued(concrete, plain, lambda: PlannedTrace(concrete, given), PROGRAM.owner)
     if computes_gradients(concrete):
         return PlannedTrace(concrete, given)
     has_limit = any(given.limit_bytes(device) is not None for device in step_devices())

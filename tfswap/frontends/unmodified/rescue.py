@@ -8,8 +8,8 @@ Known to fit: the bytes in use, with what a call of this trace for arguments of 
 fragmentation, are within the allocator's limit. What a call has added is bounded by the allocator's peak after it.
 
 Random numbers: generators that are variables are put back as all variables are. Ops that keep their generator's state
-in their kernel begin at their seed in the planned step. Where the first call fails, they would have begun there too;
-later they repeat the numbers of the first calls, with a warning.
+in their kernel have other kernels in the planned step, which first draw what all earlier calls have drawn
+(`earlier_draws.py`). Where that is not known, they repeat the numbers of the first calls, with a warning.
 
 Not handled, so that the error reaches the program: traces with other effects, as on iterators, tables and queues; a
 call that was known to fit; a step that can't be planned for the device. Prints and Python functions run twice.
@@ -18,6 +18,7 @@ call that was known to fit; a step that can't be planned for the device. Prints 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from tfswap.device import arena
 from tfswap.device.placement import step_devices
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
+from tfswap.frontends.unmodified.earlier_draws import continue_draws
 from tfswap.frontends.unmodified.traces import effects, variable_type
 from tfswap.runtime.shapes import Shapes, shapes_of
 
@@ -43,14 +45,16 @@ class Rescued:
         concrete: the trace.
         plain: TensorFlow's own `ConcreteFunction._call_flat`.
         planned: makes what runs it under the limit of the device, from its flat arguments.
+        owner: of the random states of what `planned` makes.
     """
 
-    def __init__(self, concrete: Any, plain: Callable[..., Any], planned: Callable[[], Callable[..., Any]]):
+    def __init__(self, concrete: Any, plain: Callable[..., Any], planned: Callable[[], Callable[..., Any]], owner: int):
         self.concrete = concrete
         self.__name__ = concrete.graph.name
         self._plain = plain
         self._planned = planned
-        self._calls = 0
+        self._owner = owner
+        self._calls: Counter[Shapes] = Counter()  # that have not failed
         # By the arguments' shapes and by device, the least bound of the bytes that a call adds.
         self._added: dict[Shapes, dict[str, int]] = {}
         self._step: Callable[..., Any] | None = None
@@ -79,13 +83,13 @@ class Rescued:
         """Run the call that failed under the device's limit. Raises its error where no plan is found."""
         _put_back(kept)
         step = self._planned()
+        if self._draws and self._calls and not continue_draws(self.concrete, self._owner, self._calls):
+            log.warning("tfswap: %s: its random ops begin at their seeds again, since they are planned", self.__name__)
         try:
             result = step(inputs)
         except TfswapError as error:
             summary.note_as_it_was(self.__name__, f"it needs more memory than the device has, and {error}")
             raise failed from error
-        if self._draws and self._calls:
-            log.warning("tfswap: %s: its random ops begin at their seeds again, since they are planned", self.__name__)
         log.warning("tfswap: %s: ran out of memory; planned for what the device has, and run again", self.__name__)
         self._step = step
         return result
@@ -107,7 +111,7 @@ class Rescued:
 
     def _note(self, shapes: Shapes, before: Mapping[str, tuple[int, int]]) -> None:
         """A call has run as it is."""
-        self._calls += 1
+        self._calls[shapes] += 1
         added = self._added.setdefault(shapes, {})
         for device, (used_bytes, _) in before.items():
             info = arena.memory_info(device)

@@ -89,21 +89,27 @@ def mlp(layers: int = 12, width: int = 512, batch: int = 8192) -> Made:
 
 
 def transformer(
-    layers: int = 4, width: int = 192, heads: int = 4, length: int = 96, batch: int = 16, any_length: bool = False
+    layers: int = 4,
+    width: int = 192,
+    heads: int = 4,
+    length: int = 96,
+    batch: int = 16,
+    any_length: bool = False,
+    words: int = 1000,
 ) -> Made:
     import keras
     import tensorflow as tf
 
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None if any_length else length,), dtype="int32")
-    h = keras.layers.Embedding(1000, width)(inputs)
+    h = keras.layers.Embedding(words, width)(inputs)
     for _ in range(layers):
         a = keras.layers.LayerNormalization()(h)
         attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)
         h = keras.layers.Add()([h, attention(a, a, use_causal_mask=True)])
         m = keras.layers.Dense(4 * width, activation="gelu")(keras.layers.LayerNormalization()(h))
         h = keras.layers.Add()([h, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(m))])
-    model = keras.Model(inputs, keras.layers.Dense(1000)(h))
+    model = keras.Model(inputs, keras.layers.Dense(words)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     tokens = tf.zeros([batch, length], tf.int32)
     return trained(model, loss_fn, keras.optimizers.Adam(1e-4)), (tokens, tokens)

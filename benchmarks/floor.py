@@ -31,13 +31,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from accuracy import MIB, MODELS, images
+from accuracy import MIB, MODELS, images, transformer
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
@@ -54,7 +55,11 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import Memory, simulate_memory
 from tfswap.support import progress
 
-LARGE = {"vgg224": images("VGG16", 16, 224, 0.0), "vgg19": images("VGG19", 16, 224, 0.0)}
+LARGE = {
+    "vgg224": images("VGG16", 16, 224, 0.0),
+    "vgg19": images("VGG19", 16, 224, 0.0),
+    "words": partial(transformer, layers=2, width=512, heads=8, length=512, batch=8, words=50_000),
+}
 """Steps in addition to those of accuracy.py, which run by name alone."""
 ARENA_BYTES = 1 << 40
 ALONE_MIB = 4096

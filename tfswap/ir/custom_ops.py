@@ -173,7 +173,7 @@ ROWS: Final = "Tfswap>Rows"
 STORE_ROWS: Final = "Tfswap>StoreRows"
 
 # (slice: T, before: N * T) -> (sums: T); attrs T, N (0 or 1), begin, rows and blocks (ints), unrolled (bool). Adds the
-# rows of a slice, which begins at row `begin` of `rows`, to `blocks` sums of rows: new ones, or `before`, in its buffer.
+# rows of a slice, which begins at row `begin` of `rows`, to `blocks` sums of rows: new ones, or `before`, in place.
 ADD_ROWS: Final = "Tfswap>AddRows"
 
 # (sums: T) -> (sum: T); attrs T, divisor (int). Adds up the sums of ADD_ROWS, in order, and divides the result.

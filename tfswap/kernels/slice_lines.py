@@ -33,7 +33,7 @@ from tfswap.ir.graph import Node
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import depth_of_slices, same_in_rows
-from tfswap.kernels.slices import Kind, RowSums, Slicing, any_number
+from tfswap.kernels.slices import Kind, RowSums, Slicing
 from tfswap.kernels.temporaries import known_shape
 
 SUM_WORK: Final = 1 << 18
@@ -152,7 +152,11 @@ def _conv2d(call: Call) -> Slicing | None:
 
 def _conv2d_backprop_input(call: Call) -> Slicing | None:
     parallel = adds_in_parallel(call.input(1), call.input(2), call.node.outputs[0], call.device)
-    return Slicing((2,), holds=any_number if parallel else lambda images: images > 1, shape=0)
+
+    def holds(images: int) -> bool:
+        return parallel or images > 1
+
+    return Slicing((2,), holds=holds, shape=0)
 
 
 def _conv2d_backprop_filter(call: Call) -> Slicing | None:

@@ -47,7 +47,7 @@ class RowSums(NamedTuple):
     mean: bool = False
 
 
-def any_number(_: int) -> bool:
+def _any_number(_: int) -> bool:
     """Whether slices of a number of rows have the bits: of any."""
     return True
 
@@ -70,7 +70,7 @@ class Slicing(NamedTuple):
     axes: int = 1
     packets: bool = False
     unit: int = 1
-    holds: Callable[[int], bool] = any_number
+    holds: Callable[[int], bool] = _any_number
     shape: int | None = None
     sums: RowSums | None = None
 

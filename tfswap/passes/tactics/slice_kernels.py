@@ -219,7 +219,7 @@ class _Slicer:
                 read = cast("tuple[int, ...]", node.inputs[0].type.shape)
                 shape = tuple(map(floordiv, shape, read))
             inputs[slicing.shape] = self._shape(node, shape)
-            attrs |= {name: Dtype("int32") for name in _SHAPE_TYPES if name in attrs}
+            attrs = {**attrs, **{name: Dtype("int32") for name in _SHAPE_TYPES if name in attrs}}
         made = self._add(node, node.op, inputs, attrs, kinds, begin, self._instead(node.controls))
         self._made[node].append(made)
         return made

@@ -89,6 +89,7 @@ def trained(make, limit=None, tactics=KNOWN_TACTICS, steps=3):
         "planned": plan.planned_peak_bytes,
         "sliced": [each.rows for each in plan.sliced],
         "floor": step.report().floor_bytes,
+        "report": str(step.report()),
     }
 
 
@@ -103,6 +104,8 @@ def test_steps_train_in_less_than_two_of_their_largest_tensors(make, largest_byt
         assert found["result"] == plain["result"], found
     assert roomy["sliced"] == whole["sliced"] == []
     assert sliced["sliced"]
+    assert "kernels in" in sliced["report"] and "slices of rows" in sliced["report"]
+    assert "in slices" not in whole["report"]
     assert sliced["planned"] <= limit
     assert set(sliced["peaks"]) == {sliced["planned"]}
     assert sliced["floor"] < 0.7 * whole["floor"]

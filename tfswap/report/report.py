@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import VARIABLE
+from tfswap.plan.plan import Slices
 from tfswap.planner.certificate import Bounds
 from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
@@ -98,6 +99,7 @@ class Report:
         step: the name of the function or graph that the figures are of.
         notes: what the figures assume, and what could not be planned.
         device: the device that the figures are of ("GPU:0"); "" where the report is of a file.
+        sliced: the kernels that run in slices of rows, for each size of slices.
     """
 
     planned_peak_bytes: int
@@ -118,6 +120,7 @@ class Report:
     step: str = ""
     notes: tuple[str, ...] = ()
     device: str = ""
+    sliced: tuple[Slices, ...] = ()
     _devices: Mapping[str, Report] = field(repr=False, compare=False, default_factory=dict)
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)

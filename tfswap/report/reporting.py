@@ -98,6 +98,7 @@ def make_report(step: PlannedStep) -> Report:
         trains=step.trains,
         costs=planner.costs.source,
         at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
+        sliced=plan.sliced,
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,

@@ -30,6 +30,7 @@ def summary_of(report: Report) -> list[tuple[str, str]]:
         ("swapped", f"{format_count(len(report.swapped), 'tensor')}, {format_bytes(moved)} travel per step"),
         ("recomputed", _recomputed_text(report)),
         *([("encoded", _encoded_text(report))] if report.encoded else []),
+        *([("in slices", _sliced_text(report))] if report.sliced else []),
         ("host memory", format_bytes(report.host_bytes)),
         *([("variables there", _variables_text(report))] if report.at_home_bytes else []),
         *([("disk", format_bytes(report.disk_bytes))] if report.disk_bytes else []),
@@ -76,6 +77,14 @@ def _workspaces_text(report: Report) -> str:
 def _recomputed_text(report: Report) -> str:
     runs = "kernel runs" if report.reruns == 1 else "kernels run"
     return f"{format_count(len(report.recomputed), 'tensor')}, {report.reruns} {runs} again per step"
+
+
+def _sliced_text(report: Report) -> str:
+    """The number of kernels in slices of each size."""
+    return "; ".join(
+        f"{format_count(len(slices.kernels), 'kernel')} in {-(-slices.of // slices.rows)} slices of rows"
+        for slices in report.sliced
+    )
 
 
 def _peak_text(report: Report) -> str:

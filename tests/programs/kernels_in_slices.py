@@ -1,4 +1,4 @@
-"""One kernel at a time, whole and in slices of random sizes: the lines of kernels/slices.py."""
+"""One kernel at a time, whole and in slices of random sizes: the lines of kernels/slice_lines.py."""
 
 from __future__ import annotations
 

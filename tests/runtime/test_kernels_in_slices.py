@@ -1,4 +1,4 @@
-"""Kernels that run in slices have the bits of whole ones, on this CPU: each line of kernels/slices.py."""
+"""Kernels that run in slices have the bits of whole ones, on this CPU: each line of kernels/slice_lines.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ recomputed slice by slice. Kernels that are not sliced read a tensor that the sl
 
 Kernels come slice by slice in the graph's order, as far as no kernel that is not sliced stands between.
 
-The bits are those of the whole kernels (kernels/slices.py).
+The bits are those of the whole kernels (kernels/slice_lines.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Kernels that run in slices of rows (kernels/slices.py, passes/tactics/slice_kernels.py):
+// Kernels that run in slices of rows (kernels/slice_lines.py, passes/tactics/slice_kernels.py):
 //
 //   StoreRows  copies a slice into a tensor that all slices fill
 //   AddRows    adds up the rows of a slice, where BiasAddGrad adds up those of the whole tensor

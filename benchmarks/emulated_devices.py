@@ -9,13 +9,13 @@
     python benchmarks/emulated_devices.py lent       # times with swaps to the host, and to another device; four minutes
     python benchmarks/emulated_devices.py planning   # of one replica and of four, in CPU seconds; two minutes
 
-The kinds are those of tests/programs/several_gpu_kinds.py, replicas, and a pipeline that is placed by hand; nets are
-Keras models in small sizes, with a limit of its own for each device. Values are compared with TensorFlow's without
-Grappler's memory optimizer, bit by bit. Times are medians of steps in turns, with and without tfswap, with kernels of a
-millisecond and links of 25 GB/s. Planning is the first call's time, less that of the step without tfswap. The 1,000
-steps have delays drawn at random. Each row is a process of its own. Exit status 1 where a limit is passed, a plan is
-not exact, values differ, something races, or a step takes 15% more or less than predicted, of the shortest of some
-steps with slow links.
+The kinds are those of tests/programs/several_gpu_kinds.py and gathering_programs.py, replicas, and a pipeline that is
+placed by hand; nets are Keras models in small sizes, with a limit of its own for each device. Values are compared with
+TensorFlow's without Grappler's memory optimizer, bit by bit, those of sparse_gradients without Grappler. Times are
+medians of steps in turns, with and without tfswap, with kernels of a millisecond and links of 25 GB/s. Planning is the
+first call's time, less that of the step without tfswap. The 1,000 steps have delays drawn at random. Each row is a
+process of its own. Exit status 1 where a limit is passed, a plan is not exact, values differ, something races, or a
+step takes 15% more or less than predicted, of the shortest of some steps with slow links.
 """
 
 from __future__ import annotations
@@ -47,13 +47,23 @@ SHARES = ("60%", "55%", "60%", "65%")
 
 
 def kinds() -> dict[str, tuple[Any, Any]]:
+    import gathering_programs
     import several_gpu_kinds
     import several_gpus
 
     more = {"mirrored": (several_gpus.mirrored, "60%"), "pipeline": (several_gpus.pipeline, "70%")}
     limits = dict(zip(several_gpus.gpus(), SHARES, strict=False))
     nets = {name: (functools.partial(replicated_net, name), limits) for name in MODELS}
-    return {**more, **several_gpu_kinds.KINDS, **nets}
+    gathering = {
+        name: (functools.partial(first_call_of, make), own) for name, (make, own) in gathering_programs.PROGRAMS.items()
+    }
+    return {**more, **several_gpu_kinds.KINDS, **gathering, **nets}
+
+
+def first_call_of(make: Any) -> Any:
+    """The variables and the step of a program, and the arguments of its first call."""
+    program = make()
+    return program.variables, program.step, program.calls[0]
 
 
 def replicated_net(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfswap.analysis.collectives import has_collectives, matching, traced_order
+from tfswap.compiler.preconditions import UnknownSizes, require_sizes
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.size_bounds import Known, shape_values
 from tfswap.ir.graph import Graph
@@ -74,6 +75,22 @@ def test_replicas_know_the_shapes_that_they_send_each_other():
     assert [*shape_values(graph, graph["gather1"], shapes.get)] == [Known(0, (3, 8, 5, 8), (4,))]
     del shapes["shape0:0"]
     assert [*shape_values(graph, graph["gather1"], shapes.get)] == []
+
+
+def test_sizes_that_other_workers_send_are_refused_with_a_remedy():
+    graph = parse_graph("""
+        %x = Placeholder() -> float32[4,8]
+        %key = Placeholder() -> int32[]
+        %size = Const() -> int32[] = (2,)
+        %group = Const() -> int32[] = (7,)
+        %shape = Shape(%x) -> int32[2]
+        %shapes = CollectiveGatherV2(%shape, %size, %group, %key) -> int32[4]
+        %padded = Pad(%x, %shapes) -> float32[?,8]
+        feeds %x, %key
+        fetches %padded
+    """)
+    with pytest.raises(UnknownSizes, match="'padded:0' .*of all workers.*convert_to_tensor"):
+        require_sizes(graph, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from tfswap.analysis.collectives import spans_workers
 from tfswap.analysis.pipelines import element_types
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.library_function import import_library_function
 from tfswap.importers.opaque_calls import library_functions, opaque_calls
+from tfswap.importers.size_bounds import gives_shape_values
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (
     calls_functions,
     control_flow,
     has_small_extras,
+    is_collective,
     is_frame,
     loops_over_dataset,
     reads_metadata_only,
@@ -130,6 +133,12 @@ def _remedy_of_size(graph: Graph, first: Output, *, has_line: bool) -> str:
         return (
             "The step takes its batches from an iterator whose spec leaves their size open. Make all batches of one "
             "size, batch(..., drop_remainder=True), or pass each batch to the step: step(next(iterator))."
+        )
+    if spans_workers([graph]) and any(is_collective(n.op) and gives_shape_values(n.op) for n in graph):
+        return (
+            "The step gathers tensors of all workers, whose sizes are not known here. Make sparse gradients, as of an "
+            "embedding, dense before replicas add them up: tf.convert_to_tensor(gradient). Or reduce tensors of known "
+            "sizes in place of gathering them."
         )
     kind = control_flow(node.op)
     if kind is not None and kind.is_loop:

@@ -11,8 +11,8 @@ import tfswap.ops  # noqa: E402, F401 needs TensorFlow
 from tfswap.ir import philox  # noqa: E402
 from tfswap.ir.op_table import TRAITS  # noqa: E402
 from tfswap.ir.trait import Trait  # noqa: E402
+from tfswap.kernels.slices import ELEMENTS  # noqa: E402
 from tfswap.native.load import load  # noqa: E402
-from tfswap.passes.tactics.update_groups import ELEMENTS  # noqa: E402
 
 VALUE = np.arange(60, dtype=np.float32).reshape(10, 6)
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.frontends.keras import optimize_model as optimize
 from tfswap.frontends.keras import report
+from tfswap.frontends.keras_max_batch import largest, max_batch, tuned
 
 if TYPE_CHECKING:
     from tfswap.frontends.keras_memory_report import MemoryReport
 
-__all__ = ["MemoryReport", "optimize", "report"]
+__all__ = ["MemoryReport", "largest", "max_batch", "optimize", "report", "tuned"]
 
 
 def __getattr__(name: str) -> Any:

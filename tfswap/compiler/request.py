@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
-from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.policy import Policy
-from tfswap.compiler.slowdown import smallest_limit
 from tfswap.device import arena, machine
+from tfswap.device.budgets import budget_of
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.ir.permits import KNOWN_TACTICS
 from tfswap.kernels.profile import Profile
@@ -24,6 +23,9 @@ from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
 from tfswap.support.limit_file import LimitFile, watched
 from tfswap.support.sizes import Limit, check_limits, format_bytes, parse_limit
+
+if TYPE_CHECKING:
+    from tfswap.compiler.compiler import Optimizer
 
 MODES = ("optimize", "analyze")
 
@@ -100,6 +102,8 @@ class Request:
             return optimizer.adopt(self.plan, self.limit(device))
         limit = self.limit(device)
         if self.max_slowdown is not None:
+            from tfswap.compiler.slowdown import smallest_limit  # requests are checked before anything is planned
+
             limit_bytes = None if limit is None else parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             try:
                 limit = smallest_limit(optimizer, self.max_slowdown, limit_bytes)
@@ -110,7 +114,7 @@ class Request:
         return optimizer.analysis(limit, ordered) if self.changes_nothing else optimizer.plan(limit, ordered=ordered)
 
     def limit(self, device: str) -> int | str | None:
-        """The requested limit, or the device's own limit. None: there is neither, and none is needed.
+        """The requested limit, or the device's budget, or its own limit. None: there is none, and none is needed.
 
         Raises:
             TfswapError: there is neither, and one is needed.
@@ -129,7 +133,7 @@ class Request:
             return self.memory_limit[device]
         if self.memory_limit is not None:
             return self.memory_limit
-        limit = None if self.plan is not None else arena.device_limit_bytes(device)
+        limit = None if self.plan is not None else budget_of(device) or arena.device_limit_bytes(device)
         if limit is None and self.plan is None and self.max_slowdown is None and not self.changes_nothing:
             raise TfswapError(
                 f"memory_limit is not given and {device}'s allocator has no limit of its own: "

@@ -188,7 +188,8 @@ class Training:
         import tensorflow as tf
 
         if self._builds:
-            _build_at_home(self._model, batch, self._host)
+            with scope(**self._host):
+                build(self._model, batch)
             self._builds = False
         tensors = _present(batch)
         leaves = tf.nest.flatten(tensors, expand_composites=True)  # a part for each replica where there are several
@@ -222,11 +223,11 @@ class Training:
         import tensorflow as tf
 
         another = self._latest.same_program if self._latest is not None and self._steps else self._optimize
-        made = another(tf.function(self._one_step(spec), input_signature=signature))
+        made = another(tf.function(self.one_step(spec), input_signature=signature))
         made.batches_ahead = ahead
         return made
 
-    def _one_step(self, spec: Any) -> Any:
+    def one_step(self, spec: Any) -> Any:
         """As `one_step_on_data` in Keras' trainer, on the tensors that a batch has."""
         import tensorflow as tf
         from keras.src.backend.tensorflow.trainer import reduce_per_replica
@@ -358,25 +359,21 @@ def _turn_off_xla(model: Any) -> None:
     log.warning("tfswap: %s: jit_compile is off for its training step, since %s", named(model), HIDES)
 
 
-def _build_at_home(model: Any, batch: Any, host: Mapping[str, Any]) -> None:
-    """Make the variables of the model and of its optimizer that do not exist yet, at home on the host.
-
-    Args:
-        host: the limit of host memory and the folder on disk, as of `scope`.
+def build(model: Any, batch: Any) -> None:
+    """Make the variables of the model and of its optimizer that do not exist yet.
 
     A model that Keras can't build from a batch's shapes, as one that has a `train_step` of its own and no `call`, makes
-    them in its first step, on the device.
+    them in its first step.
     """
-    with scope(**host):
-        if not model.built:
-            try:
-                model._symbolic_build(data_batch=batch)
-            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                log.info("tfswap: %s: built by its first step: %s", named(model), error)
-                return
-        optimizer = model.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
+    if not model.built:
+        try:
+            model._symbolic_build(data_batch=batch)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            log.info("tfswap: %s: built by its first step: %s", named(model), error)
+            return
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
 
 
 def _await_rest(batch: Any) -> None:

@@ -137,6 +137,19 @@ def max_batch(
     return _fit(search, on, size, planned, measured)
 
 
+def search_of(step: Any, args: Sequence[Any], limit_bytes: int, unit: int) -> Search:
+    """The search for the batch of a function, for this machine's devices.
+
+    Args:
+        step, args: as of `max_batch`.
+        limit_bytes: the limit.
+        unit: only multiples of this are tried.
+    """
+    on, options, costs = target(None, None, TACTICS, None, None, None, None, None)
+    found = find_step(step, args, device=on.device)
+    return Search(found, axes_of(found, None), unit, limit_bytes, on, options, costs)
+
+
 def _refusal(search: Search, planned: int) -> InfeasibleMemoryLimit:
     """No size fits. `planned` is the largest size with a plan; 0 where there is none."""
     floor, limit_bytes = search.floor_bytes(search.unit), search.limit_bytes

@@ -7,6 +7,7 @@ import dataclasses
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
 from tfswap.compiler.slowdown import bytes_for, smallest_limit
+from tfswap.device.budgets import within_budget
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.planner.promise import promised
 from tfswap.runtime import messages
@@ -64,6 +65,7 @@ class StepLimit:
             requested = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
                 requested = max(requested, self._granted_bytes)
+            requested = within_budget(self._trace.device.name, requested)
             # No step can use more than the arena's own limit.
             self.bytes = self._most_bytes = min(requested, snapshot.limit_bytes or requested)
 

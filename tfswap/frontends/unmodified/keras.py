@@ -85,7 +85,7 @@ class RescuedTraining(UnmodifiedTraining):
     def _step(self, spec: Any, signature: Any, ahead: Mapping[str, int]) -> Any:
         import tensorflow as tf
 
-        traced = tf.function(self._one_step(spec), input_signature=signature)
+        traced = tf.function(self.one_step(spec), input_signature=signature)
 
         def step(*tensors: Any) -> Any:
             within.batches_ahead = ahead

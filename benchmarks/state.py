@@ -5,7 +5,8 @@
     python benchmarks/state.py --rows 8388608 --width 64 --cap 64       # 6 GiB; takes 18 GiB of memory
     python benchmarks/state.py --layers 20 --width 1024 --cap 24
     python benchmarks/state.py --branches           # optimizers that update in a branch of a conditional; a minute
-    python benchmarks/state.py --bandwidth 2e9 --batch 384 --cap 48     # a link of 2 GB/s in each direction; 2 minutes
+    python benchmarks/state.py --bandwidth 2e8 --cap 48     # a link of 0.2 GB/s in each direction; 2 minutes
+    python benchmarks/state.py --bandwidth 2e9 --optimizer SGD --width 2048 --batch 8 --cap 96
 
 With tfswap the arena is capped at `--cap` MiB from the start: the model is built in a `tfswap.scope`, tables in slices.
 Without tfswap the arena has room for all. Each is a process of its own, one after the other. Values are all losses and
@@ -14,8 +15,9 @@ are over the time that one thread takes for a memcpy of all bytes that a step mo
 unlimited step's, and that of the unlimited step's time.
 
 With `--bandwidth` copies take as long as on such a link, and the step is planned with a profile that has measured it.
-The least time is that of the step without a limit, or that of the copies in one direction, whichever is longer: all
-else can overlap. The stall is the time above the unlimited step's, over the least possible one.
+The least time is the longest of three: that of the step without a limit; that of all copies to the device; that of the
+weights' copies to the device, which the first gradient needs, and then of all new values back, which end within the
+step. All else can overlap. The stall is the time above the unlimited step's, over the least possible one.
 """
 
 from __future__ import annotations
@@ -45,13 +47,17 @@ BRANCHES = (4, 1024, 10)
 """Layers, their width, and the cap in MiB, of optimizers that update in a branch."""
 OPTIMIZERS = ("Adam", "LossScaleOptimizer", "gradient accumulation")
 """Keras' optimizers; all update as Adam does. The second skips steps, the third adds up the gradients of two steps."""
+SGD = "SGD"
+"""Keras' optimizer without slots, whose kernels take little time for each byte that is copied."""
 
 
 def optimizer_of(name: str) -> Any:
-    """An optimizer of `OPTIMIZERS`."""
+    """An optimizer of `OPTIMIZERS`, or `SGD`."""
     import tensorflow as tf
 
     keras = tf.keras.optimizers
+    if name == SGD:
+        return keras.SGD(1e-3)
     adam = keras.Adam(1e-3, gradient_accumulation_steps=2 if name == OPTIMIZERS[2] else None)
     return keras.LossScaleOptimizer(adam) if name == OPTIMIZERS[1] else adam
 
@@ -138,6 +144,9 @@ def train(
         moved = tfswap.ops.stats()  # of the last step
         found |= {"planned": max(planned), "in": moved.in_bytes, "out": moved.out_bytes}
         found |= {"memcpy_s": memcpy_s(moved.in_bytes + moved.out_bytes)}
+        weights = {variable.path for variable in model.variables}
+        found |= {"home": called.report().at_home_bytes}
+        found |= {"weights": sum(v.nbytes for v in called.report().variables if v.name in weights and v.home)}
         found |= {"floor": called.report().floor_bytes, "slice": called.plan().slice_bytes}
     return found
 
@@ -212,15 +221,17 @@ def compare_branches(layers: int, width: int, batch: int, cap_mib: int) -> None:
         print(f"| {optimizer} | {sizes} | {_same(plain, ours)} | {ours['s'] / plain['s']:.2f} |", flush=True)
 
 
-def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float) -> None:
+def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float, optimizer: str) -> None:
     """Print a row of the step on a link next to the least time that its copies and its kernels allow."""
-    plain, ours = measured(layers, 0, width, batch, None), measured(layers, 0, width, batch, cap_mib, link)
-    copies_s = max(ours["in"], ours["out"]) / link
+    plain = measured(layers, 0, width, batch, None, optimizer=optimizer)
+    ours = measured(layers, 0, width, batch, cap_mib, link, optimizer)
+    copies_s = max(ours["in"], ours["weights"] + ours["home"]) / link
     least_s, stall_s = max(plain["s"], copies_s), ours["s"] - plain["s"]
     stalls = f"{stall_s / (least_s - plain['s']):.2f}" if least_s > plain["s"] else "none must be"
     moved = f"{ours['in'] / 2**20:,.0f} | {ours['out'] / 2**20:,.0f} | {copies_s / plain['s']:.2f}"
     times = f"{ours['s'] / plain['s']:.2f} | {ours['s'] / least_s:.2f} | {stalls}"
-    print(f"| {link / 1e9:g} | {batch} | {moved} | {times} | {_same(plain, ours)} |", flush=True)
+    sizes = f"{optimizer} | {layers} | {width} | {batch} | {cap_mib} | {ours['peak']:,}"
+    print(f"| {link / 1e9:g} | {sizes} | {moved} | {times} | {_same(plain, ours)} |", flush=True)
 
 
 def _times(plain: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
@@ -243,6 +254,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="some embedding tables")
     parser.add_argument("--branches", action="store_true", help="optimizers that update in a branch")
     parser.add_argument("--cap", type=int, default=24, help="MiB of the arena")
+    parser.add_argument("--optimizer", default=OPTIMIZERS[0], help="of the step on a link: Adam, or SGD")
     parser.add_argument("--bandwidth", type=float, help="bytes per second of copies in each direction")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -253,9 +265,11 @@ def main() -> None:
         compare_branches(*BRANCHES[:2], args.batch, BRANCHES[2])
         return
     if args.bandwidth:
-        print("| link, GB/s | batch | MiB in | MiB out | copies | time | over the least | stall | values |")
-        print("| --: | --: | --: | --: | --: | --: | --: | --: | --- |")
-        compare_on_link(args.layers or SIZES[0][0], args.width, args.batch, args.cap, args.bandwidth)
+        print("| link, GB/s | optimizer | layers | width | batch | arena, MiB | peak | MiB in | MiB out ", end="")
+        print("| copies | time | over the least | stall | values |")
+        print("| --: | --- |" + " --: |" * 11 + " --- |")
+        layers = args.layers or SIZES[0][0]
+        compare_on_link(layers, args.width, args.batch, args.cap, args.bandwidth, args.optimizer)
         return
     if args.tables or args.rows:
         print("| table | state, MiB | limit, MiB | planned | peak | floor | slices | values | time |")

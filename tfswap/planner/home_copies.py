@@ -230,6 +230,9 @@ class _Run:
             if load.position > position and load.position not in self.moved:
                 if load.wanted > position or self._lanes.free_in(load.tier) > end_s + load.spare_s:
                     break
+                stored = {self._order[commit] for commit in self._stored}
+                if not stored.isdisjoint(self._flow.kernels_before(self._order[load.position])):
+                    break  # its home has no value yet
                 steps = slice(self._begins[position], self._at[load.position])
                 if int(self._live[steps].max(initial=0)) + load.nbytes > self._most:
                     break

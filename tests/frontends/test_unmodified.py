@@ -52,6 +52,9 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
         pytest.param("unmodified_loop.py", ["plain", "4096"], 64, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_session.py", ["session", "4096"], 94, ["run of Adam"], marks=pytest.mark.slow),
         pytest.param("unmodified_session.py", ["monitored", "8192"], 72, ["run of Momentum"], marks=pytest.mark.slow),
+        pytest.param("unmodified_scripts.py", ["dqn"], 48, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_scripts.py", ["wgan_gp"], 68, ["train_critic"], marks=pytest.mark.slow),
+        pytest.param("unmodified_scripts.py", ["vit"], 84, ["model 'transformer'"], marks=pytest.mark.slow),
     ],
 )
 def test_a_program_that_dies_alone_ends_with_the_values_of_an_uncapped_run(

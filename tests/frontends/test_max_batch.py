@@ -176,6 +176,7 @@ def test_what_is_searched_is_the_batch_or_what_the_user_says():
             axes_of(step, vary)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_fit_on_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = str(tmp_path / "model")
     saved_models.save("plain", model)

@@ -162,6 +162,7 @@ def test_keras_fit_with_its_train_step_optimised():
     assert np.isfinite(model.train_on_batch(*next(iter(data))))
 
 
+@pytest.mark.slow
 def test_keras_fit_with_an_own_train_step():
     import keras
 

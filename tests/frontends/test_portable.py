@@ -75,6 +75,7 @@ def require_stock(model: Path) -> None:
     assert any(node.name.startswith(custom_ops.AGAIN) for node in there)
 
 
+@pytest.mark.slow
 def test_a_served_net_keeps_less_however_tensorflow_optimizes_it(model: Path, tmp_path: Path) -> None:
     floor = portable(model, None, None, "serve", 8, mode="analyze").floor_bytes
     report = portable(model, tmp_path / "smaller", floor, "serve", 8)

@@ -379,6 +379,7 @@ def test_the_figures_and_a_picture_are_saved_and_other_endings_refused(
         report.save(tmp_path / "other.png")
 
 
+@pytest.mark.slow
 def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path) -> None:
     layers = [Layer("relu"), Layer("scale", 1)] * 2000
     flow = analyse_dataflow(training_step(layers, 128, 128), CPU)

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -113,7 +114,7 @@ def restored(way, folder, device="CPU:0", train=True):
     return {**found, "trained": net.model.train_on_batch(x, x) is not None}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["checkpoint", "saved_model", *slow("weights", "model", "values")])
 def test_a_model_larger_than_the_arena_is_restored(way: str, tmp_path) -> None:
     folder = str(tmp_path)
 
@@ -126,7 +127,7 @@ def test_a_model_larger_than_the_arena_is_restored(way: str, tmp_path) -> None:
 
 
 @pytest.mark.emulated_gpu(memory=ARENA_MIB << 20)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["checkpoint", *slow("weights", "model", "saved_model", "values")])
 def test_a_model_larger_than_a_gpu_is_restored(way: str, on_gpus, tmp_path) -> None:
     folder = str(tmp_path)
 
@@ -211,6 +212,7 @@ def test_the_variables_of_two_replicas_are_restored(on_gpus, tmp_path) -> None:
     assert found["peak"] <= FEW_BYTES
 
 
+@pytest.mark.slow
 def test_callbacks_of_fit_in_a_scope_restore_a_model_larger_than_the_arena(tmp_path) -> None:
     folder = str(tmp_path)
 

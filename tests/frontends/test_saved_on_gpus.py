@@ -112,6 +112,7 @@ def test_limits_and_devices_that_can_not_be_planned_are_refused(on_gpus: Any, tm
     assert not any(written for *_, written in found["refused"].values())
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_each_device(on_gpus: Any, tmp_path: Path):
     smaller, trace = str(tmp_path / "again"), str(tmp_path / "step.trace.json")
 

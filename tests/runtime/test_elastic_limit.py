@@ -236,6 +236,7 @@ def test_peaks_of_processes_that_join_leave_and_die_stay_within_their_budget(tmp
     assert floor < shared.most_together() <= whole
 
 
+@pytest.mark.slow
 def test_a_process_whose_floor_is_not_free_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     floor, _ = needs()
     shared = Sharing(tmp_path, floor + MIB // 4)
@@ -258,6 +259,7 @@ def test_a_process_whose_floor_is_not_free_is_refused_and_changes_nothing(tmp_pa
     assert shared.most_together() <= shared.budget_bytes
 
 
+@pytest.mark.slow
 def test_threads_share_the_share_of_their_process(tmp_path: Path) -> None:
     path = str(tmp_path / "budget")
 
@@ -307,6 +309,7 @@ def test_threads_share_the_share_of_their_process(tmp_path: Path) -> None:
     assert same
 
 
+@pytest.mark.slow
 def test_a_step_too_large_for_the_share_leaves_the_other_steps_theirs(tmp_path: Path) -> None:
     path = str(tmp_path / "budget")
 

@@ -135,7 +135,7 @@ def keeps(forward, limit):
     return max(peak_of(step, x) for _ in range(3)) <= limit
 
 
-FORWARD = ["nested", *slow("cond", "while_loop")]
+FORWARD = ["cond", *slow("nested", "while_loop")]
 
 
 @pytest.mark.parametrize("forward", FORWARD)

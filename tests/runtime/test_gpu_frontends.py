@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 
+import pytest
 import tensorflow as tf
 from gpu_compare import DEVICE, SHAPES, batch, check, compare, draws, made, relu_loss, reporting, run, trained, weights
 from test_gpus import MIB
@@ -156,6 +157,7 @@ def each_kind(gpus):
     return found
 
 
+@pytest.mark.slow
 def test_steps_of_each_frontend_and_layout(on_gpus):
     """In one process, one after another."""
     found = on_gpus(reporting(each_kind))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from gpu_compare import DEVICE, compare, draws, relu_loss, reporting, trained, weights
 
@@ -32,6 +33,7 @@ def check_exact(found: dict) -> None:
         assert measured == planned, (name, kind)
 
 
+@pytest.mark.slow
 def test_a_ctc_loss_behind_convolutions(on_gpus):
     """Its loops compute their state anew in each iteration, and its constants include a matrix of `tf.eye`."""
 
@@ -104,6 +106,7 @@ def rows_of_a_loop(variables, x):
     return tf.reduce_mean(h * h)
 
 
+@pytest.mark.slow
 def test_integers_of_constants_that_tensorflow_does_not_fold(on_gpus):
     def program(gpus):
         found = {}
@@ -129,6 +132,7 @@ def attention(dtype, variables, x):
     return tf.reduce_mean(tf.cast(x, tf.float32) ** 2)
 
 
+@pytest.mark.slow
 def test_einsums_of_16_bits_take_what_they_are_planned_to_take(on_gpus):
     shapes = [*[[64, 64]] * 4, [64, 128], [128, 64]]
 
@@ -247,6 +251,7 @@ def iterations(tokens, h):
     return tf.while_loop(lambda i, _: i < tf.shape(tokens)[1] // 4, body, [0, h], maximum_iterations=12)[1]
 
 
+@pytest.mark.slow
 def test_shapes_of_any_number_of_tokens(on_gpus):
     """TensorFlow places what reads the shape of an argument with it, which is in host memory."""
 

@@ -61,6 +61,7 @@ def test_without_a_gpu_an_error_says_so_in_one_line(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_parts_run_in_pieces_that_meet_in_one_file_and_page(emulated, tmp_path):
     path, page = tmp_path / "proof.json", tmp_path / "proof.md"
     status, out, err = run("copies", "nets:blocks:default", "nets:blocks:60%", "--json", path, **emulated)

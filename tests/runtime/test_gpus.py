@@ -274,7 +274,7 @@ def test_gradients_that_are_taken_outside(on_gpus):
     assert found == {"same": True, "report": []}
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("policy", ["float32", *slow("mixed_float16")])
 def test_keras_fit(on_gpus, policy):
     """Its batches are on the CPU, the last one is smaller, and what reads their shapes runs on the GPU."""
 
@@ -385,8 +385,8 @@ def test_what_a_kernel_makes_on_the_device_and_the_host_reads_has_a_place_in_the
 @pytest.mark.parametrize(
     "net",
     [
-        *("mlp", "lstm", "transformer", "small mobilenet_v2", "small vgg16"),
-        *slow("small resnet50", "mobilenet_v2", "resnet50", "vgg16"),
+        *("mlp", "transformer"),
+        *slow("lstm", "small mobilenet_v2", "small vgg16", "small resnet50", "mobilenet_v2", "resnet50", "vgg16"),
     ],
 )
 def test_models_keep_their_limit_and_their_values(on_gpus, net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -111,7 +112,7 @@ def keeps_limit_and_bits(kind):
     return [found == expected, peak <= report.memory_limit_bytes, report.memory_limit_bytes < unoptimised]
 
 
-@pytest.mark.parametrize("kind", ["iterator", "whole iterator", "table", "queue", "generator", "python"])
+@pytest.mark.parametrize("kind", ["iterator", "whole iterator", "python", *slow("table", "queue", "generator")])
 def test_a_loop_that_takes_a_handle_keeps_the_limit_and_the_bits(kind: str) -> None:
     assert on_arena(lambda: keeps_limit_and_bits(kind)) == [True, True, True]
 

@@ -58,6 +58,7 @@ def test_a_device_with_room_lends_memory(on_gpus):
     assert found["lent"]["seconds"] < 0.8 * found["host"]["seconds"], found
 
 
+@pytest.mark.slow
 @pytest.mark.emulated_gpu(count=4, jitter=5, **LINKS)
 def test_each_of_several_devices_borrows_from_the_one_with_the_most_room(on_gpus):
     limits = {"GPU:0": "60%", "GPU:1": "200%", "GPU:2": "65%", "GPU:3": "110%"}

@@ -65,6 +65,7 @@ def trained(limit=None):
     return peaks_with_others(step, x, 5), limit, messages, step.plans
 
 
+@pytest.mark.slow
 def test_a_tensor_that_came_while_the_step_ran_and_stayed_is_counted_once():
     def program():
         function, x = surprised_step()
@@ -124,6 +125,7 @@ def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_
     assert f"is modelled, such as cuDNN's workspace for {tightest}, to which the plan leaves" in logged[0]
 
 
+@pytest.mark.slow
 def test_near_the_floor_bytes_of_others_during_a_step_do_not_cost_the_limit():
     def program():
         function, x = surprised_step()
@@ -141,6 +143,7 @@ def test_near_the_floor_bytes_of_others_during_a_step_do_not_cost_the_limit():
     assert len(logged) == 2
 
 
+@pytest.mark.slow
 def test_what_comes_with_every_step_is_reported_once_with_the_limit_that_has_room_for_it():
     peaks, limit, logged, plans = run(trained)
     assert min(peaks) > limit
@@ -204,6 +207,7 @@ def test_a_limit_that_can_not_be_kept_any_more_is_reported_once():
     assert "can no longer be kept" in logged[0]
 
 
+@pytest.mark.slow
 def test_the_old_function_is_gone_before_the_step_is_planned_again():
     """Its gradients start from a folded constant as large as the batch: two would not fit the limit."""
 
@@ -226,6 +230,7 @@ def test_the_old_function_is_gone_before_the_step_is_planned_again():
     assert grown < 5 * MIB // 2
 
 
+@pytest.mark.slow
 def test_functions_called_by_several_threads_are_planned_for_the_arena_at_rest():
     def program():
         settle()

@@ -116,9 +116,8 @@ def settle():
     ("net", "limit", "busy"),
     [
         (Attention, "100%", 0),
-        (Attention, "60%", 3),
         (Convolutions, "65%", 3),
-        *slow((Attention, "60%", 0), (Convolutions, "65%", 0)),
+        *slow((Attention, "60%", 3), (Attention, "60%", 0), (Convolutions, "65%", 0)),
     ],
 )
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 tf: Any = pytest.importorskip("tensorflow")
@@ -71,7 +72,7 @@ def around_a_python_function(way, limit):
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["declared", *slow("as it is", "declared by a reshape", "set")])
 def test_a_step_around_one_keeps_its_limit_and_its_bits(way: str) -> None:
     def run(limit: int | str) -> dict[str, Any]:
         return on_arena(lambda: around_a_python_function(way, limit))

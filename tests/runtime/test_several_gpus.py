@@ -342,6 +342,7 @@ def test_an_iteration_that_fails_on_one_device_ends_the_loop_on_all(on_gpus):
     assert on_gpus(reporting(program)) == {"kept": [0, 0], "report": []}
 
 
+@pytest.mark.slow
 @pytest.mark.emulated_gpu(count=2)
 @pytest.mark.parametrize("make", [several_gpus.normalized_images, *slow(several_gpus.embedded_tokens)])
 def test_keras_fits_a_model_on_all_devices(on_gpus, make):
@@ -438,6 +439,7 @@ def test_kinds_of_steps_are_planned_to_the_byte_on_each_device(on_gpus, kind):
         assert planned - slack <= measured <= planned <= found["limits"][device], found
 
 
+@pytest.mark.slow
 @pytest.mark.emulated_gpu(count=2, jitter=4, kernel_us=20.0)
 def test_gradients_go_through_a_conditional_in_a_loop_on_both_devices(on_gpus):
     def program(_):

@@ -43,6 +43,7 @@ def test_a_step_with_nothing_on_the_host_runs_under_a_limit_of_the_host(on_gpus)
     check(on_gpus(reporting(program), **ARENA))
 
 
+@pytest.mark.slow
 def test_the_limit_of_the_host_is_refused_changed_and_left_out(on_gpus):
     def program(gpus):
         traces = []

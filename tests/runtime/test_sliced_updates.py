@@ -214,6 +214,7 @@ def test_slices_are_as_large_as_the_limit_permits() -> None:
     assert large[0] > small[0] > 0
 
 
+@pytest.mark.slow
 def test_host_memory_has_room_for_new_values() -> None:
     """Until the last slice there are the old values and the new ones."""
 

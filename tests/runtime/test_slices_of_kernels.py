@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 from processes import TWO_THREADS, on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -93,7 +94,7 @@ def trained(make, limit=None, tactics=KNOWN_TACTICS, steps=3):
     }
 
 
-@pytest.mark.parametrize(("make", "largest_bytes"), [(convolutions, MAP_BYTES), (words, LOGITS_BYTES)])
+@pytest.mark.parametrize(("make", "largest_bytes"), [(words, LOGITS_BYTES), *slow((convolutions, MAP_BYTES))])
 def test_steps_train_in_less_than_two_of_their_largest_tensors(make, largest_bytes: int) -> None:
     plain = on_arena(lambda: trained(make), **TWO_THREADS)
     roomy = on_arena(lambda: trained(make, "100%"), **TWO_THREADS)

@@ -110,6 +110,7 @@ def test_the_loop_without_bound_is_made_there(way):
     assert "maximum_iterations= of tf.while_loop" in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_loop_of_a_library_can_be_done_without():
     """As the message on the loop that has no bound says, and that on vectorized_map: it can't be given one there."""
 

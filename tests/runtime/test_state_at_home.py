@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from gpu_compare import draws, relu_loss, run, weights
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -110,7 +111,7 @@ def check(found, plain):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "share"), [("adam", 0.6), ("adam", 0.3), ("in place", 0.45), ("sgd", 0.8), ("rmsprop", 0.4)]
+    ("optimizer", "share"), [("adam", 0.3), ("in place", 0.45), ("sgd", 0.8), *slow(("adam", 0.6), ("rmsprop", 0.4))]
 )
 def test_a_limit_below_the_bytes_of_the_state_is_kept(optimizer: str, share: float) -> None:
     def program():
@@ -173,6 +174,7 @@ def test_without_the_tactic_such_a_limit_is_refused() -> None:
     assert on_arena(program)
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_floor_is_refused_with_the_bytes_that_stay() -> None:
     def program():
         net = Net()

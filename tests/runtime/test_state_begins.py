@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import tensorflow as tf
 from processes import on_arena
 from step_peaks import measuring
@@ -26,6 +27,7 @@ def in_use():
     return tf.config.experimental.get_memory_info("CPU:0")["current"]
 
 
+@pytest.mark.slow
 def test_a_step_that_begins_above_its_limit_is_refused() -> None:
     def program():
         net, step = begun("10%")

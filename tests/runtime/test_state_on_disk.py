@@ -134,6 +134,7 @@ def test_what_has_no_room_in_host_memory_is_at_home_on_disk(tmp_path, plain) -> 
     assert "on disk" in found["text"]
 
 
+@pytest.mark.slow
 def test_variables_that_were_made_in_host_memory_go_to_disk(tmp_path, plain) -> None:
     folder = str(tmp_path)
 
@@ -147,6 +148,7 @@ def test_variables_that_were_made_in_host_memory_go_to_disk(tmp_path, plain) -> 
     assert found["made"] >= STATE_BYTES
 
 
+@pytest.mark.slow
 def test_updates_in_slices_are_stored_on_disk(tmp_path, plain) -> None:
     folder = str(tmp_path)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from gpu_compare import relu_loss, weights
 from nets import floor_of
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 from test_state_at_home import results
 
@@ -144,7 +145,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ["gan", "scaled", "micro", *slow("accumulated")])
 def test_state_of_other_programs_is_at_home(name: str) -> None:
     made, share = PROGRAMS[name]
 
@@ -159,6 +160,7 @@ def test_state_of_other_programs_is_at_home(name: str) -> None:
     assert found["kept"] and found["home"], found
 
 
+@pytest.mark.slow
 def test_variables_are_at_home_in_a_step_whose_loops_move_tensors() -> None:
     def given():
         return tf.random.stateless_normal([64, WIDTH], (1, 2))

@@ -54,12 +54,13 @@ ROW_SLICES = (2, 4, 8, 16, 32, 64)
 APART = 0.1
 """Accesses with more than this share of the step's time between them do not read the same copy of a variable."""
 MOST_VARIANTS = (
-    1 + STAGES + 4 + len(ROW_SLICES) + (STAGES + 2) + 3 + 2 * STAGES + (STAGES + 5 + len(SLICES)) * len(MEMORY_SHARES)
+    1 + STAGES + 4 + len(ROW_SLICES) + (STAGES + 2) + 3 + 2 * STAGES
+    + (STAGES + 5 + len(ROW_SLICES) + len(SLICES)) * len(MEMORY_SHARES)
 )  # fmt: skip
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-as sparse rows; with kernels in slices; with variables at home on the host, alone, with encodings, and with the last
-stages; and with their updates in slices; these also with some of them on disk.
+as sparse rows; with kernels in slices; with variables at home on the host, alone, with encodings, with the last stages,
+and with kernels in slices; and with their updates in slices; these also with some of them on disk.
 """
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from math import ceil
 from operator import mul
 
 from tfswap.ir.graph import Graph, Node, Output
@@ -29,27 +30,33 @@ def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> l
             tensors is larger than half a slice of that.
     """
     constants = graph.small_constants
-    found = ((node, slicing_of(node, device, constants)) for node in graph.topological())
-    possible = {node: slicing for node, slicing in found if slicing is not None}
-    sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, found)) for node, found in possible.items()}
+    slicings = ((node, slicing_of(node, device, constants)) for node in graph.topological())
+    possible = {node: slicing for node, slicing in slicings if slicing is not None}
+    sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, slicing)) for node, slicing in possible.items()}
     largest = max(sizes.values(), default=0)
     chosen: dict[tuple[Slices, ...], None] = {}
     for share in shares:
-        left = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
-        groups: list[Slices] = []
-        while left:
-            of = _common_rows(left, sizes)
-            fitting = {node: found for node, found in left.items() if slices_of(node, found, 1, of) is not None}
-            count = -(-max(map(sizes.__getitem__, fitting), default=0) * share // largest)
-            rows = _rows_of_slice(of, max(2, count))
-            if rows < of and (names := _members(fitting, rows, of)):
-                groups.append(Slices(names, rows, of))
-            left = {node: found for node, found in left.items() if node not in fitting}
-            if not fitting:
-                break
-        if groups:
-            chosen[tuple(groups)] = None
-    return list(chosen)
+        heavy = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
+        chosen[tuple(_groups(heavy, {node: ceil(sizes[node] * share / largest) for node in heavy}, sizes))] = None
+    return [groups for groups in chosen if groups]
+
+
+def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Mapping[Node, int]) -> Iterator[Slices]:
+    """Kernels whose rows have a number in common, in slices.
+
+    Args:
+        counts: by kernel, into how many slices its largest tensor is cut.
+        sizes: the bytes of these tensors.
+    """
+    while heavy:
+        of = _common_rows(heavy, sizes)
+        fitting = {node: slicing for node, slicing in heavy.items() if slices_of(node, slicing, 1, of) is not None}
+        if not fitting:
+            return
+        rows = _rows_of_slice(of, max(2, *(counts[node] for node in fitting)))
+        if rows < of and (names := _members(fitting, rows, of)):
+            yield Slices(names, rows, of)
+        heavy = {node: slicing for node, slicing in heavy.items() if node not in fitting}
 
 
 def _sliced(node: Node, slicing: Slicing) -> list[TensorType]:
@@ -58,7 +65,7 @@ def _sliced(node: Node, slicing: Slicing) -> list[TensorType]:
     return [*(node.inputs[position].type for position in slicing.rows), *made]
 
 
-def _common_rows(heavy: dict[Node, Slicing], sizes: dict[Node, int]) -> int:
+def _common_rows(heavy: Mapping[Node, Slicing], sizes: Mapping[Node, int]) -> int:
     """The most rows that the kernels with most of the bytes have in common."""
     candidates: set[int] = set()
     for node, slicing in heavy.items():
@@ -82,7 +89,7 @@ def _rows_of_slice(of: int, share: int) -> int:
     return -(-rows // unit) * unit
 
 
-def _members(heavy: dict[Node, Slicing], rows: int, of: int) -> tuple[str, ...]:
+def _members(heavy: Mapping[Node, Slicing], rows: int, of: int) -> tuple[str, ...]:
     """The names of those kernels that can run in these slices."""
     made: dict[Output, int] = {}
     names: list[str] = []

@@ -156,7 +156,8 @@ def test_state_of_other_programs_is_at_home(name: str) -> None:
         return results(made(), tf.random.stateless_normal([64, WIDTH], (1, 2)))
 
     found = on_arena(program)
-    assert found["result"] == on_arena(plain)["result"]
+    # One kernel at a time: a plain run of the GAN under load has had other last bits than all others.
+    assert found["result"] == on_arena(plain, TF_NUM_INTEROP_THREADS="1")["result"]
     assert found["kept"] and found["home"], found
 
 

@@ -361,7 +361,7 @@ def fitted(limit: Any = None, make: Callable[[], tuple[list[Any], Any]] = normal
         callbacks = [tfswap.keras.MemoryReport()]
     options = {"batch_size": 32, "epochs": 2, "verbose": 0, "shuffle": False, "callbacks": callbacks}
     trained, peaks = peaks_of(lambda: model.fit(x, np.arange(80) % 10, **options).history)
-    values = [trained, *(weight.numpy().tobytes().hex() for weight in model.weights)]
+    values = [trained["loss"], *(weight.numpy().tobytes().hex() for weight in model.weights)]
     report = None if limit is None else tfswap.keras.report(model)
     return {"values": values, "peaks": peaks, "report": report, "epochs": [e for c in callbacks for e in c.epochs]}
 

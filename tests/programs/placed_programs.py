@@ -15,7 +15,7 @@ from several_gpus import gpus, trained
 
 
 def all_forward_first() -> Program:
-    """Stages on one device after the other, and all micro-batches forward before the first goes backward (GPipe)."""
+    """Each stage is on a device of its own. All forward passes run before the first backward pass (GPipe)."""
     variables, loss_of, x = stages()
 
     def step(x):

@@ -13,9 +13,10 @@ takes from an iterator without fixed sizes. These run as they are.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tfswap.device import arena
@@ -41,6 +42,19 @@ GRADIENT_FUNCTIONS = ("__forward_", "__backward_")
 
 class Unplannable(UnsupportedGraph):
     """A step that can't be planned. The program goes on without a plan."""
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Raises Unplannable for whatever keeps a step from being planned inside, and InfeasibleMemoryLimit as it is."""
+    try:
+        yield
+    except InfeasibleMemoryLimit:
+        raise
+    except TfswapError as error:
+        raise Unplannable(str(error)) from error
+    except Exception as error:
+        raise Unplannable(f"tfswap has a fault: {type(error).__name__}: {error}") from error
 
 
 class Within(threading.local):
@@ -88,14 +102,8 @@ class UnmodifiedFunction(OptimizedFunction):
         return result
 
     def _step(self, concrete: Any, inputs: Sequence[Any]) -> Step:
-        try:
+        with planning():
             return super()._step(concrete, inputs)
-        except InfeasibleMemoryLimit:
-            raise
-        except TfswapError as error:
-            raise Unplannable(str(error)) from error
-        except Exception as error:
-            raise Unplannable(f"tfswap has a fault: {type(error).__name__}: {error}") from error
 
 
 class PlannedTrace(UnmodifiedFunction):

@@ -28,10 +28,10 @@ from tfswap.analysis.phases import is_gradient
 from tfswap.compiler.offline import ArenaInUse, carry_host_limit
 from tfswap.device import arena, machine
 from tfswap.device.one_region import make_one_region
-from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends.graph_def import GraphStep
 from tfswap.frontends.unmodified import summary
-from tfswap.frontends.unmodified.functions import PROGRAM, Unplannable, within
+from tfswap.frontends.unmodified.functions import PROGRAM, Unplannable, planning, within
 from tfswap.frontends.unmodified.hidden_nodes import PREFIX, hidden_nodes
 from tfswap.frontends.unmodified.settings import Settings, settings
 from tfswap.ir.op_traits import writes_variable
@@ -249,15 +249,8 @@ class SessionStep:
     def _planned(self, run: Run, taken: Mapping[Any, Any], shapes: Shapes) -> Form:
         from tensorflow.python.eager import context
 
-        try:
-            with context.eager_mode():  # which the program may have turned off
-                return self._made(run, taken, shapes)
-        except InfeasibleMemoryLimit:
-            raise
-        except TfswapError as error:
-            raise Unplannable(str(error)) from error
-        except Exception as error:
-            raise Unplannable(f"tfswap has a fault: {type(error).__name__}: {error}") from error
+        with planning(), context.eager_mode():  # which the program may have turned off
+            return self._made(run, taken, shapes)
 
     def _made(self, run: Run, taken: Mapping[Any, Any], shapes: Shapes) -> Form:
         import tfswap.ops

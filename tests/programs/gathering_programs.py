@@ -11,7 +11,7 @@ import tensorflow as tf
 from gpu_compare import draws
 from mirrored_programs import UNEQUAL, Program, distributed, keras_loop, without_grappler
 from replicated_models import tokens, transformer
-from several_gpus import layers, strategy
+from several_gpus import descend, layers, strategy
 
 
 def sparse_gradients() -> Program:
@@ -44,9 +44,7 @@ def contrastive() -> Program:
             labels = tf.range(tf.shape(x)[0]) + tf.reduce_sum(before)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_sum(losses) / 512.0
-        found = context.all_reduce("sum", tape.gradient(loss, variables))
-        for variable, gradient in zip(variables, found, strict=True):
-            variable.assign_sub(0.1 * gradient)
+        descend(tape, loss, variables)
         return losses
 
     def step(x):
@@ -68,9 +66,7 @@ def wide_gradients() -> Program:
             for variable in variables:
                 h = tf.tanh(h @ variable)
             loss = tf.reduce_sum(h * h) / 32.0
-        found = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
-        for variable, gradient in zip(variables, found, strict=True):
-            variable.assign_sub(0.1 * gradient)
+        descend(tape, loss, variables)
         return loss
 
     def step(x):

@@ -131,6 +131,13 @@ def strategy(reduction: Any = None) -> Any:
     return made
 
 
+def descend(tape: tf.GradientTape, loss: Any, variables: Sequence[Any]) -> None:
+    """Update a replica's variables by gradients that are added over all replicas."""
+    gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
+    for variable, gradient in zip(variables, gradients, strict=True):
+        variable.assign_sub(0.1 * gradient)
+
+
 def mirrored(reduction: Any = None, rows: int = 1024) -> Made:
     """Replicas that are alike, whose gradients are added."""
     return layered(strategy(reduction), rows)
@@ -147,9 +154,7 @@ def layered(replicas: Any, rows: int = 1024) -> Made:
             for variable in variables:
                 h = tf.nn.relu(tf.sin(h @ variable))
             loss = tf.reduce_mean(h)
-        gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(0.1 * gradient)
+        descend(tape, loss, variables)
         return loss
 
     def step(x):
@@ -396,9 +401,7 @@ def looped_with_late_batches(limit: Any) -> list[dict[str, list[int]]]:
     def replica_step(x):
         with tf.GradientTape() as tape:
             loss = loss_of(x)
-        found = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, variables))
-        for variable, gradient in zip(variables, found, strict=True):
-            variable.assign_sub(0.1 * gradient)
+        descend(tape, loss, variables)
         return loss
 
     def step(x):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfswap.analysis.collectives import has_collectives, matching, traced_order
+from tfswap.analysis.collectives import has_collectives, matching, spans_workers, traced_order
 from tfswap.compiler.preconditions import UnknownSizes, require_sizes
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.size_bounds import Known, shape_values
@@ -56,6 +56,21 @@ def test_conditionals_with_collectives_have_their_place_in_the_order():
         ["gather0", "gather1"],
         ["rows0", "rows1"],
     ]
+
+
+def test_a_device_is_one_under_its_short_and_its_full_name():
+    graph = parse_graph("""
+        %x = Placeholder() @"/device:GPU:0" -> int32[2]
+        %key = Placeholder() -> int32[]
+        %size = Const() -> int32[] = (2,)
+        %group = Const() -> int32[] = (7,)
+        %first = CollectiveGatherV2(%x, %size, %group, %key) @"/device:GPU:0" -> int32[4]
+        %second = CollectiveGatherV2(%x, %size, %group, %key) @"/job:localhost/task:0/device:GPU:0" -> int32[4]
+        feeds %x, %key
+        fetches %first, %second
+    """)
+    assert matching(graph) == []
+    assert spans_workers([graph])
 
 
 def test_each_device_runs_conditionals_with_collectives_in_one_order():

@@ -367,7 +367,7 @@ def test_the_fingerprint_is_of_the_structure():
         CHAIN.replace("float32[25600]", "float32[25601]"),
         CHAIN.replace("%d = MatMul", "%d = Mul"),
         CHAIN.replace("fetches %d", "fetches %c"),
-        CHAIN.replace("%a = MatMul(%x, %x)", '%a = MatMul(%x, %x) @"GPU:0"'),
+        CHAIN.replace("%a = MatMul(%x, %x)", '%a = MatMul(%x, %x) @"/device:GPU:0"'),
     ]
     prints = [fingerprint(parse_graph(text)) for text in different]
     assert len({*prints, fingerprint(graph)}) == len(different) + 1

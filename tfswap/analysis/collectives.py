@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from tfswap.errors import UnsupportedGraph
+from tfswap.ir.devices import within_worker
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, group_key_input, is_collective
 from tfswap.ir.views import origin
@@ -61,7 +62,7 @@ def matching(graph: Graph) -> list[list[Node]]:
     rounds: dict[tuple[Hashable, int], list[Node]] = {}
     begun: dict[tuple[Hashable, str], int] = {}
     found = traced_order(graph)
-    if len({node.device for node in found}) < 2:
+    if len({within_worker(node.device) for node in found}) < 2:
         return []
     for node in found:
         group = _group(graph, node)
@@ -71,7 +72,8 @@ def matching(graph: Graph) -> list[list[Node]]:
                 "known before the step runs, so it is unknown which of them must run at the same time. Use those of "
                 "tf.distribute, or optimize a function that runs on one device."
             )
-        number = begun[group, node.device] = begun.get((group, node.device), 0) + 1
+        device = within_worker(node.device)
+        number = begun[group, device] = begun.get((group, device), 0) + 1
         rounds.setdefault((group, number), []).append(node)
     return list(rounds.values())
 
@@ -102,5 +104,5 @@ def spans_workers(graphs: Sequence[Graph]) -> bool:
     """Whether a collective's group has more members than these graphs of one step have devices for them."""
     parts = [part for graph in graphs for part in (graph, *graph.all_bodies())]
     found = [(part, node) for part in parts for node in part if is_collective(node.op)]
-    devices = {node.device for _, node in found}
+    devices = {within_worker(node.device) for _, node in found}
     return any((group_size(part, node) or len(devices) + 1) > len(devices) for part, node in found)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfswap.device import arena, cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
+from tfswap.ir.devices import within_worker
 from tfswap.ir.types import REFERENCES
 from tfswap.kernels.device import DeviceModel
 
@@ -29,7 +30,7 @@ def require_tensorflow() -> Any:
 
 def type_of(device: str) -> str:
     """ "CPU" of "/job:localhost/replica:0/task:0/device:CPU:0"; "" where it names no device."""
-    return device.partition("/device:")[2].partition(":")[0].upper()
+    return within_worker(device).partition(":")[0].upper()
 
 
 _IN_HOST_MEMORY = ("int32", *REFERENCES)
@@ -45,7 +46,7 @@ def device_of_value(tensor: Any) -> str:
     """The device of a tensor, "/device:GPU:1", where functions on a GPU take values of its type in device memory; empty
     of others, and where it is not known.
     """
-    kind, _, number = (getattr(tensor, "device", "") or "").partition("/device:")[2].partition(":")
+    kind, _, number = within_worker(getattr(tensor, "device", "") or "").partition(":")
     return f"/device:{kind.upper()}:{number}" if number and tensor.dtype.name not in _IN_HOST_MEMORY else ""
 
 

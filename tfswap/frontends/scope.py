@@ -40,6 +40,7 @@ from tfswap.frontends.initial_values import (
     peak_bytes,
     traced,
 )
+from tfswap.ir.devices import within_worker
 from tfswap.support.sizes import format_bytes, is_share, parse_limit
 
 
@@ -151,7 +152,7 @@ class _Room(NamedTuple):
         """That of the device on which tensors are made now."""
         import tensorflow as tf
 
-        return cls.of(_device_of(tf.zeros([])), limit_bytes)
+        return cls.of(within_worker(tf.zeros([]).device), limit_bytes)
 
     @property
     def is_kept(self) -> bool:
@@ -264,11 +265,7 @@ class _MovesHome:
         """Whether a variable's device has room under the limit for these bytes, and as many as the largest has."""
         if self._limit_bytes is None:
             return False
-        return _Room.of(_device_of(handle), self._limit_bytes).has(nbytes + self._largest_bytes)
-
-
-def _device_of(tensor: Any) -> str:
-    return tensor.device.rpartition("/device:")[2]
+        return _Room.of(within_worker(handle.device), self._limit_bytes).has(nbytes + self._largest_bytes)
 
 
 def _is_movable(value: Any) -> bool:

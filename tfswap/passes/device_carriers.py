@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.custom_ops import CARRY, DELIVER
+from tfswap.ir.devices import within_worker
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
@@ -23,7 +24,7 @@ FIRST = "CPU:0"
 
 def unit(device: str) -> str:
     """The device of a node within its worker, "CPU:1"; the first where it names none."""
-    return device.partition("/device:")[2] or FIRST
+    return within_worker(device) or FIRST
 
 
 def units(graph: Graph) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tfswap.analysis.lossless_forms import Packing
 from tfswap.analysis.reduced_precision import Reduction
 from tfswap.errors import InvalidModel
+from tfswap.ir.devices import within_worker
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.python_calls import TOKEN
@@ -372,14 +373,9 @@ def fingerprint(graph: Graph, functions: Mapping[bytes, bytes] = MappingProxyTyp
         inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
         controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
         types = ",".join(map(str, node.outputs))
-        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{_within(node.device)}\n".encode())
+        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{within_worker(node.device)}\n".encode())
         for body in graph.bodies.get(node, ()):
             digest.update(fingerprint(body, functions).encode())
     digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
     digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
     return digest.hexdigest()
-
-
-def _within(device: str) -> str:
-    """A device's name without job and task: "GPU:0"."""
-    return device.rpartition("/device:")[2]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from tfswap.analysis.collectives import matching, traced_order
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import TOGETHER
+from tfswap.ir.devices import within_worker
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_collective, is_const
 from tfswap.kernels.target import Target
@@ -36,10 +37,11 @@ def _in_order(graph: Graph) -> int:
     added = 0
     latest: dict[str, Node] = {}
     for node in traced_order(graph):
-        before = latest.get(node.device)
+        device = within_worker(node.device)
+        before = latest.get(device)
         if before is not None and before not in node.controls and node not in graph.needed([before]):
             added += graph.add_control(node, before)
-        latest[node.device] = node
+        latest[device] = node
     return added
 
 

@@ -9,6 +9,7 @@ from processes import last_json, run_together
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.report.reporting import UNCHANGED_NOTE
 from tfswap.support.reach import reach
 
 BATCH, WIDTH, LAYERS = 2048, 256, 6
@@ -151,12 +152,14 @@ def test_a_generous_limit_changes_nothing(graph_def: Any) -> None:
     made = optimize(graph_def, memory_limit="10GiB")
     assert made.plan.changes_nothing
     assert made.graph_def == graph_def
+    assert UNCHANGED_NOTE in made.report.notes
 
 
 def test_analysis_changes_nothing(graph_def: Any) -> None:
     made = optimize(graph_def, mode="analyze")
     assert made.graph_def == graph_def
     assert made.report.swapped
+    assert UNCHANGED_NOTE not in made.report.notes
 
 
 def test_updates_through_references_wait_for_the_reads_of_their_variable() -> None:

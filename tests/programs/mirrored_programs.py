@@ -28,6 +28,8 @@ from several_gpus import gpus, layers, peaks_of, strategy, trained
 
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
+from tfswap.report.report import Report
+from tfswap.report.reporting import UNCHANGED_NOTE
 
 UNEQUAL = {"GPU:0": "70%", "GPU:1": "60%"}
 
@@ -81,8 +83,8 @@ def compare(make: Callable[[], Program], limits: Any, devices: Sequence[str] = (
     """A program under limits, and before it the same one without tfswap.
 
     Returns:
-        Whether all bits are the same; of each device [peak, planned peak, limit] in bytes in each call; and which calls
-        have a peak that is known to the byte: those that do not fail, of the first one's sizes.
+        Whether all bits are the same; of each device [peak, promised peak, limit] in bytes in each call; and which
+        calls have a peak that is known to the byte: those that do not fail, of the first one's sizes.
     """
     devices = devices or gpus()
     with memory_optimizer_off():
@@ -94,7 +96,7 @@ def compare(make: Callable[[], Program], limits: Any, devices: Sequence[str] = (
     largest = sizes(program.calls[0])
     calls = {
         device: [
-            [peak[device], report[device].planned_peak_bytes, report[device].memory_limit_bytes]
+            [peak[device], promised_bytes(report[device]), report[device].memory_limit_bytes]
             for peak, report in zip(peaks, reports, strict=True)
         ]
         for device in devices
@@ -108,6 +110,11 @@ def compare(make: Callable[[], Program], limits: Any, devices: Sequence[str] = (
         "calls": calls,
         "unoptimised": {device: max(each[device] for each in unoptimised) for device in devices},
     }
+
+
+def promised_bytes(report: Report) -> int | None:
+    """The planned peak; the limit of a step that runs unchanged, whose peak differs from run to run."""
+    return report.memory_limit_bytes if UNCHANGED_NOTE in report.notes else report.planned_peak_bytes
 
 
 def sizes(arguments: Sequence[Any]) -> list[Any]:

@@ -29,6 +29,11 @@ from tfswap.simulator.memory import simulate_memory, widest_bytes
 from tfswap.simulator.unordered import Baseline
 from tfswap.simulator.working_set import Reuse, find_reuse
 
+UNCHANGED_NOTE = (
+    "the step fits its limit as it was traced, and runs unchanged. Its kernels have no fixed order, so its peak varies "
+    "from run to run: the planned one is the likely one"
+)
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -99,6 +104,7 @@ def make_report(step: PlannedStep) -> Report:
         costs=planner.costs.source,
         at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
         sliced=plan.sliced,
+        notes=(UNCHANGED_NOTE,) if _fits_unchanged(plan) else (),
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,
@@ -110,6 +116,10 @@ def make_report(step: PlannedStep) -> Report:
         _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
         _rooms=lambda: _convolutions(flow, plan, step.snapshot),
     )
+
+
+def _fits_unchanged(plan: Plan) -> bool:
+    return plan.changes_nothing and plan.limit_bytes is not None and plan.planned_peak_bytes <= plan.limit_bytes
 
 
 class _Tables:

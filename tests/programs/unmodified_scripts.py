@@ -124,7 +124,38 @@ def vit() -> None:
     show(history.history["loss"], model.get_weights())
 
 
-SCRIPTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (wgan_gp, dqn, vit)}
+def two_tower() -> None:
+    """A recommender by sparse Adagrad: a tower for bags of a user's items, one for the next item."""
+    random = np.random.default_rng(1)
+    tables = [tf.Variable(0.05 * tf.random.stateless_normal([20_000, 32], seed=(i, 7))) for i in range(2)]
+    towers = [
+        keras.Sequential([keras.Input([32]), *(layers.Dense(512, "relu") for _ in range(2)), layers.Dense(64)])
+        for _ in range(2)
+    ]
+    weights = [*tables, *(variable for tower in towers for variable in tower.trainable_variables)]
+    optimizer = keras.optimizers.Adagrad(0.05)
+    optimizer.build(weights)
+
+    @tf.function
+    def train_step(bags: tf.SparseTensor, items: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            user = towers[0](tf.nn.embedding_lookup_sparse(tables[0], bags, None, combiner="mean"))
+            item = towers[1](tf.nn.embedding_lookup(tables[1], items))
+            logits = tf.matmul(user, item, transpose_b=True)
+            own = tf.range(tf.shape(items)[0])
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    losses, rows, each = [], 2048, 8
+    places = np.stack(np.divmod(np.arange(rows * each), each), axis=1)
+    for _ in range(STEPS):
+        bags = tf.SparseTensor(places, random.integers(0, 20_000, rows * each), [rows, each])
+        losses.append(train_step(bags, tf.constant(random.integers(0, 20_000, rows))))
+    show(losses, weights)
+
+
+SCRIPTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (wgan_gp, dqn, vit, two_tower)}
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(1)

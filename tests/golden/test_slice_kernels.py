@@ -8,6 +8,7 @@ from test_passes import Golden
 from tfswap.compiler.slice_choices import choose_slices
 from tfswap.errors import InvalidModel
 from tfswap.ir.text import parse_graph
+from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
 from tfswap.kernels.target import Target
@@ -76,3 +77,45 @@ def test_slices_that_the_bits_do_not_allow_are_refused() -> None:
     )
     with pytest.raises(InvalidModel, match="gives the same bits"):
         slice_kernels(graph, TARGET, [Slices(("y",), 8, 64)])
+
+
+ATTENTION = """
+%x = Placeholder() {dtype=float32} -> float32[64,8,16]
+%y = Placeholder() {dtype=float32} -> float32[64,8,16]
+%scores = Einsum(%x, %y) {N=2, T=float32, equation=b"abc,adc->abd"} -> float32[64,8,8]
+%weights = Softmax(%scores) {T=float32} -> float32[64,8,8]
+%bias = BiasAddGrad(%weights) {T=float32, data_format=b"NHWC"} -> float32[8]
+%gradient = Einsum(%x, %weights) {N=2, T=float32, equation=b"abc,abd->cd"} -> float32[16,8]
+feeds %x, %y
+fetches %gradient, %bias
+"""
+
+
+def test_close_values_have_more_kernels_in_slices() -> None:
+    graph = parse_graph(ATTENTION)
+    assert choose_slices(graph, DEVICE, (4,)) == []
+    (groups,) = choose_slices(graph, DEVICE._replace(onednn=True), (4,), close=True)
+    assert groups == (Slices(("scores", "weights", "bias", "gradient"), 16, 64, True),)
+    added = slice_kernels(graph, TARGET, groups)
+    assert added > 0
+    made = [node.op for node in graph]
+    assert [made.count(op) for op in ("Einsum", "Softmax", "BiasAddGrad", "AddV2")] == [8, 4, 4, 6]
+    assert all(node.outputs[0].shape != (64, 8, 8) for node in graph)
+    with pytest.raises(InvalidModel, match="gives the same bits"):
+        slice_kernels(parse_graph(ATTENTION), TARGET, [groups[0]._replace(close=False)])
+
+
+@pytest.mark.parametrize(
+    ("line", "terms"),
+    [
+        ('Einsum(%x, %x) {N=2, equation=b"abc,dbc->ad"} -> float32[64,64]', 128),
+        ("Softmax(%x) {T=float32} -> float32[64,8,16]", 16),
+        ("BatchMatMulV2(%x, %x) {adj_x=false, adj_y=true} -> float32[64,8,8]", 16),
+        ("BiasAddGrad(%x) {T=float32} -> float32[16]", 512),
+        ("Relu(%x) {T=float32} -> float32[64,8,16]", 1),
+    ],
+)
+def test_the_terms_of_a_kernel_bound_its_difference(line: str, terms: int) -> None:
+    graph = parse_graph(f"%x = Placeholder() -> float32[64,8,16]\n%y = {line}\nfeeds %x\nfetches %y\n")
+    assert added_terms(graph["y"]) == terms
+    assert most_difference(graph["y"]) == 2 * (terms - 1) / (1 << 24)

@@ -183,6 +183,13 @@ class Cases:
         }
 
 
+def this_device(threads):
+    """This CPU, with a number of threads for one kernel."""
+    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    l3_cache_bytes, l1_l2_bytes = tfswap.ops.l3_cache_bytes(), tfswap.ops.l1_l2_bytes()
+    return DeviceModel("cpu", onednn, threads, l3_cache_bytes=l3_cache_bytes, l1_l2_bytes=l1_l2_bytes)
+
+
 MOST_CALLS = 10
 """Random calls for each that is to be compared: many are too small for slices."""
 
@@ -195,10 +202,7 @@ def differing(seed, tries, threads):
         tries: how many are compared for each op.
         threads: TensorFlow's threads for one kernel.
     """
-    cases = Cases(seed)
-    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
-    l3_cache_bytes, l1_l2_bytes = tfswap.ops.l3_cache_bytes(), tfswap.ops.l1_l2_bytes()
-    device = DeviceModel("cpu", onednn, threads, l3_cache_bytes=l3_cache_bytes, l1_l2_bytes=l1_l2_bytes)
+    cases, device = Cases(seed), this_device(threads)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found = {}
     for op, line in LINES.items():
@@ -219,10 +223,19 @@ def differing(seed, tries, threads):
 
 def _compare(op, call, arguments, device, cases):
     """Whether a call has the same bits in slices, and a description of it; None where it can't run so."""
+    made = in_slices(op, call, arguments, device, cases)
+    if made is None:
+        return None
+    whole, parts, _, described = made
+    return all(a.tobytes() == b.tobytes() for a, b in zip(whole, parts, strict=True)), described
+
+
+def in_slices(op, call, arguments, device, cases, *, close=False):
+    """The results of a call whole and in slices, its kernel, and a description of it; None where it can't run so."""
     concrete = tf.function(call).get_concrete_function(*arguments)
     graph = import_function(concrete)
     node = next(node for node in graph if node.op == op)
-    slicing = slicing_of(node, device, graph.small_constants)
+    slicing = slicing_of(node, device, graph.small_constants, close=close)
     if slicing is None:
         return None
     shape = node.inputs[slicing.rows[0]].type.shape if slicing.rows else node.outputs[0].shape
@@ -235,7 +248,7 @@ def _compare(op, call, arguments, device, cases):
     if not possible:
         return None
     rows = cases.choice(*possible)
-    slice_kernels(graph, Target(device), [Slices((node.name,), rows, of)])
+    slice_kernels(graph, Target(device), [Slices((node.name,), rows, of, close)])
     graph_def = export_graph_def(graph)
     results = [tensor.name for tensor in graph.fetches]
     names = [feed.name for feed in graph.feeds]
@@ -243,7 +256,6 @@ def _compare(op, call, arguments, device, cases):
     def sliced(*given):
         return tf.graph_util.import_graph_def(graph_def, dict(zip(names, given, strict=True)), results)
 
-    whole = tf.nest.flatten(concrete(*arguments))
-    parts = tf.nest.flatten(tf.function(sliced)(*arguments))
-    same = all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(whole, parts, strict=True))
-    return same, f"{rows} of {of} rows of {[tuple(a.shape) for a in arguments]}"
+    whole, parts = (tf.nest.flatten(run(*arguments)) for run in (concrete, tf.function(sliced)))
+    described = f"{rows} of {of} rows of {[tuple(a.shape) for a in arguments]}"
+    return [each.numpy() for each in whole], [each.numpy() for each in parts], node, described

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from processes import last_json, run_forked
 
+from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.slice_lines import LINES
 
 TRIES = 2
@@ -21,3 +22,16 @@ def test_slices_have_the_bits_of_the_whole(onednn: str, threads: int) -> None:
     assert {op: wrong for op, (_, wrong) in found.items() if wrong} == {}
     assert found.keys() == {op for op, line in LINES.items() if line.onednn or onednn == "0"}
     assert {op for op, (compared, _) in found.items() if not compared} == set()
+
+
+@pytest.mark.parametrize("onednn", ["0", "1"])
+def test_slices_that_add_in_another_order_differ_by_no_more_than_their_bound(onednn: str) -> None:
+    def program():
+        from close_kernels import beyond_bounds
+
+        return beyond_bounds(11, TRIES, 2)
+
+    found = last_json(run_forked(program, TF_ENABLE_ONEDNN_OPTS=onednn, TF_NUM_INTRAOP_THREADS="2"))
+    assert {op: wrong for op, (_, wrong) in found.items() if wrong} == {}
+    assert {op for op, (compared, _) in found.items() if not compared} == set()
+    assert found.keys() == CLOSE_LINES.keys()

@@ -70,12 +70,14 @@ class Alternatives:
     Args:
         variants: the step's variants.
         costs: the cost model.
+        close: whether last bits may differ from those of the traced step.
     """
 
-    def __init__(self, variants: Variants, device: DeviceModel, costs: Costs):
+    def __init__(self, variants: Variants, device: DeviceModel, costs: Costs, *, close: bool):
         self._variants = variants
         self._device = device
         self._costs = costs
+        self._close = close
         self._at_home: dict[frozenset[str], list[Rewriting]] = {}
         self._sliced: dict[Rewriting, list[Rewriting]] = {}
         self._in_tiers: dict[Rewriting, list[Rewriting]] = {}
@@ -233,7 +235,7 @@ class Alternatives:
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
         """The step with kernels in slices of rows, from large slices to small ones."""
-        found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES)
+        found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES, close=self._close)
         return [self.base._replace(sliced=slices) for slices in found]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:

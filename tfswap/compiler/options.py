@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import KNOWN_TACTICS, SLICE, STATE, TACTICS
+from tfswap.ir.permits import BITS, KNOWN_TACTICS, SLICE, STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
@@ -46,6 +46,7 @@ class Options:
         limit_workspaces: limit cuDNN's workspaces to the bytes that the plan leaves for each convolution.
         portable: use TensorFlow's own ops only.
         policy: gives the tactics that are allowed for each tensor. None: all are.
+        values: of VALUES. With CLOSE, kernels in slices may add in another order.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -58,6 +59,7 @@ class Options:
     limit_workspaces: bool = False
     portable: bool = False
     policy: Policy | None = None
+    values: str = BITS
 
     @property
     def tiers(self) -> Tiers:

@@ -25,6 +25,7 @@ from tfswap.errors import InvalidModel, TfswapError
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Graph, Node, Opaque
+from tfswap.ir.permits import BITS
 from tfswap.plan.plan import Plan
 from tfswap.support.files import read_saved, require_regular
 from tfswap.support.json_fields import decode, parse_json
@@ -119,7 +120,7 @@ class Origin:
         function: the name by which the steps were found.
         limit_bytes: the limit of all steps; None for that of the device's allocator. Of several devices the first's.
         steps: the planned steps.
-        tactics, host_limit_bytes, precision, portable: as of Options.
+        tactics, host_limit_bytes, precision, portable, values: as of Options.
         spill_dir, spill_limit_bytes: the folder and limit of the options' Spill.
         answers: the policy's answers that do not allow everything.
         number: the number in the names of its files: above 0 where another function was rewritten later.
@@ -139,6 +140,7 @@ class Origin:
     answers: tuple[Answer, ...]
     number: int = 0
     device_limits: tuple[DeviceLimit, ...] = ()
+    values: str = BITS
 
     @staticmethod
     def of(
@@ -168,6 +170,7 @@ class Origin:
             device_limits=tuple(
                 DeviceLimit(device, limit) for device, limit in limits.items() if device and limit is not None
             ),
+            values=options.values,
         )
 
     @property
@@ -184,6 +187,7 @@ class Origin:
             None if self.spill_dir is None else Spill(self.spill_dir, self.spill_limit_bytes),
             precision=tuple((rule.pattern, rule.precision) for rule in self.precision),
             policy=_answered(self.answers) if self.answers else None,
+            values=self.values,
         )
 
     def carry(self, graph: Graph, plan: Plan) -> None:

@@ -278,7 +278,7 @@ class StepPlans:
         digest = hashlib.sha256(f"{_versions()}\n{fingerprint}\n{device!r}\n{others!r}\n".encode())
         profile = "" if options.profile is None else options.profile.to_json()
         key = options.tactics, options.host_limit_bytes, options.spill, options.solver
-        key = *key, options.portable
+        key = *key, options.portable, options.values
         digest.update(f"{key!r}\n{options.precision!r}\n{profile}\n".encode())
         # A plan depends on the names of nodes and on permits, which are no part of the fingerprint.
         for part in (graph, *graph.all_bodies()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfswap.analysis.reduced_precision import precision_of
 from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.ir.permits import SLICE, STATE
+from tfswap.ir.permits import CLOSE, SLICE, STATE
 from tfswap.plan.plan import Plan
 from tfswap.support.sizes import format_bytes
 
@@ -28,6 +28,10 @@ def _require_tactics(plan: Plan, options: Options) -> None:
         raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
     if plan.sliced and SLICE not in options.tactics:
         raise InvalidModel(f'this plan slices kernels, and tactics leaves "{SLICE}" out: allow it, or plan again')
+    if any(slices.close for slices in plan.sliced) and options.values != CLOSE:
+        raise InvalidModel(
+            f'this plan adds in another order, and values is "{options.values}": give values="{CLOSE}", or plan again'
+        )
     if plan.at_home and STATE not in options.tactics:
         raise InvalidModel(
             f'this plan keeps variables in host memory, and tactics leaves "{STATE}" out: allow it, or plan again'

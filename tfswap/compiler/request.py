@@ -16,7 +16,7 @@ from tfswap.compiler.policy import Policy
 from tfswap.device import arena, machine
 from tfswap.device.budgets import budget_of
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.ir.permits import KNOWN_TACTICS
+from tfswap.ir.permits import BITS, KNOWN_TACTICS, VALUES
 from tfswap.kernels.profile import Profile
 from tfswap.passes.device_carriers import FIRST
 from tfswap.plan.plan import Plan
@@ -46,6 +46,7 @@ class PlanOptions(TypedDict, total=False):
     spill_limit: int | str | None
     policy: Policy | None
     max_slowdown: float | None
+    values: str
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,13 @@ def check(
     portable: Any = False,
     policy: Any = None,
     max_slowdown: Any = None,
+    values: Any = BITS,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     memory_limit, file = watched(memory_limit)
     memory_limit = check_limits(memory_limit)
     one_of("mode", mode, MODES)
+    one_of("values", values, VALUES)
     host = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(plan)
@@ -195,6 +198,7 @@ def check(
         limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
         portable=as_bool("portable", portable),
         policy=as_policy(policy),
+        values=values,
     )
     if file is not None and plan is not None:
         raise TfswapError(

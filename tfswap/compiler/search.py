@@ -20,7 +20,7 @@ from tfswap.compiler.planners import Bounds, Planners, faster, lower
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
-from tfswap.ir.permits import SLICE, STATE
+from tfswap.ir.permits import CLOSE, SLICE, STATE
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import planned_choice
@@ -65,7 +65,7 @@ class Search:
         self._target = target
         self._chooses = options.solver == "default" and target.own_ops
         self.variants = variants
-        self.alternatives = Alternatives(self.variants, target.device, costs)
+        self.alternatives = Alternatives(self.variants, target.device, costs, close=options.values == CLOSE)
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self._rung_of: dict[Rewriting, Rung] = {}
         self._least: Found | None = None

@@ -20,7 +20,9 @@ ENOUGH = 0.8
 """The share of the bytes of kernels that can run in slices at all, from which on more and smaller rows are better."""
 
 
-def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> list[tuple[Slices, ...]]:
+def choose_slices(
+    graph: Graph, device: DeviceModel, shares: Iterable[int], *, close: bool = False
+) -> list[tuple[Slices, ...]]:
     """Kernels in slices, from large slices of few kernels to small ones of many.
 
     Kernels whose tensors have other numbers of rows than the largest ones run in slices of their own.
@@ -28,16 +30,18 @@ def choose_slices(graph: Graph, device: DeviceModel, shares: Iterable[int]) -> l
     Args:
         shares: into how many slices kernels with the largest tensor are cut. Kernels run in slices where one of their
             tensors is larger than half a slice of that.
+        close: also with other last bits.
     """
     constants = graph.small_constants
-    slicings = ((node, slicing_of(node, device, constants)) for node in graph.topological())
+    slicings = ((node, slicing_of(node, device, constants, close=close)) for node in graph.topological())
     possible = {node: slicing for node, slicing in slicings if slicing is not None}
     sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, slicing)) for node, slicing in possible.items()}
     largest = max(sizes.values(), default=0)
     chosen: dict[tuple[Slices, ...], None] = {}
     for share in shares:
         heavy = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
-        chosen[tuple(_groups(heavy, {node: ceil(sizes[node] * share / largest) for node in heavy}, sizes))] = None
+        counts = {node: ceil(sizes[node] * share / largest) for node in heavy}
+        chosen[tuple(group._replace(close=close) for group in _groups(heavy, counts, sizes))] = None
     return [groups for groups in chosen if groups]
 
 

@@ -383,7 +383,7 @@ def _title(function: str, report: Any) -> str:
 def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
     """The values of the flags of `add_model_flags`."""
     names = ("function", "batch_size", "input_shapes", "tactics", "host_memory_limit", "spill_dir", "spill_limit")
-    return {name: getattr(options, name) for name in (*names, "profile", "precision")}
+    return {name: getattr(options, name) for name in (*names, "profile", "precision", "values")}
 
 
 # The flags.

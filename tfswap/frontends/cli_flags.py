@@ -8,7 +8,7 @@ from typing import Any
 
 from tfswap.frontends import cli_values
 from tfswap.frontends.unmodified.launch import TRAINING_ONLY
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS, VALUES
 from tfswap.kernels.hardware import NAMES
 
 ROWS_EXPLAINED = 30
@@ -98,6 +98,13 @@ def add_planning_flags(parser: argparse.ArgumentParser) -> None:
         type=cli_values.precision,
         help="round tensors saved for the backward pass: fp16, bf16, fp10, fp8, fp8_e4m3, fp8_e5m2, int8 or int4, for "
         'all or by pattern of the names of nodes, "head/*=exact;*=fp8"; it changes gradients',
+    )
+    parser.add_argument(
+        "--values",
+        choices=VALUES,
+        default=BITS,
+        help='"bits" for the values of the step as it is to the bit (the default), or "close": kernels in slices may '
+        "add in another order",
     )
 
 

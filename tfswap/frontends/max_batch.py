@@ -31,7 +31,7 @@ from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.profile import restored
 from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.frontends.simulate import target
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS
 from tfswap.kernels.hardware import THIS, Machine
 from tfswap.kernels.profile import Profile
 from tfswap.native.forks import refuse_in_late_child
@@ -71,6 +71,7 @@ def max_batch(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     policy: Policy | None = None,
+    values: str = BITS,
     confirm: bool = True,
 ) -> Fit:
     """Find the largest size of a training step that keeps a limit.
@@ -86,7 +87,8 @@ def max_batch(
             default the batch: the leading axes as long as that of the first argument, or those that a SavedModel leaves
             open.
         multiple_of: only multiples of this are tried.
-        device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy: as in `simulate`.
+        device, profile, tactics, host_memory_limit, precision: as in `simulate`.
+        spill_dir, spill_limit, policy, values: as there.
         function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for sizes that are not searched.
         confirm: run the step once at the size found, under the limit, and try smaller sizes where that fails. The
             variables get their old values back afterwards. A SavedModel's step is loaded and run on zeros, where the
@@ -99,7 +101,8 @@ def max_batch(
     """
     whole("multiple_of", multiple_of)
     _require_axes(vary)
-    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy)
+    asked = precision, spill_dir, spill_limit, policy, values
+    on, options, costs = target(device, profile, tactics, host_memory_limit, *asked)
     limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
     if limit_bytes is None:
         raise TfswapError(
@@ -145,7 +148,7 @@ def search_of(step: Any, args: Sequence[Any], limit_bytes: int, unit: int) -> Se
         limit_bytes: the limit.
         unit: only multiples of this are tried.
     """
-    on, options, costs = target(None, None, TACTICS, None, None, None, None, None)
+    on, options, costs = target(None, None, TACTICS, None, None, None, None)
     found = find_step(step, args, device=on.device)
     return Search(found, axes_of(found, None), unit, limit_bytes, on, options, costs)
 

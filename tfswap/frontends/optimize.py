@@ -12,7 +12,7 @@ from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS
 from tfswap.kernels.profile import Profile
 from tfswap.plan.plan import Plan
 from tfswap.support.limit_file import from_environment
@@ -56,6 +56,7 @@ def optimize(
     limit_workspaces: bool = False,
     policy: Policy | None = None,
     max_slowdown: float | None = None,
+    values: str = BITS,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -86,6 +87,8 @@ def optimize(
         max_slowdown: find the lowest peak within this multiple of the unoptimised step's predicted time, such as 1.1.
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
+        values: "bits" for those of the traced step to the bit, or "close": kernels in slices (the tactic "slice") may
+            then add in another order, of more ops and with oneDNN. The report bounds the difference.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
@@ -109,6 +112,7 @@ def optimize(
         limit_workspaces,
         policy=policy,
         max_slowdown=max_slowdown,
+        values=values,
     )
 
     def decorate(target: Any) -> OptimizedFunction[..., Any]:

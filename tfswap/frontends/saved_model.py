@@ -31,7 +31,7 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_readme import readme
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS
 from tfswap.ir.types import Shape
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
@@ -98,6 +98,7 @@ def optimize_graph(
     portable: bool = False,
     policy: Policy | None = None,
     max_slowdown: float | None = None,
+    values: str = BITS,
 ) -> Report | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
@@ -133,6 +134,7 @@ def optimize_graph(
             that only predicts. Without tfswap's ops its peak is predicted, not guaranteed.
         max_slowdown: as in `optimize`. The file's limit is then the lowest peak; of several traces each has its own.
         policy: as in `optimize`; a file does not have the tensors' source lines.
+        values: as in `optimize`.
 
     Returns:
         For a SavedModel its Report (of the trace that takes most, when there are several). For a proto an
@@ -161,6 +163,7 @@ def optimize_graph(
         portable=portable,
         policy=policy,
         max_slowdown=max_slowdown,
+        values=values,
     )
     _refuse_limit_file(request)
     sizes = ArgumentSizes(batch_size, input_shapes)

@@ -19,7 +19,7 @@ from tfswap.compiler.resident_margin import fastest, margin_of
 from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import find_step
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS
 from tfswap.kernels.hardware import NAMES, THIS, Machine, described, described_devices
 from tfswap.kernels.profile import Profile
 from tfswap.planner.promise import promised
@@ -45,6 +45,7 @@ def simulate(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     policy: Policy | None = None,
+    values: str = BITS,
 ) -> Curve | DeviceCurves:
     """Predict memory against time for a training step, from its floor to its unoptimised peak. Nothing runs.
 
@@ -61,7 +62,7 @@ def simulate(
             links between them ("dgx-a100", or "dgx-a100:4" for four of them).
         profile: of this machine, by `tfswap.profile`; not together with `device`.
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
-        tactics, precision, policy: as in `optimize`.
+        tactics, precision, policy, values: as in `optimize`.
         host_memory_limit: the most host memory for swapped tensors, of all GPUs; by default the memory of each device's
             host.
         spill_dir, spill_limit: as in `optimize`; the folder is not written to.
@@ -74,7 +75,7 @@ def simulate(
         UnsupportedGraph, InvalidModel: as `optimize` and `optimize_graph`.
     """
     whole("limits", limits, least=2)
-    asked = spill_dir, spill_limit, policy
+    asked = spill_dir, spill_limit, policy, values
     targets = [target(each, profile, tactics, host_memory_limit, precision, *asked) for each in _machines(device)]
     on, _, costs = targets[0]
     machines = {f"GPU:{number}": each for number, (each, _, _) in enumerate(targets)}
@@ -120,8 +121,9 @@ def target(
     host_memory_limit: int | str | None,
     precision: Precision,
     spill_dir: str | os.PathLike[str] | None,
-    spill_limit: int | str | None,
+    spill_limit: int | str | None = None,
     policy: Policy | None = None,
+    values: str = BITS,
 ) -> tuple[Machine, Options, Costs]:
     """What a step is planned for: the machine, the options of the plan, and the cost model of the machine."""
     on, costs = _machine(device, as_profile(profile))
@@ -135,6 +137,7 @@ def target(
         spill_dir=spill_dir,
         spill_limit=spill_limit,
         policy=policy,
+        values=values,
     ).options
     if options.host_limit_bytes is None:
         options = replace(options, host_limit_bytes=on.host_bytes)

@@ -14,6 +14,8 @@ SLICE = "slice"
 """The opt-in tactic for kernels: it runs them in slices of rows."""
 KNOWN_TACTICS = (*TACTICS, SLICE)
 """All tactics."""
+BITS, CLOSE = VALUES = "bits", "close"
+"""What values a planned step has: the same bits as the traced one, or others where sums are added in another order."""
 
 
 class Permit(NamedTuple):

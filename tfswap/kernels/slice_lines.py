@@ -25,16 +25,17 @@ Softmax, whose kernels divide rows among threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 from tfswap.ir.graph import Node
+from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import depth_of_slices, same_in_rows
 from tfswap.kernels.slices import Kind, RowSums, Slicing
-from tfswap.kernels.temporaries import known_shape
+from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
 
 SUM_WORK: Final = 1 << 18
 """The elements of a thread's block from which on the bias gradient's blocks are summed one by one."""
@@ -42,47 +43,6 @@ UNROLLED_ROWS: Final = 16
 """The rows from which on a sum of rows has four sums (TensorReduction.h)."""
 PACKET: Final = 8
 """The floats of a packet of AVX."""
-
-
-class Call(NamedTuple):
-    """A kernel of which all sizes are known.
-
-    Attributes:
-        constants: the values of small constants.
-    """
-
-    node: Node
-    device: DeviceModel
-    constants: Mapping[Node, tuple[int, ...]]
-
-    @property
-    def output(self) -> tuple[int, ...]:
-        """The shape of the first output."""
-        return known_shape(self.node.outputs[0]) or ()
-
-    def input(self, position: int) -> tuple[int, ...]:
-        """The shape of an input."""
-        return known_shape(self.node.inputs[position].type) or ()
-
-    def integers(self, position: int) -> tuple[int, ...] | None:
-        """The values of an input, if they are known."""
-        return self.constants.get(self.node.inputs[position].node)
-
-
-Rule = Callable[[Call], "Slicing | None"]
-
-
-class Line(NamedTuple):
-    """An op's line.
-
-    Attributes:
-        onednn: whether the rule is proven for the kernels of oneDNN, which replace those of Eigen.
-        any_type: whether it holds for numbers of each type.
-    """
-
-    rule: Rule
-    onednn: bool = False
-    any_type: bool = False
 
 
 def _elementwise(call: Call) -> Slicing | None:
@@ -107,11 +67,6 @@ def _elementwise(call: Call) -> Slicing | None:
 def _equal_axes(read: Sequence[int], made: Sequence[int]) -> int:
     """The number of leading axes in which two shapes are equal."""
     return next((axis for axis, sizes in enumerate(zip(read, made, strict=True)) if len({*sizes}) > 1), len(made))
-
-
-def _rows_of(*rows: int, shape: int | None = None) -> Rule:
-    """Each row of the output is computed from the same rows of these inputs, by itself."""
-    return lambda _: Slicing(rows, shape=shape)
 
 
 def _only_adds_bias(node: Node) -> bool:
@@ -269,8 +224,8 @@ LINES: dict[str, Line] = {
     "Sub": _ELEMENTWISE,
     "Tanh": _ELEMENTWISE,
     "TanhGrad": _ELEMENTWISE,
-    "AvgPool": Line(_rows_of(0)),
-    "AvgPoolGrad": Line(_rows_of(1, shape=0)),
+    "AvgPool": Line(rows_of_inputs(0)),
+    "AvgPoolGrad": Line(rows_of_inputs(1, shape=0)),
     "BiasAdd": Line(_bias_add),
     "BiasAddGrad": Line(_bias_add_grad),
     "BroadcastTo": Line(_repeat, **_COPY),
@@ -282,13 +237,13 @@ LINES: dict[str, Line] = {
     "ExpandDims": Line(_keeps_first_axis, **_COPY),
     "MatMul": Line(_matmul),
     "_FusedMatMul": Line(_matmul),
-    "MaxPool": Line(_rows_of(0)),
-    "MaxPoolGrad": Line(_rows_of(0, 1, 2)),
+    "MaxPool": Line(rows_of_inputs(0)),
+    "MaxPoolGrad": Line(rows_of_inputs(0, 1, 2)),
     "Mean": Line(_outer_sum, onednn=True),
     "Pad": Line(_pad, **_COPY),
     "Reshape": Line(_reshape, **_COPY),
-    "ResizeNearestNeighbor": Line(_rows_of(0), onednn=True),
-    "ResizeNearestNeighborGrad": Line(_rows_of(0), onednn=True),
+    "ResizeNearestNeighbor": Line(rows_of_inputs(0), onednn=True),
+    "ResizeNearestNeighborGrad": Line(rows_of_inputs(0), onednn=True),
     "Slice": Line(_slice, **_COPY),
     "SparseSoftmaxCrossEntropyWithLogits": Line(_cross_entropy, onednn=True),
     "Squeeze": Line(_keeps_first_axis, **_COPY),
@@ -301,23 +256,32 @@ LINES: dict[str, Line] = {
 _SUPPORTED = ("float32", "float64", "int32", "int64", "bool", "uint8")
 
 
-def slicing_of(node: Node, device: DeviceModel, constants: Mapping[Node, tuple[int, ...]]) -> Slicing | None:
+def slicing_of(
+    node: Node, device: DeviceModel, constants: Mapping[Node, tuple[int, ...]], *, close: bool = False
+) -> Slicing | None:
     """How a kernel may run in slices with the same bits; None where it may not, or where that is not proven.
 
     Every size of what it reads and makes is known then, and neither is empty.
 
     Args:
         constants: the values of small constants, as `Graph.small_constants` has them.
+        close: also with other last bits.
     """
-    line = LINES.get(node.op)
-    if line is None or not device.has_own_kernels or (device.onednn and not line.onednn):
+    found = _slicing(node, device, constants, CLOSE_LINES.get(node.op), exact=False) if close else None
+    return found or _slicing(node, device, constants, LINES.get(node.op), exact=not close)
+
+
+def _slicing(
+    node: Node, device: DeviceModel, constants: Mapping[Node, tuple[int, ...]], line: Line | None, *, exact: bool
+) -> Slicing | None:
+    if line is None or not device.has_own_kernels or (exact and device.onednn and not line.onednn):
         return None
     tensors = (*(tensor.type for tensor in node.inputs), *node.outputs)
     if any(kind.bound or kind.dtype not in _SUPPORTED or not kind.num_elements for kind in tensors):
         return None
-    if not line.any_type and any(kind.dtype == "float64" for kind in tensors):
+    if exact and not line.any_type and any(kind.dtype == "float64" for kind in tensors):
         return None
-    if node.attrs.get("data_format", b"NHWC") != b"NHWC" or node.attrs.get("padding") == b"EXPLICIT":
+    if node.attrs.get("data_format", b"NHWC") not in (b"NHWC", b"NDHWC") or node.attrs.get("padding") == b"EXPLICIT":
         return None
     found = line.rule(Call(node, device, constants))
     if found is None or any(not node.inputs[p].type.shape for p in found.rows):

@@ -59,7 +59,8 @@ class Slicing(NamedTuple):
         rows: the positions of the inputs of which a slice reads its own rows. It reads all of the others.
         axes: the number of leading axes of these, and of the output, that may be merged into one axis of rows.
         packets: whether a slice has a multiple of ELEMENTS elements.
-        unit: of Kind.SUM, the rows of each kernel, whatever slices have. Rows are those of the first sliced input.
+        unit: of Kind.SUM, the rows of each kernel, whatever slices have; 0 for those of a slice. Rows are those of the
+            first sliced input.
         holds: whether slices of a number of rows of the output have the bits.
         shape: the position of the input that has the output's shape.
         sums: of Kind.ROW_SUMS, how rows are added up.

@@ -65,11 +65,13 @@ class Slices(NamedTuple):
         kernels: their names.
         rows: the rows of a slice, of each `of` rows.
         of: all rows of a slice's tensors are a multiple of it. Slices begin at the same shares of all of them.
+        close: whether last bits may differ from those of whole kernels.
     """
 
     kernels: tuple[str, ...]
     rows: int
     of: int
+    close: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import Dataflow
@@ -11,8 +12,9 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
+from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.passes.tactics.state_homes import bytes_at_home
-from tfswap.plan.plan import Plan
+from tfswap.plan.plan import Plan, Slices
 from tfswap.plan.schedule import build_schedule, planned_schedule
 from tfswap.planner.bodies import PlannedBody
 from tfswap.planner.certificate import Bounds
@@ -104,7 +106,7 @@ def make_report(step: PlannedStep) -> Report:
         costs=planner.costs.source,
         at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
         sliced=plan.sliced,
-        notes=(UNCHANGED_NOTE,) if _fits_unchanged(plan) else (),
+        notes=(*((UNCHANGED_NOTE,) if _fits_unchanged(plan) else ()), *_other_orders(step.graph, plan.sliced)),
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,
@@ -120,6 +122,19 @@ def make_report(step: PlannedStep) -> Report:
 
 def _fits_unchanged(plan: Plan) -> bool:
     return plan.changes_nothing and plan.limit_bytes is not None and plan.planned_peak_bytes <= plan.limit_bytes
+
+
+def _other_orders(graph: Graph, sliced: Sequence[Slices]) -> list[str]:
+    """A note on the difference from the values of whole kernels, where some add in another order."""
+    close = [graph[name] for slices in sliced if slices.close for name in slices.kernels if name in graph]
+    node, difference = max(((node, most_difference(node)) for node in close), key=itemgetter(1), default=(None, 0.0))
+    if node is None or not difference:
+        return []
+    return [
+        f"kernels in slices add in another order, so last bits differ. Of the {added_terms(node)} terms that "
+        f"{node.name} adds, the most of all, two orders differ by at most {difference:.1g} of the sum of the terms' "
+        "magnitudes"
+    ]
 
 
 class _Tables:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.compiler.request import Request, check, one_of
-from tfswap.ir.permits import TACTICS
+from tfswap.ir.permits import BITS, TACTICS
 from tfswap.support.limit_file import from_environment
 from tfswap.support.sizes import is_share, parse_limit
 
@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "spill_limit": None,
     "profile": None,
     "precision": None,
+    "values": BITS,
     "on_exceeded": "warn",
     "training_only": False,
 }

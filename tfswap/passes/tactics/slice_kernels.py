@@ -6,7 +6,7 @@ recomputed slice by slice. Kernels that are not sliced read a tensor that the sl
 
 Kernels come slice by slice in the graph's order, as far as no kernel that is not sliced stands between.
 
-The bits are those of the whole kernels (kernels/slice_lines.py).
+The bits are those of the whole kernels (kernels/slice_lines.py), or close to them (kernels/close_lines.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfswap.plan.plan import Slices
 
 
 @graph_pass(
-    requires="kernels that may run in slices with the same bits, and are in no body",
+    requires="kernels that may run in slices, and are in no body",
     ensures="these run in slices of rows, and no tensor between two of them exists as a whole",
 )
 def slice_kernels(graph: Graph, target: Target, sliced: Sequence[Slices]) -> int:
@@ -50,12 +50,14 @@ def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, Ro
     """The kernels that run in slices, in topological order."""
     found: dict[Node, RowSlices] = {}
     for name in slices.kernels:
-        slicing = slicing_of(graph[name], device, graph.small_constants) if name in graph else None
+        known = graph.small_constants
+        slicing = slicing_of(graph[name], device, known, close=slices.close) if name in graph else None
         member = None if slicing is None else slices_of(graph[name], slicing, slices.rows, slices.of)
         if member is None:
             raise InvalidModel(
                 f"this plan runs {name!r} in slices of {slices.rows} of {slices.of} rows, and this graph has no such "
-                "kernel that gives the same bits so on this device. Plan again for this graph."
+                f"kernel that gives {'close values' if slices.close else 'the same bits'} so on this device. Plan "
+                "again for this graph."
             )
         found[graph[name]] = member
     return {node: found[node] for node in graph.topological() if node in found}
@@ -166,7 +168,8 @@ class _Slicer:
 
     def _make_sum(self, node: Node, member: RowSlices) -> None:
         """Add up the results of `unit` rows each, in order. They are computed as soon as slices have made these."""
-        unit, rows = member.slicing.unit, rows_of(member.inputs[0])
+        rows = rows_of(member.inputs[0])
+        unit = member.slicing.unit or member.rows * rows // self._of
         total: Output | None = None
         done = 0
         for _, end in self._each_slice(node):

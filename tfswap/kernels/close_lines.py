@@ -1,0 +1,163 @@
+"""Which kernels may run in slices of rows where last bits may differ (`values="close"`), and by how much they may.
+
+A slice computes a row as the whole kernel does, but may add its products in another order, since libraries choose
+blocks and threads by a call's sizes. Sums over rows are those of slices, added up. So no rule asks for sizes, and each
+holds for every library: Eigen, oneDNN, cuDNN. `kernels/slice_lines.py` has the kernels with the same bits.
+
+Two orders of adding n terms differ by at most 2 (n - 1) u times the sum of the terms' magnitudes, where u is half the
+distance of 1 to the next larger float (N. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+
+Not handled: averages over rows, which the whole kernel's table has; batch normalization as one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import cast
+
+from tfswap.ir.graph import Node
+from tfswap.kernels.slices import Kind, Slicing
+from tfswap.kernels.slices_call import Call, Line, Rule, rows_of_inputs
+from tfswap.kernels.temporaries import known_shape
+
+
+def _matmul(call: Call) -> Slicing | None:
+    """Rows of the left operand, or of both where the product adds up their rows."""
+    attrs = call.node.attrs
+    if not attrs.get("transpose_a"):
+        return Slicing((0,))
+    if attrs.get("transpose_b") or call.node.op != "MatMul":
+        return None
+    return Slicing((0, 1), Kind.SUM, unit=0)
+
+
+def _batch_matmul(call: Call) -> Slicing | None:
+    """Products of equally many matrices."""
+    left, right = call.input(0), call.input(1)
+    return Slicing((0, 1), axes=len(left) - 2) if left[:-2] == right[:-2] and len(left) > 2 else None
+
+
+def _einsum(call: Call) -> Slicing | None:
+    """The first axis of the result, which tensors have as their first; a sum over the first axis of all of them."""
+    terms, made = cast("bytes", call.node.attrs["equation"]).decode().replace(" ", "").split("->")
+    labels = terms.split(",")
+    if "." in terms or any(len(set(each)) < len(each) for each in labels):
+        return None
+    if rows := _begin_with(made[:1], labels):
+        return Slicing(rows)
+    summed = labels[0][:1]
+    if summed not in made and _begin_with(summed, labels) == tuple(range(len(labels))):
+        return Slicing(tuple(range(len(labels))), Kind.SUM, unit=0)
+    return None
+
+
+def _begin_with(label: str, terms: Sequence[str]) -> tuple[int, ...]:
+    """The positions of the terms that have a label, where it is the first of each of these."""
+    if not label or any(label in each[1:] for each in terms):
+        return ()
+    return tuple(position for position, each in enumerate(terms) if each.startswith(label))
+
+
+def _convolution(call: Call) -> Slicing | None:
+    """Images, where no tensor is added whose rows are of images."""
+    fused = cast("Sequence[bytes]", call.node.attrs.get("fused_ops", ()))
+    return Slicing((0,)) if b"Add" not in fused else None
+
+
+def _reduction(call: Call) -> Slicing | None:
+    """Rows that are reduced by themselves; the sum of rows."""
+    over, axes = call.integers(1), len(call.input(0))
+    if over is None or not over:
+        return None
+    reduced = {axis % axes for axis in over}
+    if 0 not in reduced:
+        return Slicing((0,), axes=min(reduced) if max(over) < 0 else 1)
+    # Sums of all axes but the last have the same bits (LINES).
+    return Slicing((0,), Kind.SUM, unit=0) if call.node.op == "Sum" and len(reduced) != axes - 1 else None
+
+
+def _bias_add_grad(call: Call) -> Slicing:
+    return Slicing((0,), Kind.SUM, axes=len(call.input(0)) - 1, unit=0)
+
+
+def _inner(call: Call) -> Slicing:
+    """Each of the last axis."""
+    return Slicing((0,), axes=len(call.input(0)) - 1)
+
+
+def _filter_gradient(_: Call) -> Slicing:
+    return Slicing((0, 2), Kind.SUM, unit=0)
+
+
+_IMAGES = Line(_convolution)
+_IMAGE_GRADIENT = Line(rows_of_inputs(2, shape=0))
+_FILTER_GRADIENT = Line(_filter_gradient)
+_REDUCTION = Line(_reduction)
+_CELLS: Rule = rows_of_inputs(0)
+
+CLOSE_LINES: dict[str, Line] = {
+    "AvgPool3D": Line(_CELLS),
+    "AvgPool3DGrad": Line(rows_of_inputs(1, shape=0)),
+    "BatchMatMulV2": Line(_batch_matmul),
+    "BiasAddGrad": Line(_bias_add_grad),
+    "Conv2D": _IMAGES,
+    "Conv2DBackpropFilter": _FILTER_GRADIENT,
+    "Conv2DBackpropInput": _IMAGE_GRADIENT,
+    "Conv3D": _IMAGES,
+    "Conv3DBackpropFilterV2": _FILTER_GRADIENT,
+    "Conv3DBackpropInputV2": _IMAGE_GRADIENT,
+    "DepthwiseConv2dNative": _IMAGES,
+    "DepthwiseConv2dNativeBackpropFilter": _FILTER_GRADIENT,
+    "DepthwiseConv2dNativeBackpropInput": _IMAGE_GRADIENT,
+    "Einsum": Line(_einsum),
+    "LogSoftmax": Line(_inner),
+    "MatMul": Line(_matmul),
+    "Max": _REDUCTION,
+    "MaxPool3D": Line(_CELLS),
+    "MaxPool3DGrad": Line(rows_of_inputs(0, 1, 2)),
+    "Mean": _REDUCTION,
+    "Min": _REDUCTION,
+    "Softmax": Line(_inner),
+    "Sum": _REDUCTION,
+    "_FusedConv2D": _IMAGES,
+    "_FusedMatMul": Line(_matmul),
+}
+"""The ops whose kernels run in slices by other rules than those of `LINES`, or by none of these."""
+
+_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Half the distance of 1 to the next larger number."""
+
+
+def most_difference(node: Node) -> float:
+    """The most by which two orders of a kernel's sums differ, as a share of the sum of the terms' magnitudes."""
+    return 2 * (added_terms(node) - 1) * _ROUNDING.get(node.outputs[0].dtype, 0.0)
+
+
+def added_terms(node: Node) -> int:
+    """How many terms each element of a kernel's result adds up; 1 where none are added, or their number is unknown."""
+    shapes: list[Sequence[int]] = [known_shape(tensor.type) or () for tensor in node.inputs]
+    made = known_shape(node.outputs[0]) or ()
+    if node.op in ("MatMul", "_FusedMatMul"):
+        return shapes[0][0 if node.attrs.get("transpose_a") else 1]
+    if node.op == "Einsum":
+        return _summed_in_einsum(node, shapes)
+    if node.op == "BatchMatMulV2":
+        return shapes[0][-2 if node.attrs.get("adj_x") else -1]
+    if node.op.endswith(("BackpropFilter", "BackpropFilterV2")):
+        return prod(shapes[2][:-1])
+    if node.op.endswith(("BackpropInput", "BackpropInputV2")):
+        return prod(shapes[1]) // shapes[1][-2]
+    if "Conv" in node.op:
+        return prod(shapes[1][:2] if "Depthwise" in node.op else shapes[1][:-1])
+    if node.op in ("BiasAddGrad", "Mean", "Sum"):
+        return prod(shapes[0]) // max(1, prod(made))
+    return shapes[0][-1] if node.op in ("LogSoftmax", "Softmax") else 1
+
+
+def _summed_in_einsum(node: Node, shapes: Sequence[Sequence[int]]) -> int:
+    terms, made = cast("bytes", node.attrs["equation"]).decode().replace(" ", "").split("->")
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(terms.split(","), shapes, strict=True):
+        sizes.update(zip(labels, shape, strict=False))
+    return prod(size for label, size in sizes.items() if label not in made)

@@ -17,6 +17,7 @@ from tfswap.device.offline_placement import place_offline
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import cli
 from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import described
 from tfswap.report.device_curves import DeviceCurves
@@ -89,6 +90,29 @@ def test_devices_that_are_not_there_are_refused_by_name(device: str, why: str):
         place_offline("step", graph, [""] * len(graph.feeds), GPU, ["GPU:0", "GPU:1"])
 
 
+BRANCH = """\
+%h = Placeholder() -> float32[4]
+%here = Cos(%h) @"/device:GPU:0" -> float32[4]
+%made = Sin(%here) @"/device:GPU:1" -> float32[4]
+%saved = {saved} -> variant[]
+feeds %h
+fetches %made, %saved
+"""
+
+
+def test_what_a_branch_saves_nothing_for_is_on_the_device_of_what_another_one_saves():
+    """Placing the nodes again changes nothing: TensorFlow's optimizers add nodes between the two times."""
+    chosen = '%chosen = If(%p, %x) -> float32[4], variant[]\n%y = Cos(%chosen:0) @"/device:GPU:0" -> float32[4]\n'
+    graph = parse_graph(
+        f"%p = Placeholder() -> bool[]\n%x = Placeholder() -> float32[4]\n{chosen}feeds %p, %x\nfetches %y"
+    )
+    ways = ("OptionalNone()", "OptionalFromValue(%made)")
+    branches = graph.bodies[graph["chosen"]] = tuple(parse_graph(BRANCH.format(saved=way)) for way in ways)
+    for _ in range(2):
+        place_offline("step", graph, [""] * len(graph.feeds), GPU, ["GPU:0", "GPU:1"])
+        assert [branch["saved"].device for branch in branches] == ["/device:GPU:1"] * 2
+
+
 def pipeline() -> tf.Module:
     """Layers on two devices, whose variables have none. Here both are the CPU."""
     made = tf.Module()
@@ -138,6 +162,37 @@ def test_a_step_is_simulated_on_machines_with_several_gpus(saved: str, tmp_path:
     found.save_html(tmp_path / "curves.html")
     assert (tmp_path / "curves.html").read_text().count("<svg ") == 2
     assert found._repr_html_().count("<details class=device") == 2
+
+
+def branching() -> tf.Module:
+    """A conditional on another device, whose branches save different numbers of tensors for their gradients."""
+    made = tf.Module()
+    made.layers = [tf.Variable(tf.random.stateless_normal([64, 64], (i, 1)) * 0.1) for i in range(4)]
+
+    def through(h: tf.Tensor, *layers: tf.Variable) -> tf.Tensor:
+        with tf.device("GPU:1"):
+            for layer in layers:
+                h = tf.sin(h @ layer)
+            return h
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        first, *others = made.layers
+        with tf.GradientTape() as tape:
+            with tf.device("GPU:0"):
+                h = tf.sin(x @ first)
+            h = tf.cond(tf.reduce_sum(h) > 0.0, lambda: through(h, others[0]), lambda: tf.sin(through(h, *others)))
+            loss = tf.reduce_mean(h * h)
+        for layer, gradient in zip(made.layers, tape.gradient(loss, made.layers), strict=True):
+            layer.assign_sub(0.1 * gradient)
+        return loss
+
+    made.train_step = tf.function(step)
+    return made
+
+
+def test_gradients_go_through_branches_of_different_lengths_on_another_device():
+    found = tfswap.simulate(branching().train_step, tf.TensorSpec([2048, 64]), limits=2, device="a100,a100")
+    assert isinstance(found, DeviceCurves) and list(found.devices) == ["GPU:0", "GPU:1"]
 
 
 def test_a_machine_with_fewer_gpus_and_the_search_for_a_size_are_refused(saved: str):

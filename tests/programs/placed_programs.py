@@ -58,6 +58,39 @@ def branches_elsewhere() -> Program:
     return Program([*variables, *others], step, [[x, tf.constant(flag)] for flag in (True, False, True, False)])
 
 
+def branches_of_other_lengths() -> Program:
+    """A conditional whose branches have one to three layers, on both devices, or one conditional in the other, and then
+    another conditional: gradients go through all. Bits are those of TensorFlow without its optimizers.
+    """
+    without_grappler()
+    first, last = gpus()[0], gpus()[-1]
+    variables = []
+    for i in range(9):
+        with tf.device(first if i < 3 else last):
+            variables.append(tf.Variable(0.1 * draws(64, 64, seed=i)))
+    here, there = variables[:3], variables[3:]
+
+    def through(h, some):
+        for variable in some:
+            with tf.device(variable.device):
+                h = tf.nn.softplus(h @ variable)
+        return h
+
+    def loss_of(x, number):
+        h = through(x, here)
+        inner = lambda: tf.cond(tf.reduce_sum(h) > 1e9, lambda: h, lambda: through(h, there[3:]))  # noqa: E731
+        h = tf.switch_case(number, [lambda: through(h, there[:1]), lambda: through(h, [*there[1:3], *here[:1]]), inner])
+        with tf.device(last):
+            h = tf.cond(number > 0, lambda: through(h, here[1:]), lambda: h * 1.5)
+            return tf.reduce_mean(h * h)
+
+    def step(x, number):
+        return trained(variables, loss_of, x, number)
+
+    x = on(0, draws(1024, 64))
+    return Program(variables, step, [[x, tf.constant(number)] for number in (0, 1, 2, 1)])
+
+
 PROGRAMS: dict[str, tuple[Callable[[], Program], Any]] = {
     make.__name__: (make, limits)
     for make, limits in (

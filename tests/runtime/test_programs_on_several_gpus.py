@@ -55,3 +55,19 @@ def test_calls_that_fail_in_the_middle_of_a_replica_leave_the_others_exact(on_gp
     found = on_gpus(reporting(program))
     assert found["failed"] == [1, 2, 4]
     check(found)
+
+
+@pytest.mark.slow
+@pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)
+def test_gradients_go_through_branches_of_other_lengths_on_both_devices(on_gpus):
+    """The plan is that of the branch that takes most."""
+
+    def program(_):
+        limits = {"GPU:0": "80%", "GPU:1": "90%"}
+        return mirrored_programs.compare(placed_programs.branches_of_other_lengths, limits)
+
+    found = on_gpus(reporting(program))
+    assert found["same"] and found["report"] == [], found
+    for calls in found["calls"].values():
+        assert all(peak <= planned <= limit for peak, planned, limit in calls), found
+        assert any(peak == planned for peak, planned, _ in calls), found

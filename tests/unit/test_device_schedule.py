@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_parts import cut
@@ -72,3 +73,32 @@ def test_the_order_is_topological(seed):
     assert place.keys() == set(graph)
     for node in graph:
         assert all(place[source] < place[node] for source in (*(t.node for t in node.inputs), *node.controls))
+
+
+BRANCH = """\
+%h = Placeholder() -> float32[256]
+%here = AddN(%h) {N=1} @"/device:GPU:0" -> float32[256]
+%there = AddN(%here) {N=1} @"/device:GPU:1" -> float32[256]
+feeds %h
+fetches %there
+"""
+ON_BOTH = """\
+%p = Placeholder() -> bool[]
+%x = Placeholder() -> float32[256]
+%made = AddN(%x) {N=1} @"/device:GPU:1" -> float32[256]
+%view = Identity(%made) @"/device:GPU:1" -> float32[256]
+%chosen = If(%p, %view) {Tin=(float32), Tout=(float32)} @"/device:GPU:1" -> float32[256]
+feeds %p, %x
+fetches %chosen
+"""
+
+
+def test_a_conditional_on_several_devices_starts_when_each_has_what_it_reads():
+    """A view takes no time, so that nothing but the copy to the other device is between it and the conditional."""
+    graph = parse_graph(ON_BOTH)
+    graph.bodies[graph["chosen"]] = (parse_graph(BRANCH), parse_graph(BRANCH))
+    starts = scheduled(graph)
+    assert starts[graph["view"]] < starts[graph["chosen"]]
+    parts = cut(graph, DEVICES[:2], DeviceModel("gpu"))
+    order = [node.name for node in parts.graphs["GPU:0"].topological()]  # it has no cycle
+    assert order.index("tfswap/view_0/received") < order.index("chosen")

@@ -20,12 +20,17 @@ from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
 from tfswap.analysis.records import Findings, Record
 from tfswap.analysis.variable_versions import VariableVersions
-from tfswap.ir.custom_ops import READ_HOME, RECEIVE
+from tfswap.ir.custom_ops import READ_HOME, RECEIVE, SEND, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import reads_variable, runs_python, uses_tensor_list
 from tfswap.ir.python_calls import held_until
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import KernelMemory, node_memory
+
+CROSSING = frozenset({TO_HOST, SEND, RECEIVE})
+"""Ops by which a tensor goes to another device. Where they allocate nothing, they are kernels all the same: what they
+read is held until they have run, and kernels of both devices wait for them.
+"""
 
 
 class _Facts(NamedTuple):
@@ -161,7 +166,7 @@ class Builder:
         """Whether a node without a record, which is not folded, is no kernel."""
         is_feed = node in self._feeds
         works = memory.events or memory.updates or memory.retains or memory.held_bytes or memory.writes
-        if (works or node.op == RECEIVE) and not is_feed:  # the latter waits for another device
+        if (works or node.op in CROSSING) and not is_feed:
             return False
         if node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             return False  # a view with control inputs holds its buffer until it has run

@@ -62,6 +62,7 @@ class Placer:
         self._unit: dict[Node, str | None] = {}
         self._results: dict[Output, str | None] = {}  # of loops and conditionals on several devices
         self._inner: dict[Node, list[Placer]] = {}  # of these
+        self._empty_on: dict[Node, str] = {}  # of lists without elements that are results of a branch
         self._names = dict(units(graph))  # of devices, by unit
         self._find()
 
@@ -82,9 +83,13 @@ class Placer:
         node = tensor.node
         return None if is_const(node.op) or self._is_list(node) else self._unit[node]
 
-    def wrap_on(self, where: str | None, node: Node) -> None:
-        """Move a node that wraps a tensor for a result: branches save different tensors by it, on one device."""
-        if wraps(node.op) and not node.device:
+    def wrap_on(self, where: str, node: Node) -> None:
+        """Move a node that wraps a tensor for a result, or makes nothing in its place: branches save different tensors
+        by these, on one device.
+        """
+        if self._is_list(node):
+            self._empty_on[node] = where
+        elif wraps(node.op) and not node.device:
             self._unit[node] = where
 
     def _find(self) -> None:
@@ -133,7 +138,8 @@ class Placer:
         lists = [node for node in self._graph if self._is_list(node)]
         readers = {t.node: node for node in reversed(list(self._graph)) for t in node.inputs if node.device}
         for node in lists:
-            node.device = readers[node].device if node in readers else f"/device:{self._first}"
+            where = self._empty_on.get(node, self._first)
+            node.device = readers[node].device if node in readers else self._device_name(where)
 
     # --- loops and conditionals -----------------------------------------------------------------------------
 
@@ -185,9 +191,9 @@ class Placer:
                 inner.unit_of(body.fetches[i])
                 for inner, body in zip(self._inner[node], self._graph.bodies[node], strict=True)
             )
-            self._results[tensor] = next((each for each in found if each is not None), where)
+            self._results[tensor] = home = next((each for each in found if each is not None), where)
             for inner, body in zip(self._inner[node], self._graph.bodies[node], strict=True):
-                inner.wrap_on(self._results[tensor], body.fetches[i].node)
+                inner.wrap_on(home, body.fetches[i].node)
 
     def _find_in_loop(self, node: Node, given: Sequence[str | None]) -> None:
         where = self._unit[node] or self._first

@@ -17,7 +17,7 @@ import heapq
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_const, is_view
-from tfswap.passes.device_bodies import is_virtual
+from tfswap.passes.device_bodies import devices_of, is_virtual
 from tfswap.passes.device_carriers import unit
 
 COPY = 1
@@ -27,7 +27,7 @@ COPY = 1
 def scheduled(graph: Graph) -> dict[Node, int]:
     """The time at which each node starts, in kernels: by time, and those that start together in topological order.
 
-    What reads a node on another device starts later than it.
+    What reads a node on another device starts later than it, also where it is a loop or a conditional on several.
     """
     work = _Schedule(graph)
     ordered = sorted(work.place, key=lambda node: (work.start[node], work.place[node]))
@@ -49,6 +49,7 @@ class _Schedule:
         self._devices: dict[str, _Device] = {}
         self._users: dict[Node, list[Node]] = {node: [] for node in self.place}
         self._missing: dict[Node, int] = {}
+        self._on = {node: devices_of(graph, node) for node in self.place}
         self._given_at = dict.fromkeys(self.place, 0)  # when a node's inputs are on its device
         for node in self.place:
             sources = {*(tensor.node for tensor in node.inputs), *node.controls}
@@ -76,7 +77,7 @@ class _Schedule:
         self.start[node] = at
         found: list[Node] = []
         for user in self._users[node]:
-            is_elsewhere = bool(node.device) and unit(user.device) != unit(node.device)
+            is_elsewhere = bool(node.device) and len({*self._on[node], *self._on[user]}) > 1
             self._given_at[user] = max(self._given_at[user], at + takes + COPY * is_elsewhere)
             self._missing[user] -= 1
             if not self._missing[user]:

@@ -14,7 +14,9 @@ tf: Any = pytest.importorskip("tensorflow")
 from tfswap.analysis.analyse import analyse_dataflow  # noqa: E402 needs TensorFlow
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.python_calls import differentiated, held_until  # noqa: E402
+from tfswap.ir.types import TensorType  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402
+from tfswap.kernels.kernel_memory import kernel_memory  # noqa: E402
 
 WAYS = {
     "as it is": lambda made, h: made,
@@ -101,6 +103,25 @@ def test_a_gradient_is_as_large_as_what_the_function_was_given() -> None:
     held = [flow.value_of[t.node, t.index] for t in held_until(gradient)]
     assert {flow.values[v].nbytes for v in held} == {3200, 400}
     assert set(held) <= set(flow.reads[flow.place[gradient.name]])
+
+
+def test_a_gradient_is_known_where_another_call_stands_between() -> None:
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean = tf.py_function(tf.reduce_mean, [2.0 * x], tf.float32)
+            loss = tf.ensure_shape(mean, []) + tf.ensure_shape(tf.numpy_function(sum, [x], tf.float32), [])
+        return tape.gradient(loss, x)
+
+    graph = import_function(tf.function(step).get_concrete_function(tf.TensorSpec([8])))
+    (gradient,) = [node for node in graph if differentiated(node) is not None]
+    assert str(gradient.outputs[0]) == "float32[8]"
+
+
+def test_a_call_has_room_for_its_arguments_and_results_once_more() -> None:
+    arguments, results = [TensorType("float32", (100, 8)), TensorType("int32", ())], [TensorType("float32", (100,))]
+    memory = kernel_memory("EagerPyFunc", {}, arguments, results, DeviceModel())
+    assert memory.events == (("temp", 3200), ("temp", 4), ("temp", 400), ("out", 0)) and not memory.exact
 
 
 def test_without_a_word_one_returns_as_much_as_it_is_given_at_most() -> None:

@@ -43,7 +43,6 @@ from tfswap.importers.run_grappler import run_grappler
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, has_small_extras, is_collective
-from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_carriers import unit, units
@@ -144,11 +143,6 @@ def as_planned(
             node.device = f"/device:{unit(node.device)}"
         elif node.device == _device_name(device):
             node.device = ""  # the trace names no device
-    for node in graph:
-        call = differentiated(node)
-        if call is not None and node.name in made and call.name in made:
-            # Grappler drops this edge where another path orders the two.
-            made[node.name].controls = (*made[node.name].controls, made[call.name])
     made.executed = tuple(node.name for node in made)
     _arrange_as_traced(made, graph)
     made.traced = graph

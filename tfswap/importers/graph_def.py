@@ -17,7 +17,7 @@ from tfswap.importers.python_functions import token_of_tape
 from tfswap.importers.shapes import shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import is_loop_frame, passes_on
-from tfswap.ir.python_calls import CALL, TOKEN
+from tfswap.ir.python_calls import CALL, TOKEN, connect_gradients
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def import_graph_def(
     for proto in graph_def.node:
         importer.add(proto)
     importer.connect()
+    connect_gradients(graph)
     find = importer.find
     graph.feeds = [find(name, "the list of feeds") for name in feeds]
     graph.fetches = [importer.tensor(name, "the list of fetches") for name in fetches]

@@ -38,6 +38,7 @@ from tfswap.kernels import (
     normalisation,
     plain_outputs,
     pooling,
+    python_functions,
     recurrent_cells,
     reductions,
     ring_collectives,
@@ -69,6 +70,7 @@ _RULES: dict[str, Entry] = {
     **variables.RULES,
     **tensor_lists.RULES,
     **compiled_functions.RULES,
+    **python_functions.RULES,
     **tfswap_ops.RULES,
     **plain_outputs.RULES,
 }

@@ -28,9 +28,12 @@ from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner import home_copies
 from tfswap.planner.home_copies import with_home_copies
+from tfswap.planner.host_tiers import Tiers
+from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.ordering import early_update_order, rank_orders, traced_order
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice
+from tfswap.planner.solvers import cheapest_eviction
 from tfswap.planner.validate import require_fit
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN
 from tfswap.simulator.memory import simulate_memory
@@ -131,6 +134,40 @@ def test_kernels_do_not_wait_for_copies_to_homes_but_for_the_last_one() -> None:
     assert before.stall_s == pytest.approx(0.5 * len(flow.stores))
     assert after.stall_s == pytest.approx(0.5), "only the last copy has no kernel after it"
     assert live_peak(flow, late.order) <= live_peak(flow, soon.order)
+
+
+def test_host_memory_has_room_for_new_values_that_wait_for_their_copies() -> None:
+    """Copies take ten times as long as kernels, so that old and new values of more and more variables wait."""
+    flow = dense(8)
+    rates = dataclasses.replace(rates_of(flow, copy_s=10.0), in_bytes_per_s=FAST)
+    cost_s = Costs(rates).of_step(flow)
+    soon = Choice([i for i in early_update_order(flow, traced_order(flow)) if flow.is_kernel[i]], [])
+
+    def host_bytes(choice: Choice) -> int:
+        return simulate_memory(flow, build_schedule(*choice), live=True).host_peak_bytes
+
+    least_bytes = host_bytes(soon)
+    roomy, tight = (
+        max(map(host_bytes, with_home_copies(flow, soon, cost_s, rates, NOTHING_KNOWN, Tiers(limit))))
+        for limit in (None, 2 * least_bytes)
+    )
+    assert least_bytes < tight <= 2 * least_bytes < roomy
+
+
+def test_swapped_tensors_leave_room_for_new_values_of_variables() -> None:
+    flow = at_home(training_step([Layer("dense", i) for i in range(8)], 512, 256))
+    tight = 0
+    for limit in range(MIB, 5 * MIB, MIB // 2):
+        planner = Planner(flow, Target(CPU), tiers=Tiers(limit), costs=Costs(RATES))
+        (problem, *_) = planner.problems
+        solve = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.1))
+        for share in (0.4, 0.6, 0.8):
+            choice = solve(problem, LiveTarget(int(share * problem.live_peak_bytes)))
+            if choice is not None:
+                memory = simulate_memory(flow, build_schedule(*choice), live=True)
+                assert memory.host_peak_bytes <= limit
+                tight += memory.host_peak_bytes > 0.8 * limit
+    assert tight
 
 
 def test_a_copy_takes_its_lane_and_no_time_of_kernels() -> None:

@@ -3,6 +3,7 @@
 A solver places a copy from a home like a kernel: right before the first one that reads it. Here it is moved ahead. The
 wait for a copy to a home comes right after its start. Here it is moved back. Both move as far as the copies need and as
 memory allows: that below the choice's own peak, so that the peak of live bytes stays, or more where that saves time.
+Until that wait the home has the old value and the new one: the memory outside of the device must have room for both.
 
 A solver may drop such a copy before anything has read it, and start it again. Then the first start is left out.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, Interval, Step, build_schedule, tiers_of
+from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.problem import Choice, starts_of
 from tfswap.planner.solvers.belady import PREFETCH_SLACK
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -35,7 +37,12 @@ LEAST_GAIN = 0.01
 
 
 def with_home_copies(
-    flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+    flow: Dataflow,
+    choice: Choice,
+    cost_s: Sequence[float],
+    rates: Rates,
+    snapshot: ArenaSnapshot,
+    tiers: Tiers = ANYTHING,
 ) -> list[Choice]:
     """`choice` with copies from homes started earlier, those to homes awaited later, and unread ones left out: within
     its own peak, and with more and more room, as long as that makes the step faster.
@@ -44,10 +51,11 @@ def with_home_copies(
         choice: a solver's, without pairs and splits.
         cost_s: seconds per node.
         snapshot: the arena before the step.
+        tiers: the memory outside of the device.
     """
     if not flow.copying:
         return [choice]
-    copies = _Copies(flow, _moved(choice, {}, _unread_loads(flow, choice.order)), cost_s, rates, snapshot)
+    copies = _Copies(flow, _moved(choice, {}, _unread_loads(flow, choice.order)), cost_s, rates, snapshot, tiers)
     found = [copies.placed(0)]
     fastest_s = copies.placed(math.inf).seconds
     for count in COPIES_WITH_ROOM:
@@ -97,12 +105,19 @@ class _Copies:
     """
 
     def __init__(
-        self, flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates, snapshot: ArenaSnapshot
+        self,
+        flow: Dataflow,
+        choice: Choice,
+        cost_s: Sequence[float],
+        rates: Rates,
+        snapshot: ArenaSnapshot,
+        tiers: Tiers,
     ) -> None:
         self._flow, self._choice, self._rates = flow, choice, rates
         self._computing_s = [0.0 if i in flow.copying else seconds for i, seconds in enumerate(cost_s)]
         self._steps = build_schedule(*choice)
-        self._live = simulate_memory(flow, self._steps, snapshot=snapshot, live=True).during_bytes
+        memory = simulate_memory(flow, self._steps, snapshot=snapshot, live=True, tiers=tiers_of(choice.intervals))
+        self._live, self._spare_bytes = memory.during_bytes, tiers.spare_bytes(memory)
         self._latest = _latest(flow, choice.order)
         self._loads = self._wanted_loads()
         self.largest_bytes = max(round_up(flow.values[v].nbytes) for v in (*flow.loads.values(), *flow.stores.values()))
@@ -125,7 +140,9 @@ class _Copies:
 
     def placed(self, room_bytes: float) -> _Placed:
         """The choice with copies placed in the course of the step, with so much room above its peak of live bytes."""
-        run = _Run(self._flow, self._choice, self._steps, self._computing_s, self._rates, self._latest)
+        run = _Run(
+            self._flow, self._choice, self._steps, self._computing_s, self._rates, self._latest, self._spare_bytes
+        )
         run.within(self._live, room_bytes, self._loads)
         return _Placed(_moved(self._choice, run.moved), run.now)
 
@@ -148,6 +165,7 @@ class _Run:
 
     Args:
         latest: as of `_latest`.
+        spare_bytes: by tier, what the choice leaves of the memory outside of the device.
 
     Attributes:
         now: the time of the kernels.
@@ -162,14 +180,16 @@ class _Run:
         computing_s: Sequence[float],
         rates: Rates,
         latest: Mapping[int, int],
+        spare_bytes: Mapping[int, int],
     ):
         self._flow, self._order, self._steps = flow, choice.order, steps
-        self._computing_s, self._latest = computing_s, latest
+        self._computing_s, self._latest, self._spare_bytes = computing_s, latest, spare_bytes
         self._lanes = CopyLanes(flow, rates, tiers_of(choice.intervals))
         self._at = [n for n, step in enumerate(steps) if step.kind in KERNELS]
         # A kernel that is moved before another one comes before the copies at its place too.
         self._begins = [0, *(n + 1 for n in self._at)]
         self._stored: list[int] = []  # positions of commits that are still to come
+        self._held_bytes, self._old_bytes = 0, Counter[int]()
         self.now = 0.0
         self.moved: dict[int, int] = {}
 
@@ -203,13 +223,16 @@ class _Run:
         most = int(self._live[steps].max(initial=0))
         while self._stored and most + self._held_bytes > self._most:
             self._end(self._stored[0], position)
+        for tier, spare_bytes in self._spare_bytes.items():
+            while self._old_bytes[tier] > spare_bytes:
+                self._end(next(c for c in self._stored if self._flow.home_tiers[self._order[c]] == tier), position)
         self._live[steps] += self._held_bytes
 
-    @property
-    def _held_bytes(self) -> int:
-        flow = self._flow
-        stores = (flow.stores[flow.commits[self._order[commit]]] for commit in self._stored)
-        return sum(round_up(flow.values[value].nbytes) for value in stores)
+    def _count(self, commit: int, sign: int) -> None:
+        """Count the bytes that wait for a commit: those of its tensor, and of a home that it replaces."""
+        flow, kernel = self._flow, self._order[commit]
+        self._held_bytes += sign * round_up(flow.values[flow.stores[flow.commits[kernel]]].nbytes)
+        self._old_bytes[flow.home_tiers[kernel]] -= sign * flow.home_changes.get(kernel, 0)
 
     def _ends(self, commit: int) -> float:
         """When the copy that a commit waits for has ended."""
@@ -217,6 +240,7 @@ class _Run:
 
     def _end(self, commit: int, position: int) -> None:
         self._stored.remove(commit)
+        self._count(commit, -1)
         self.now = max(self.now, self._ends(commit))
         if position > commit + 1:
             self.moved[commit] = position
@@ -253,6 +277,7 @@ class _Run:
             self.now = max(self.now, (lanes.out_end if kind == RELEASE else lanes.in_end)[subject])
         elif subject in flow.commits:
             self._stored.append(position)
+            self._count(position, 1)
         elif subject in flow.stores:
             lanes.store(subject, self.now)
         elif subject not in flow.loads:

@@ -95,7 +95,8 @@ class Tiers:
     Attributes:
         host_bytes: the limit of host memory; None for no limit.
         disk_bytes: the limit of disk space; None for no limit, 0 where nothing may go to disk.
-        inner_bytes: bytes that loops swap inside of their bodies.
+        inner_bytes: those of what is not swapped between kernels of the step: of what loops swap inside of their
+            bodies, and of new values of variables.
         lent_bytes: memory that another device lends.
     """
 
@@ -104,9 +105,19 @@ class Tiers:
     inner_bytes: int = 0
     lent_bytes: int = 0
 
+    def besides(self, memory: Memory) -> Tiers:
+        """These limits for swapped tensors of a step that takes this memory outside of the device without any."""
+        disk_bytes = max(0, self.disk_bytes - memory.disk_peak_bytes) if self.disk_bytes else self.disk_bytes
+        return dataclasses.replace(self, inner_bytes=memory.host_peak_bytes, disk_bytes=disk_bytes)
+
+    def spare_bytes(self, memory: Memory) -> dict[int, int]:
+        """By tier, what is left of a limit; no limit is left out."""
+        limits = {HOST: (self.host_bytes, memory.host_peak_bytes), DISK: (self.disk_bytes, memory.disk_peak_bytes)}
+        return {tier: max(0, limit - peak) for tier, (limit, peak) in limits.items() if limit is not None}
+
     @property
     def room_bytes(self) -> float:
-        """The most bytes that can be evicted together, in addition to what loops swap inside of their bodies."""
+        """The most bytes that can be evicted together, in addition to `inner_bytes`."""
         if self.host_bytes is None or self.disk_bytes is None:
             return math.inf
         return self.host_bytes + self.disk_bytes + self.lent_bytes - self.inner_bytes

@@ -304,7 +304,7 @@ class Planner:
         """
         key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.paired), tuple(choice.splits), least_s)
         if key not in self._judged:
-            placed = with_home_copies(self.flow, choice, self.cost_s, self.rates, self.snapshot)
+            placed = with_home_copies(self.flow, choice, self.cost_s, self.rates, self.snapshot, self.tiers)
             least, *roomier = (made._replace(exact_chunks=self._exact_chunks) for made in placed)
             self._judged[key] = Judged(self, least, least_s, [Judged(self, made, least_s) for made in roomier])
         return self._judged[key]

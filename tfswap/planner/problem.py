@@ -197,7 +197,8 @@ def make_problem(
     memory = simulate_memory(flow, build_schedule(order, ()), snapshot=snapshot, live=True)
     starts = starts_of(order, cost_s, arrivals)
     before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
-    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, tiers, arrivals)
+    room = tiers.besides(memory)
+    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, room, arrivals)
     problem.gaps.extend(_gaps(problem))
     return problem
 

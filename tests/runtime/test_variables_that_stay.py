@@ -136,7 +136,7 @@ KINDS = {
 }
 
 
-REASONS = {"strings": "its elements are strings", "xla": "takes its handle"}
+REASONS = {"strings": "its elements are strings", "variants": "its elements are variants", "xla": "takes its handle"}
 """Parts of the reasons of variables that stay."""
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from unittest import mock
 
 import pytest
+import test_state_homes as state_graphs
 from graphs import training_steps
 from hypothesis import given
 from layered_steps import Layer, training_step
@@ -134,6 +135,30 @@ def test_kernels_do_not_wait_for_copies_to_homes_but_for_the_last_one() -> None:
     assert before.stall_s == pytest.approx(0.5 * len(flow.stores))
     assert after.stall_s == pytest.approx(0.5), "only the last copy has no kernel after it"
     assert live_peak(flow, late.order) <= live_peak(flow, soon.order)
+
+
+@pytest.mark.parametrize(("out_s", "place"), [(FAST**-1, 3), (100.0, 6)])
+def test_a_load_does_not_start_before_the_commit_that_it_reads_has_ended(out_s: float, place: int) -> None:
+    """The load should start three kernels before its reader. A slow copy to the home ends later."""
+    step = state_graphs.Step()
+    v, w = step.variable("v"), step.variable("w")
+    before, other = step.read("before", v), step.read("other", w)
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, step.compute("value", before, before), before)
+    kernels = [other]
+    for number in range(6):
+        kernels.append(step.compute(f"kernel{number}", kernels[-1], kernels[-1]))
+    result = step.compute("result", step.read("after", v, write), kernels[-1])
+    step.fetches.append(result.out())
+    flow = at_home(step)
+    rates = dataclasses.replace(rates_of(flow, copy_s=2.0), out_bytes_per_s=state_graphs.FLOATS.nbytes / out_s)
+    names = "before", "value", "tfswap/write/store", "write", *(node.name for node in kernels), "after", "result"
+    choice = Choice([flow.place[name] for name in names], [])
+    *_, placed = with_home_copies(flow, choice, Costs(rates).of_step(flow), rates, NOTHING_KNOWN)
+    order = [flow.nodes[i].name for i in placed.order]
+    assert order.index("write") < order.index("after")
+    assert [name for name in order[: order.index("after")] if name.startswith("kernel")] == [
+        f"kernel{number}" for number in range(place)
+    ]
 
 
 def test_host_memory_has_room_for_new_values_that_wait_for_their_copies() -> None:

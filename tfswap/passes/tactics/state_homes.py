@@ -56,12 +56,12 @@ class Accessed(NamedTuple):
 
 
 def accessed_variables(graph: Graph) -> dict[str, Accessed]:
-    """The variables of known sizes that the graph and its bodies access, by the names of their handles."""
+    """The variables that the graph and its bodies access, by the names of their handles; none without elements."""
     found: dict[str, Accessed] = {}
     passed_on = {tensor.node for tensor in graph.fetches}
     for feed, uses in uses_of(graph).items():
         kind = _kind(graph, feed, uses)
-        if kind is None or not uses or not kind.nbytes:
+        if kind is None or not uses or (kind.nbytes == 0 and kind.dtype != "variant"):
             continue
         others = [use.node for use in uses if not works_at_home(use)]
         stays = ""
@@ -69,8 +69,10 @@ def accessed_variables(graph: Graph) -> dict[str, Accessed]:
             stays = permit.why
         elif kind.dtype == "string":
             stays = "its elements are strings, whose bytes lie elsewhere"
-        elif kind.bound:
-            stays = "its size is known by a bound only"
+        elif kind.dtype == "variant":
+            stays = "its elements are variants, whose contents lie elsewhere"
+        elif kind.nbytes is None or kind.bound:
+            stays = "its size is not known, or by a bound only"
         elif feed in passed_on:
             stays = "the step returns its handle"
         elif others:

@@ -7,14 +7,14 @@ import hashlib
 import pytest
 import tensorflow as tf
 from gpu_compare import relu_loss, weights
-from nets import floor_of
-from processes import on_arena
+from nets import Net, floor_of
+from processes import on_arena, on_workers
 from slow import slow
 from step_peaks import measuring
 from test_state_at_home import results
 
 import tfswap
-from tfswap.exporters.function import memory_optimizer_off
+from tfswap.exporters.function import grappler_off, memory_optimizer_off
 from tfswap.ir.permits import TACTICS, TENSOR_TACTICS
 
 WIDTH = 256
@@ -280,3 +280,90 @@ def test_variables_that_are_arguments_are_at_home() -> None:
     found = on_arena(program)
     assert found["result"] == on_arena(plain)["result"]
     assert found["peak"] <= limit
+
+
+@pytest.mark.slow
+def test_a_table_is_at_home_where_gradients_are_taken_outside() -> None:
+    """The caller's tape gets the gradients of all variables: of a table, those of its rows."""
+
+    def program():
+        rows = 1 << 14
+        ids = tf.reshape(tf.range(256), [32, 8]) * 61
+
+        def trained(optimized, peaks):
+            with tfswap.scope():
+                table, *dense = net = weights([rows, 64], [64, 64], [64, 64])
+
+            @optimized
+            @tf.function
+            def function(ids):
+                h = tf.reduce_mean(tf.gather(table, ids), 1)
+                for weight in dense:
+                    h = tf.tanh(h @ weight)
+                return h
+
+            losses = []
+            for _ in range(3):
+                with measuring(peaks):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean(tf.square(function(ids)))
+                    of_rows, *gradients = tape.gradient(loss, net)
+                table.scatter_sub(tf.IndexedSlices(0.1 * of_rows.values, of_rows.indices))
+                for weight, gradient in zip(dense, gradients, strict=True):
+                    weight.assign_sub(0.1 * gradient)
+                losses.append(float(loss))
+            return function, [losses, hashlib.sha256(b"".join(v.numpy().tobytes() for v in net)).hexdigest()]
+
+        with grappler_off():
+            _, expected = trained(lambda function: function, [])
+        peaks = []
+        step, found = trained(tfswap.optimize(memory_limit=4 * rows * 64 // 2), peaks)
+        plan = step.plan()
+        return {"same": found == expected, "peaks": peaks, "limit": plan.limit_bytes, "home": plan.at_home}
+
+    found = on_arena(program)
+    assert found["same"] and found["home"], found
+    assert max(found["peaks"]) <= found["limit"], found
+
+
+@pytest.mark.slow
+def test_each_worker_has_its_variables_at_home() -> None:
+    def program(rank):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with tfswap.scope(), strategy.scope():
+            net, slots = Net(8, width=WIDTH), weights(*[[WIDTH, WIDTH]] * 24)
+        state = [*net.weights, *slots]
+        start = [v.numpy() for v in state]
+
+        def replica(x):
+            with tf.GradientTape() as tape:
+                loss = net.loss(x)
+            own = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, net.weights))
+            for number, (weight, gradient) in enumerate(zip(net.weights, own, strict=True)):
+                for slot in slots[number::8]:
+                    slot.assign(0.9 * slot + gradient)
+                weight.assign_sub(0.1 * slot)
+            return loss
+
+        def train(x):
+            return strategy.reduce("SUM", strategy.run(replica, (x,)), None)
+
+        def trained(step, peaks):
+            with tfswap.scope():
+                for v, value in zip(state, start, strict=True):
+                    v.assign(value)
+            losses = []
+            for call in range(3):
+                with measuring(peaks):
+                    losses.append(float(step(tf.random.stateless_normal([16, WIDTH], (call, rank)))))
+            return [losses, hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()]
+
+        with grappler_off():
+            expected = trained(tf.function(train), [])
+        step, peaks = tfswap.optimize(tf.function(train), memory_limit=int(0.6 * sum(v.nbytes for v in start))), []
+        same = trained(step, peaks) == expected
+        return {"same": same, "peaks": peaks, "limit": step.plan().limit_bytes, "home": len(step.plan().at_home)}
+
+    for found in on_workers(program):
+        assert found["same"] and found["home"], found
+        assert max(found["peaks"]) <= found["limit"], found

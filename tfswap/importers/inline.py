@@ -96,6 +96,7 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
     without_ends.node.extend(node for node in made.node if node.name not in ends)
     calls = _calls(whole, without_ends.node)
     _wait_for_control_inputs(whole, without_ends, calls)
+    _take_handles(without_ends)
     without_ends.library.CopyFrom(_originals(without_ends.node, made.library, whole.library))
     if lowered:
         for node in _nodes(without_ends):
@@ -191,6 +192,27 @@ def _wait_for_control_inputs(graph_def: graph_pb2.GraphDef, made: graph_pb2.Grap
     left = [node for node in made.node if node.name in nodes]
     del made.node[:]
     made.node.extend(left)
+
+
+def _take_handles(made: graph_pb2.GraphDef) -> None:
+    """Have the nodes of inlined functions in `made`, in place, take handles where these come from, and not from the
+    nodes that represent arguments and results: accesses to a variable are those that take its handle.
+    """
+    from tensorflow.core.framework import types_pb2
+
+    passed = {
+        node.name: (node.input[0], node.input[1:])
+        for node in made.node
+        if node.op == "Identity" and node.attr["T"].type == types_pb2.DT_RESOURCE and ENDS.fullmatch(node.name)
+    }
+    for node in made.node:
+        waits: list[str] = []
+        for i, read in enumerate(node.input):
+            while (name := read.removesuffix(":0")) in passed:
+                read, controls = passed[name]
+                waits += controls
+            node.input[i] = read
+        node.input.extend(wait for wait in dict.fromkeys(waits) if wait not in node.input)
 
 
 def _call_originals(graph_def: graph_pb2.GraphDef) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tfswap.frontends.saved_model import optimize_graph
     from tfswap.frontends.scope import scope
     from tfswap.frontends.simulate import simulate
+    from tfswap.frontends.watching.watch import watch
     from tfswap.kernels.profile import Profile
     from tfswap.plan.plan import Eviction, Plan
     from tfswap.report.curve import Curve
@@ -63,6 +64,7 @@ __all__ = [
     "profile",
     "scope",
     "simulate",
+    "watch",
 ]
 
 _HOMES = {
@@ -85,6 +87,7 @@ _HOMES = {
     "profile": "frontends.profile",
     "scope": "frontends.scope",
     "simulate": "frontends.simulate",
+    "watch": "frontends.watching.watch",
 }
 """The modules of the names that are imported when they are used."""
 

@@ -1,4 +1,4 @@
-"""Owners of memory that was allocated during a step: Python's tensors and variables, by their addresses.
+"""Owners of memory: Python's tensors and variables, by their addresses.
 
 Not handled: memory without an owner in Python, such as a data pipeline's tensors and other functions' constants.
 """
@@ -8,14 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
+import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 MAPS = 16
 """How many layouts of the arena are remembered, the latest new ones."""
+
+_VARIABLE = "variable"
+_TITLE = re.compile("^(the|a) ")
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.POINTER(ctypes.c_uint64)
@@ -60,17 +65,54 @@ class MemoryOwners:
         return f"; the largest of it that Python holds is {max(found)[1]}"
 
 
+def owners_by_address() -> dict[int, str]:
+    """The name of what Python holds at an address: "variable 'w:0' float32 (2, 3)", "tensor float32 (2, 3)"."""
+    return _titles(_known())
+
+
+def owners_in_call(trace: Any, arguments: Iterable[Any]) -> dict[int, str]:
+    """As `owners_by_address`, of a trace's variables and arguments alone: the call may replace a variable's buffer."""
+    import tensorflow as tf
+
+    named = [(each, f"argument of {trace.graph.name}") for each in arguments if not isinstance(each, tf.Variable)]
+    return _titles(itertools.chain(named, _values(trace.variables)))
+
+
+def _titles(known: Iterable[tuple[Any, str]]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for tensor, called in known:
+        if address := _address(tensor):
+            text = f"{_TITLE.sub('', called).rstrip(',')} {tensor.dtype.name} {tuple(tensor.shape)}"
+            found[address] = text if "variable" in called else found.get(address, text)
+    return found
+
+
 def _known() -> Iterator[tuple[Any, str]]:
     """All tensors of the process, with names for messages."""
     import tensorflow as tf
 
-    for each in gc.get_objects():
-        kind = type(each)  # methods of the object itself may run user code
-        if issubclass(kind, tf.Variable) and not tf.is_symbolic_tensor(each.handle):
+    # There are hundreds of thousands of objects, of some thousands of types. Methods of an object may run user code.
+    objects, known = gc.get_objects(), {}
+    for each in objects:
+        kind = type(each)
+        if (found := known.get(id(kind))) is None:
+            found = known[id(kind)] = _VARIABLE if issubclass(kind, tf.Variable) else issubclass(kind, tf.Tensor)
+        if not found:
+            continue
+        if found == _VARIABLE:
+            yield from _values([each])
+        elif not tf.is_symbolic_tensor(each):
+            yield each, "a tensor,"
+
+
+def _values(variables: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """As `_known`, of these variables."""
+    import tensorflow as tf
+
+    for each in variables:
+        if not tf.is_symbolic_tensor(each.handle):
             with contextlib.suppress(tf.errors.OpError):  # it has no value yet
                 yield each.read_value(), f"the variable {each.name!r},"
-        elif issubclass(kind, tf.Tensor) and not tf.is_symbolic_tensor(each):
-            yield each, "a tensor,"
 
 
 def _address(tensor: Any) -> int:

@@ -1,4 +1,4 @@
-"""The command line: `tfswap run | analyze | optimize | explain | trace | simulate | fit | verify | doctor |
+"""The command line: `tfswap run | watch | analyze | optimize | explain | trace | simulate | fit | verify | doctor |
 hook | opt`.
 
 Exit status: 0 for success, 1 for an error, 2 for wrong arguments, 3 for a limit that can't be met. A command that a
@@ -31,11 +31,12 @@ from tfswap.frontends.cli_flags import (
     add_run_flags,
     add_size_flags,
     add_step_flags,
+    add_watch_flags,
 )
 from tfswap.frontends.cli_parser import Parser, UnwrittenHelp, UsageError
 from tfswap.frontends.cli_signals import ended_by_signals
-from tfswap.frontends.unmodified.launch import launch, split
-from tfswap.frontends.unmodified.settings import DEFAULTS
+from tfswap.frontends.unmodified.launch import COMMANDS, launch, split
+from tfswap.frontends.unmodified.settings import DEFAULTS, WATCH, Settings
 from tfswap.kernels.hardware import NAMES, SYSTEMS
 from tfswap.report.printed import HEADS, merged_rows
 from tfswap.report.report import HTML, PNG, TRACE, require_kind
@@ -108,9 +109,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The options. Raises UsageError for wrong ones, also of absl's own flags and in files that these name."""
     own, program = list(arguments), []
-    if own[:1] == ["run"]:
+    if own[:1] and own[0] in COMMANDS:
         options, program = split(own[1:])
-        own = ["run", *options]
+        own = [own[0], *options]
     try:
         parsed = _parser().parse_args(own)
         parsed.program = program
@@ -311,7 +312,13 @@ def _doctor(options: argparse.Namespace) -> Result:
 
 
 def _run(options: argparse.Namespace) -> Result:
-    launch(options.program, {name: given for name in DEFAULTS if (given := getattr(options, name)) is not None})
+    given = {name: value for name in DEFAULTS if (value := getattr(options, name)) is not None}
+    Settings.of(given)
+    launch("run", options.program, given)
+
+
+def _watch(options: argparse.Namespace) -> Result:
+    launch("watch", options.program, {WATCH: True})
 
 
 def _hook(options: argparse.Namespace) -> Result:
@@ -394,6 +401,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     help_text = "run a Python program that does not import tfswap, with its training steps under a limit"
     add_run_flags(commands, _run, help_text)
+    help_text = "run a Python program as it is, and say which tensors hold the device's memory at its peak"
+    add_watch_flags(commands, _watch, help_text)
     for name, command, help_text in (
         ("analyze", _analyze, "report the memory and time of a saved training step, unoptimised and under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),

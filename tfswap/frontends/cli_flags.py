@@ -119,9 +119,7 @@ def _add_slowdown_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_run_flags(commands: Any, command: Callable[..., Any], help_text: str) -> None:
     """`tfswap run`, whose output is the program's."""
-    usage = "tfswap run [options] PROGRAM [arguments], or: tfswap run [options] -m MODULE [arguments]"
-    parser = commands.add_parser("run", help=help_text, description=f"{help_text.capitalize()}.", usage=usage)
-    parser.set_defaults(command=command, needs_tensorflow=False, json=False)
+    parser = _program_parser(commands, "run", command, help_text)
     parser.add_argument(
         "--memory_limit",
         type=cli_values.watched_limits,
@@ -135,6 +133,20 @@ def add_run_flags(commands: Any, command: Callable[..., Any], help_text: str) ->
     help_text = "leave evaluate, predict, forward functions and loaded models as they are"
     parser.add_argument(TRAINING_ONLY, action="store_true", default=None, help=help_text)
     add_planning_flags(parser)
+
+
+def add_watch_flags(commands: Any, command: Callable[..., Any], help_text: str) -> None:
+    """`tfswap watch`, whose output is the program's."""
+    _program_parser(commands, "watch", command, help_text)
+
+
+def _program_parser(commands: Any, name: str, command: Callable[..., Any], help_text: str) -> argparse.ArgumentParser:
+    """The parser of a command that becomes a program."""
+    usage = f"tfswap {name} [options] PROGRAM [arguments], or: tfswap {name} [options] -m MODULE [arguments]"
+    description = f"{help_text[0].upper()}{help_text[1:]}."
+    parser = commands.add_parser(name, help=help_text, description=description, usage=usage)
+    parser.set_defaults(command=command, needs_tensorflow=False, json=False)
+    return parser
 
 
 def add_hook_flags(parser: argparse.ArgumentParser) -> None:

@@ -88,15 +88,11 @@ def _function_step(
 ) -> TrainingStep:
     import tensorflow as tf
 
-    from tfswap.runtime.captures import with_placeholders
-
     traced = undecorated(function)
     concrete = traced.get_concrete_function(*args)
     variables = [_variable(v, "") for v in concrete.variables]  # with their devices once the graph is made
 
     def make(sizes: Sizes) -> Graph:
-        from tfswap.importers.function import import_function
-
         specs = sized_arguments(traced, args, sizes, values=False)
         try:
             made = traced.get_concrete_function(*specs) if sizes else concrete
@@ -105,15 +101,8 @@ def _function_step(
                 f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. If it has a fixed size "
                 "in it, make that follow from the arguments. If it takes only multiples of a number, give multiple_of=."
             ) from error
-        graph = import_function(made, stand_ins(traced, made, specs, {}))
-        captures = with_placeholders(made)
-        given = [None] * (len(graph.feeds) - len(captures)) + captures
-        devices = [_device_of(tensor) for tensor in given]
-        devices = place_offline(name_of(traced), graph, devices, device, gpus)
-        by_handle = {id(tensor): where for tensor, where in zip(given, devices, strict=True)}
-        variables[:] = [_variable(v, by_handle.get(id(v.handle), "")) for v in made.variables]
-        graph = as_planned(graph, made, device)
-        place_offline(name_of(traced), graph, devices, device, gpus)  # nodes that TensorFlow's optimizers have made
+        given = stand_ins(traced, made, specs, {})
+        graph, variables[:] = graph_of_trace(name_of(traced), made, given, device, gpus)
         return graph
 
     arguments = inspect.signature(traced.python_function).bind(*args).arguments
@@ -121,6 +110,34 @@ def _function_step(
     shapes = {name: tuple(found[0].shape) for name, found in tensors.items() if found}
     free = {name: range(min(len(t.shape) for t in tensors[name])) for name in shapes}
     return TrainingStep(name_of(traced), shapes, free, variables, make)
+
+
+def graph_of_trace(
+    name: str, trace: Any, arguments: Sequence[Any], device: DeviceModel, gpus: Collection[str] | None
+) -> tuple[Graph, list[Variable]]:
+    """The graph of a trace, whose nodes are placed, and its variables.
+
+    Args:
+        name: of the step, for messages.
+        trace: a ConcreteFunction.
+        arguments: the flat arguments of a call, or specs of their sizes.
+        device, gpus: as of `find_step`.
+
+    Raises UnsupportedGraph.
+    """
+    from tfswap.importers.function import import_function
+    from tfswap.runtime.captures import with_placeholders
+
+    graph = import_function(trace, arguments)
+    captures = with_placeholders(trace)
+    given = [None] * (len(graph.feeds) - len(captures)) + captures
+    devices = [_device_of(tensor) for tensor in given]
+    devices = place_offline(name, graph, devices, device, gpus)
+    by_handle = {id(tensor): where for tensor, where in zip(given, devices, strict=True)}
+    variables = [_variable(v, by_handle.get(id(v.handle), "")) for v in trace.variables]
+    graph = as_planned(graph, trace, device)
+    place_offline(name, graph, devices, device, gpus)  # nodes that TensorFlow's optimizers have made
+    return graph, variables
 
 
 def _device_of(tensor: Any) -> str:

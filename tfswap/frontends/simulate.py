@@ -177,7 +177,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     floor, peak = optimizer.floor_bytes(), optimizer.baseline.peak_bytes
     top = max(floor, peak)
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
-    points = [_point(optimizer, limit) for limit in progress.over("trying limits", tried)]
+    points = [point_of(optimizer, limit) for limit in progress.over("trying limits", tried)]
     return Curve(
         step=step,
         machine=on.title,
@@ -191,7 +191,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     )
 
 
-def _point(optimizer: Optimizer, limit_bytes: int) -> Point:
+def point_of(optimizer: Optimizer, limit_bytes: int) -> Point:
     """The point of the plan that `optimize` would make under this limit."""
     found = fastest(optimizer, limit_bytes)
     assert found is not None, "the floor is what the planner reaches"

@@ -134,6 +134,7 @@ def load() -> OpLibrary:
         if build.CORE not in _loaded:
             library = _open_built(build.CORE)
             _declare_core(library.c)
+            _declare_allocator_events(library.c)
             throttle_from_environment(library.c)
             _loaded[build.CORE] = library
             bound.core = library.c
@@ -324,6 +325,15 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
     c.tfswap_stats.restype = None
     c.tfswap_reset_stats.restype = None
+
+
+def _declare_allocator_events(c: ctypes.CDLL) -> None:
+    """The signatures of core/allocator_events.cc."""
+    c.tfswap_record_allocator_events.restype = ctypes.c_bool
+    c.tfswap_stop_allocator_events.argtypes = [ctypes.c_uint64]
+    c.tfswap_stop_allocator_events.restype = ctypes.c_uint64
+    c.tfswap_copy_allocator_events.argtypes = [ctypes.c_char_p]
+    c.tfswap_copy_allocator_events.restype = None
 
 
 def _declare_replays(c: ctypes.CDLL) -> None:

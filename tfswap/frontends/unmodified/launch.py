@@ -1,4 +1,4 @@
-"""`tfswap run`: this process becomes that of the program, with the options in its environment.
+"""`tfswap run` and `tfswap watch`: this process becomes that of the program, with the options in its environment.
 
 It is replaced, so that exit status, signals, standard input, `__main__`, arguments, tracebacks and debuggers are those
 of plain Python.
@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 from tfswap.errors import TfswapError
 from tfswap.frontends.cli_parser import UsageError
-from tfswap.frontends.unmodified.settings import Settings, environment
+from tfswap.frontends.unmodified.settings import environment
 
-COMMAND = "tfswap run"
+COMMANDS = "run", "watch"
+"""The commands that become a program."""
 MODULE = "-m"
 TRAINING_ONLY = "--training_only"
 """The one option without a value."""
@@ -27,10 +28,10 @@ COMPILED = (".pyz", ".zip", ".pyc")
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of `tfswap run`, and the program with its arguments: whatever comes from its name on.
+    """The options of a command, and the program with its arguments: whatever comes from its name on.
 
     Args:
-        arguments: the words after "run". Each option but one has a value, in the same word or in the next.
+        arguments: the words after the command. Each option but one has a value, in the same word or in the next.
     """
     first = 0
     while first < len(arguments) and arguments[first].startswith("--"):
@@ -43,19 +44,19 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:first]), list(arguments[first:])
 
 
-def launch(program: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+def launch(command: str, program: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     """Replace this process by Python, which runs the program.
 
     Args:
+        command: of COMMANDS, for messages.
         program: the path of a script, or "-m" and a module; and its arguments.
-        options: those that were given, by name.
+        options: those that were given, by name; they are well-formed.
 
     Raises:
         UsageError: there is no such program.
-        TfswapError: it is not Python, an option is malformed, or this Python ignores the environment.
+        TfswapError: it is not Python, or this Python ignores the environment.
     """
-    _require_program(program)
-    Settings.of(options)
+    _require_program(f"tfswap {command}", program)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise TfswapError("Python was started with -E, -I or -S, so that it reads no options from its environment")
     flags = subprocess._args_from_interpreter_flags()  # pyright: ignore[reportAttributeAccessIssue] as multiprocessing
@@ -64,21 +65,21 @@ def launch(program: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     os.execve(sys.executable, [sys.executable, *flags, *program], environment(options))
 
 
-def _require_program(program: Sequence[str]) -> None:
+def _require_program(command: str, program: Sequence[str]) -> None:
     """Refuse what Python could not run. Python itself finds modules."""
     if not program:
-        raise UsageError("no program is given: tfswap run --memory_limit=6GiB train.py, or -m package.module", COMMAND)
+        raise UsageError(f"no program is given: {command} train.py, or {command} -m package.module", command)
     if program[0] == MODULE:
         if len(program) == 1:
-            raise UsageError("no module is given after -m", COMMAND)
+            raise UsageError("no module is given after -m", command)
         return
     if program[0] == "-":  # the program is on standard input
         return
     if program[0].startswith("-"):
-        raise UsageError(f"{program[0]} is neither an option of {COMMAND} nor a program", COMMAND)
+        raise UsageError(f"{program[0]} is neither an option of {command} nor a program", command)
     path = Path(program[0])
     if not path.exists():
-        raise UsageError(f"there is no program {program[0]!r}", COMMAND)
+        raise UsageError(f"there is no program {program[0]!r}", command)
     if path.is_file() and path.suffix not in COMPILED:
         _require_python(path)
 

@@ -15,7 +15,7 @@ from tfswap.ir.permits import BITS, TACTICS
 from tfswap.support.limit_file import from_environment
 from tfswap.support.sizes import is_share, parse_limit
 
-RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
+RUN, LIMIT, WATCH = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT", "watch"
 """As in startup/sitecustomize.py, which imports nothing of tfswap."""
 STARTUP = Path(__file__).parent / "startup" / "sitecustomize.py"
 """What runs at the start of a process."""

@@ -1,9 +1,10 @@
-"""Runs at the start of a Python process whose environment requests a limit, before the program does.
+"""Runs at the start of a Python process whose environment requests a limit, or to be watched, before the program does.
 
-`tfswap run` puts this folder in front of PYTHONPATH, so that Python imports this file as its `sitecustomize`; the hook
-that `tfswap hook --install` writes runs it too. It imports nothing but the standard library and wrapt, on which
-TensorFlow depends: the program may still set variables that TensorFlow reads when it is imported. Once TensorFlow and
-Keras have been imported, the first call that may train imports tfswap.
+`tfswap run` and `tfswap watch` put this folder in front of PYTHONPATH, so that Python imports this file as its
+`sitecustomize`; the hook that `tfswap hook --install` writes runs it too. It imports nothing but the standard library
+and wrapt, on which TensorFlow depends: the program may still set variables that TensorFlow reads when it is imported.
+Once TensorFlow and Keras have been imported, the first call that may train imports tfswap; to be watched, the first use
+of a device does.
 
 Child processes inherit the environment, and do the same.
 """
@@ -20,13 +21,15 @@ import sys
 import types
 from typing import Any
 
-RUN, LIMIT = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT"
-"""The variables with the options of `tfswap run`, as JSON, and with a limit alone."""
+RUN, LIMIT, WATCH = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT", "watch"
+"""The variables with the options of `tfswap run`, as JSON, and with a limit alone; the option of `tfswap watch`."""
+CONTEXT = "tensorflow.python.eager.context"
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.concrete_function"
 SESSIONS = "tensorflow.python.client.session"
 KERAS = "keras.src.backend.tensorflow.trainer"
 KERAS_MAKERS = "make_train_function", "make_test_function", "make_predict_function"
 SUMMARY = "tfswap.frontends.unmodified.summary"
+WATCHING = "tfswap.frontends.watching.process"
 STARTED = "tfswap_startup"
 
 
@@ -42,6 +45,11 @@ def _begin() -> None:
     sys.modules[STARTED] = types.ModuleType(STARTED)
     given = {"memory_limit": os.environ.get(LIMIT) or None, **json.loads(os.environ.get(RUN, "{}"))}
     is_first = given.pop("process", None) == os.getpid()
+    if given.get(WATCH):
+        if is_first:
+            atexit.register(_report_unwatched)
+        wrapt.register_post_import_hook(_watch_device, CONTEXT)
+        return
     if is_first and (given["memory_limit"] or given.get("max_slowdown")):
         atexit.register(_report_nothing)
     wrapt.register_post_import_hook(lambda module: _watch_functions(module, given), FUNCTIONS)
@@ -94,6 +102,28 @@ def _maker(name: str, plain: Any, given: dict[str, Any]) -> Any:
         return keras.maker(self, name, plain, given)(force)
 
     return make_function
+
+
+def _watch_device(module: Any) -> None:
+    """Make the start of TensorFlow's devices begin the watch: settings of TensorFlow are the program's until then."""
+    kind = module.Context
+    plain = kind.ensure_initialized
+
+    def ensure_initialized(self: Any) -> None:
+        plain(self)
+        if hasattr(sys.modules.get("tensorflow"), "__version__"):  # it has been imported
+            kind.ensure_initialized = plain
+            from tfswap.frontends.watching import process
+
+            process.begin()
+
+    kind.ensure_initialized = ensure_initialized
+
+
+def _report_unwatched() -> None:
+    """At the end of the process that `tfswap watch` became: say so where TensorFlow ran nothing."""
+    if WATCHING not in sys.modules and sys.stderr is not None:
+        print("tfswap: TensorFlow ran nothing in this process, so that nothing was watched", file=sys.stderr)
 
 
 def _report_nothing() -> None:

@@ -1,0 +1,104 @@
+"""The time of a program's steps under `tfswap.watch` over that without, for two programs.
+
+    TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=2048 python benchmarks/watch_overhead.py [ROUNDS]
+
+"convolutions" is a step of a small convolutional net, "small_ops" an eager loop that calls a function of few small ops.
+A watch begins, and sees the first ten steps, which it records. Then a round runs some steps with the watch and as many
+without it, in an order that is drawn. Printed are the median of the rounds' ratios and the quartiles, and the time that
+the watch has taken for the first steps, once: it records these, names what is in memory and takes the step's graph.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import concrete_function
+
+import tfswap
+
+ROUND_S = 0.2
+"""About the time of a round's steps, each way."""
+
+
+def convolutions() -> Callable[[], Any]:
+    """A step of three convolutions with 32 images of 64 x 64."""
+    filters = [tf.Variable(0.1 * tf.random.normal([3, 3, i, o])) for i, o in ((3, 16), (16, 16), (16, 16))]
+    images = tf.random.normal([32, 64, 64, 3])
+
+    @tf.function
+    def train_step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for kernel in filters:
+                x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+            loss = tf.reduce_mean(x * x)
+        for kernel, gradient in zip(filters, tape.gradient(loss, filters), strict=True):
+            kernel.assign_sub(0.1 * gradient)
+        return loss
+
+    return lambda: train_step(images)
+
+
+def small_ops() -> Callable[[], Any]:
+    """A function of five small ops, and five eager ones."""
+    weight = tf.Variable(tf.random.normal([8, 8]))
+    x = tf.random.normal([8, 8])
+
+    @tf.function
+    def train_step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.tanh(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    def step() -> Any:
+        y = x
+        for _ in range(5):
+            y = y + 1.0
+        return train_step(y)
+
+    return step
+
+
+def seconds(step: Callable[[], Any], steps: int) -> float:
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return time.perf_counter() - began
+
+
+def measured(make: Callable[[], Callable[[], Any]], rounds: int) -> tuple[list[float], float]:
+    """The quartiles of the rounds' ratios, and the seconds that a watch takes at its start."""
+    kind: Any = concrete_function.ConcreteFunction
+    step, plain = make(), kind._call_flat
+    steps = max(1, round(ROUND_S / (seconds(step, 10) / 10)))
+    alone_s = seconds(step, 10)
+    watch = tfswap.watch().start()
+    first_s = seconds(step, 10) - alone_s
+    ways = {"watched": kind._call_flat, "plain": plain}
+    ratios: list[float] = []
+    for _ in range(rounds):
+        took: dict[str, float] = {}
+        for name in random.sample(list(ways), len(ways)):
+            kind._call_flat = ways[name]
+            took[name] = seconds(step, steps)
+        ratios.append(took["watched"] / took["plain"])
+    watch.stop()
+    return statistics.quantiles(ratios, n=4), first_s
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    print("program       ratio  quartiles    at its start")
+    for make in (convolutions, small_ops):
+        (low, middle, high), first_s = measured(make, rounds)
+        print(f"{make.__name__:12}  {middle:.3f}  {low:.3f}-{high:.3f}  {first_s:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -190,7 +190,7 @@ def test_a_report_sums_up_what_is_small_and_says_what_was_not_recorded() -> None
     lines = str(Watched({"GPU:0": device}, (cost, refused))).splitlines()
     assert lines[0].endswith("in train_step; the allocator's peak is 2.1 KiB, and was not recorded:")
     assert [each.split()[2:] for each in lines[2:]][:4] == [
-        ["55%", "1", "MatMul", "train.py:9"],
+        ["55%", "1", "train.py:9", "MatMul"],
         ["27%", "1", "batch"],
         ["9%", "100", "all", "others"],
         ["9%", "-", "allocated", "before,", "and", "freed", "since"],
@@ -203,3 +203,59 @@ def test_limits_below_the_smallest_are_not_tried() -> None:
     assert limits_for(1000, 300, (0.75, 0.5)) == [750, 500, 300]
     assert limits_for(1000, 600, (0.75, 0.5)) == [750, 600]
     assert limits_for(1000, 1000, (0.75, 0.5)) == [1000]
+
+
+@pytest.mark.emulated_gpu(count=2)
+def test_the_arenas_of_gpus_are_watched_too(on_gpus: Any) -> None:
+    def program() -> Any:
+        import tensorflow as tf
+
+        import tfswap
+
+        step, batch, _ = training_program()
+        watch = tfswap.watch().start()
+        for _ in range(3):
+            step(batch)
+        with tf.device("GPU:1"):
+            held = [tf.ones([1024, 256]) for _ in range(2)]
+        step(batch)
+        watch.stop()
+        del held
+        return {name: [vars(owner) for owner in seen.owners] for name, seen in watch.devices().items()}
+
+    seen = on_gpus(program)
+    assert sorted(seen) == ["GPU:0", "GPU:1"]
+    assert line("saves") in {owner["source"] for owner in seen["GPU:0"]}
+    assert seen["GPU:1"][0]["nbytes"] == 2 * 1024 * 256 * 4
+
+
+def test_a_fit_with_batches_of_open_sizes_is_planned_for_those_that_it_had() -> None:
+    def program() -> Any:
+        import keras
+        import numpy as np
+
+        import tfswap
+
+        model = keras.Sequential([keras.layers.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        with tfswap.watch() as watch:
+            model.fit(np.ones([2500, 64], "float32"), np.ones([2500, 1], "float32"), batch_size=1024, verbose=0)
+        (step,) = watch.report().steps
+        return step.peak_bytes, step.refusal, len(step.limits)
+
+    peak, refusal, limits = on_arena(program)
+    assert refusal == ""
+    assert peak >= 2 * 1024 * 64 * 4, "the batch and the hidden layer"
+    assert limits >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convolutions", "small_ops"])
+def test_a_watch_takes_less_than_three_hundredths_of_the_time(name: str) -> None:
+    def program() -> Any:
+        import watch_overhead
+
+        return watch_overhead.measured(getattr(watch_overhead, name), rounds=200)
+
+    (_, ratio, _), _ = on_arena(program)
+    assert ratio <= 1.03

@@ -20,9 +20,9 @@ from tfswap.native.load import load
 
 MOST_EVENTS = 200_000
 """The most events of a recording that are read: about 60 MB of text."""
-_GPU_ARENA = re.compile(r"GPU_(\d+)_bfc")
+_GPU_ARENA = re.compile(r"(?:GPU|PluggableDevice)_(\d+)_bfc")
 _CPU_ARENA = "bfc_cpu_allocator_for_gpu"
-"""The names of allocators (gpu_process_state.cc, process_state.cc)."""
+"""The names of allocators (gpu_process_state.cc, pluggable_device_process_state.cc, process_state.cc)."""
 
 
 def device_of(allocator: str) -> str:

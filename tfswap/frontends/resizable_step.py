@@ -23,7 +23,7 @@ from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
 from tfswap.frontends.tracing import name_of, stand_ins
 from tfswap.ir.graph import Graph
-from tfswap.ir.types import Shape
+from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.device import DeviceModel
 
 Sizes = Mapping[str, Mapping[int, int]]
@@ -113,7 +113,12 @@ def _function_step(
 
 
 def graph_of_trace(
-    name: str, trace: Any, arguments: Sequence[Any], device: DeviceModel, gpus: Collection[str] | None
+    name: str,
+    trace: Any,
+    arguments: Sequence[Any],
+    device: DeviceModel,
+    gpus: Collection[str] | None,
+    known_types: Callable[[Graph], Mapping[str, TensorType]] = lambda _: {},
 ) -> tuple[Graph, list[Variable]]:
     """The graph of a trace, whose nodes are placed, and its variables.
 
@@ -122,6 +127,7 @@ def graph_of_trace(
         trace: a ConcreteFunction.
         arguments: the flat arguments of a call, or specs of their sizes.
         device, gpus: as of `find_step`.
+        known_types: from the imported graph to types of its tensors ("node:0") whose sizes the trace leaves open.
 
     Raises UnsupportedGraph.
     """
@@ -129,6 +135,8 @@ def graph_of_trace(
     from tfswap.runtime.captures import with_placeholders
 
     graph = import_function(trace, arguments)
+    if known := known_types(graph):
+        graph = import_function(trace, arguments, known)
     captures = with_placeholders(trace)
     given = [None] * (len(graph.feeds) - len(captures)) + captures
     devices = [_device_of(tensor) for tensor in given]

@@ -11,7 +11,7 @@ from tfswap.support.sizes import format_bytes
 
 ROWS, LEAST_SHARE = 20, 0.005
 """The most rows of a table, and the least share of the bytes that a row of its own has."""
-HEADS = ("bytes", "share", "tensors", "what", "source")
+HEADS = ("bytes", "share", "tensors", "source", "what")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _rows(seen: WatchedDevice) -> list[tuple[str, ...]]:
 
 
 def _row(seen: WatchedDevice, nbytes: int, tensors: int, what: str, source: str) -> tuple[str, ...]:
-    return format_bytes(nbytes), f"{100 * nbytes / seen.nbytes:.0f}%", str(tensors or "-"), what, source
+    return format_bytes(nbytes), f"{100 * nbytes / seen.nbytes:.0f}%", str(tensors or "-"), source, what
 
 
 def _cost_line(step: StepCosts) -> str:

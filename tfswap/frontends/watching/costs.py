@@ -3,17 +3,23 @@
 A step's graph is taken while the program runs, since the program may drop its functions before it ends, and has no
 reference to TensorFlow. It is planned at the end.
 
-Not handled: steps that take batches of open sizes from an iterator, and steps that XLA compiles.
+A step that takes a batch of an open number of rows from an iterator is planned for the number that its recorded call
+had.
+
+Not handled: such batches in loops, and steps that XLA compiles.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfswap.analysis.allocator_events import AllocatorEvent
 from tfswap.compiler.offline import OnDevice, Variable, offline_step
 from tfswap.device import machine
 from tfswap.errors import TfswapError
@@ -21,7 +27,9 @@ from tfswap.frontends.resizable_step import graph_of_trace
 from tfswap.frontends.simulate import point_of, target
 from tfswap.frontends.unmodified.traces import computes_gradients
 from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import takes_from_pipeline
 from tfswap.ir.permits import TACTICS
+from tfswap.ir.types import Shape, TensorType
 from tfswap.report.peak_owners import LimitCost, StepCosts, limits_for
 from tfswap.support import progress
 
@@ -53,8 +61,8 @@ class KnownSteps:
     def __init__(self) -> None:
         self._steps: dict[str, _Step] = {}
 
-    def note(self, trace: Any, inputs: Sequence[Any], nbytes: int) -> None:
-        """A call of a trace with these arguments was recorded, and the arena's highest moment then."""
+    def note(self, trace: Any, inputs: Sequence[Any], events: Sequence[AllocatorEvent], nbytes: int) -> None:
+        """A call of a trace with these arguments was recorded, with these events and highest moment of an arena."""
         name = trace.graph.name
         known = self._steps.get(name)
         if known is not None:
@@ -68,7 +76,7 @@ class KnownSteps:
         if len(self._steps) >= MOST_STEPS:
             del self._steps[lowest]
         began_s = time.monotonic()
-        self._steps[name] = _step(trace, inputs, nbytes)
+        self._steps[name] = _step(trace, inputs, events, nbytes)
         log.debug("tfswap: %s: its graph was taken in %.2f s", name, time.monotonic() - began_s)
 
     def costs(self) -> tuple[StepCosts, ...]:
@@ -78,9 +86,36 @@ class KnownSteps:
             return tuple(_costs(name, step) for name, step in found)
 
 
-def _step(trace: Any, inputs: Sequence[Any], nbytes: int) -> _Step:
+def batch_types(graph: Graph, events: Sequence[AllocatorEvent]) -> dict[str, TensorType]:
+    """The types of batches with open numbers of rows that a step takes from iterators, by the events of a call.
+
+    The number is that which most tensors had whose only open dimension is the number of rows.
+    """
+    taken = [node.out(i) for node in graph if takes_from_pipeline(node.op) for i in range(len(node.outputs))]
+    taken = [tensor for tensor in taken if _has_open_rows(tensor.type.shape)]
+    if not taken:
+        return {}
+    shapes = {node.name: node.outputs[0].shape for node in graph if node.outputs}
+    rows: Counter[int] = Counter()
+    for event in events:
+        traced, found = shapes.get(event.op), [int(size) for size in re.findall(r"\d+", event.shape)]
+        if event.is_request and traced is not None and _has_open_rows(traced) and [*traced[1:]] == found[1:]:
+            rows[found[0]] += 1
+    if not rows:
+        return {}
+    most = rows.most_common(1)[0][0]
+    return {tensor.name: TensorType(tensor.type.dtype, (most, *(tensor.type.shape or ())[1:])) for tensor in taken}
+
+
+def _has_open_rows(shape: Shape) -> bool:
+    return bool(shape) and shape[0] is None and None not in shape[1:]
+
+
+def _step(trace: Any, inputs: Sequence[Any], events: Sequence[AllocatorEvent], nbytes: int) -> _Step:
+    device = machine.current_device()[1]
     try:
-        return _Step(nbytes, *graph_of_trace(trace.graph.name, trace, inputs, machine.current_device()[1], None))
+        found = graph_of_trace(trace.graph.name, trace, inputs, device, None, lambda graph: batch_types(graph, events))
+        return _Step(nbytes, *found)
     except TfswapError as error:
         return _Step(nbytes, None, refusal=str(error))
     except Exception as error:  # the program goes on, whatever is wrong here

@@ -19,6 +19,8 @@ GRADIENT = "gradient_tape/"
 _NUMBER = re.compile(r"_\d+$")
 _OPTIMIZER = re.compile(r"^(ArithmeticOptimizer/[A-Za-z]+_|ConstantFolding/|LayoutOptimizer/)")
 """What TensorFlow's optimizers put in front of the name of the node that they replace."""
+_CALL = re.compile(r"\b(Stateful)?PartitionedCall(_\d+)?/")
+"""The name of a call in that of a node of the function that is called."""
 UNOWNED = "allocated earlier: by a data pipeline, or for constants of functions"
 
 
@@ -48,7 +50,7 @@ def _node_text(request: AllocatorEvent, *, has_line: bool) -> str:
     import tensorflow as tf
     from tensorflow.python.framework import op_def_registry
 
-    name = _NUMBER.sub("", request.op) or "an unknown op"
+    name = _NUMBER.sub("", _CALL.sub("", _OPTIMIZER.sub("", request.op))) or "an unknown op"
     if request.is_temporary:
         return f"{name}, its own workspace"
     kind = f" {tf.as_dtype(request.dtype).name} {request.shape}" if request.dtype and request.shape else ""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfswap.analysis.allocator_events import ArenaHeight, heights
+from tfswap.analysis.allocator_events import AllocatorEvent, ArenaHeight, heights
 from tfswap.device import arena
 from tfswap.device.allocator_events import begin_recording, chunks_in_use, device_of, end_recording, yielding
 from tfswap.device.memory_owners import owners_in_call
@@ -33,7 +33,7 @@ from tfswap.frontends.watching.costs import KnownSteps
 from tfswap.frontends.watching.naming import owners_of
 from tfswap.report.peak_owners import Watched, WatchedDevice
 
-BUDGET, FREE_S = 0.01, 0.1
+BUDGET, FREE_S = 0.01, 0.3
 """The share of the time that recordings may take, besides this time at the beginning."""
 ALWAYS = 2
 """The first calls of each trace are recorded."""
@@ -254,13 +254,14 @@ class Watch:
             events = end_recording()
             in_use = {each.allocator: recording.in_use.get(device_of(each.allocator), {}) for each in events}
             for allocator, height in heights(events, in_use).items():
-                self._keep(device_of(allocator), height, recording)
+                if (device := device_of(allocator)) in recording.in_use:
+                    self._keep(device, height, events, recording)
 
-    def _keep(self, device: str, height: ArenaHeight, recording: _Recording) -> None:
+    def _keep(self, device: str, height: ArenaHeight, events: Sequence[AllocatorEvent], recording: _Recording) -> None:
         trace = None if recording.calls is None else recording.calls.trace()
         if trace is not None:
             began_s = time.monotonic()
-            self._steps.note(trace, recording.inputs, height.nbytes)
+            self._steps.note(trace, recording.inputs, events, height.nbytes)
             self._busy_s -= time.monotonic() - began_s
         if device in self._best and self._best[device].nbytes >= height.nbytes:
             return

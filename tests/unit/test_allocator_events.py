@@ -88,7 +88,7 @@ def test_of_equally_high_moments_the_last_has_most_requests() -> None:
     assert found(arena, {0: 512}) == (512, {0: (512, "a")}, 0)
 
 
-def test_bytes_of_chunks_that_nobody_knows_are_counted() -> None:
+def test_bytes_of_unknown_chunks_are_counted() -> None:
     arena = Arena({0: 512, 1024: 256})
     arena.request(2048, 768, "a")
     arena.release(0)

@@ -39,10 +39,10 @@ ALWAYS = 2
 """The first calls of each trace are recorded."""
 TRIES = 3
 """How often a trace is recorded for one peak of the allocator that was not recorded."""
-LOOK_S = 0.02
-"""The time between two looks at the allocator's peak."""
+READ_S = 0.02
+"""How often the allocator's peak is read, at most."""
 TICK_S = 0.25
-"""The time between two looks of the thread, and how long it records."""
+"""How often the thread checks, and how long it records."""
 LONGEST_S = 60.0
 """A recording ends after this time: its events take host memory."""
 SEEN = "_tfswap_watched"
@@ -100,7 +100,7 @@ class Watch:
         self._calls = 0
         self._busy_s = 0.0
         self._began_s = 0.0
-        self._look_s = 0.0
+        self._read_s = 0.0
         self._is_own = threading.local()
         self._stops = contextlib.ExitStack()
         self._process = 0
@@ -181,7 +181,7 @@ class Watch:
                 setattr(concrete, SEEN, calls)
             calls.count += 1
             self._calls += 1
-            if self._recording is not None or calls.count <= ALWAYS or time.monotonic() >= self._look_s:
+            if self._recording is not None or calls.count <= ALWAYS or time.monotonic() >= self._read_s:
                 self._before(calls, tensor_inputs)
             try:
                 return plain(concrete, tensor_inputs, captured_inputs)
@@ -199,7 +199,7 @@ class Watch:
             return  # another thread's call
         with self._at_work():
             self._end()
-            self._look_s = time.monotonic() + LOOK_S
+            self._read_s = time.monotonic() + READ_S
             if calls.count <= ALWAYS or self._is_worth_a_try(calls):
                 self._begin(calls, inputs)
 

@@ -408,10 +408,20 @@ def test_what_runs_elsewhere_is_refused_by_name():
             with tf.device("/job:worker/task:1/device:CPU:0"):
                 return net.step(x)
 
+        def variable_there(x):
+            return net.step(x) + tf.reduce_mean(there)
+
         refused(tf.autograph.experimental.do_not_convert(looped))
         refused(remote)
+        server = tf.distribute.Server.create_local_server()
+        cluster = tf.train.ClusterSpec({"worker": [server.target.removeprefix("grpc://")]})
+        tf.config.experimental_connect_to_cluster(cluster, make_master_device_default=False)
+        with tf.device("/job:worker/task:0/device:CPU:0"):
+            there = tf.Variable(tf.ones([4]))
+        refused(variable_there)
         return reported
 
     found = on_arena(program)
     assert "in a loop outside" in found[0]
     assert "another process's" in found[1]
+    assert "another process's" in found[2] and "what variables there take" in found[2]

@@ -191,6 +191,25 @@ def test_a_full_disk_is_reported_before_the_step(tmp_path) -> None:
     assert found["same"] and found["on_disk"]
 
 
+@pytest.mark.slow
+def test_a_slow_disk_is_waited_for(tmp_path, plain) -> None:
+    folder, slow_bytes_per_s = str(tmp_path), 40e6
+
+    def program():
+        net = Net(folder, host_memory_limit=HOST, spill_dir=folder)
+        ops.configure(disk_bandwidth_bytes_per_s=slow_bytes_per_s)
+        step = optimized(net)
+        found = trained(net, step)
+        stats = step.stats()
+        ops.configure(disk_bandwidth_bytes_per_s=None)
+        copied = (stats.disk_out_bytes + stats.disk_in_bytes) / slow_bytes_per_s
+        return {**found, "copied": copied, "copying": stats.copying_s, "stalled": stats.stalled_s}
+
+    found = on_arena(program)
+    check(found, plain)
+    assert found["copying"] >= found["copied"] > 0 and found["stalled"] > 0
+
+
 def test_without_a_folder_the_refusal_names_it(tmp_path) -> None:
     def program():
         net = Net("")

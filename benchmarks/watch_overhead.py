@@ -4,8 +4,9 @@
 
 "convolutions" is a step of a small convolutional net, "small_ops" an eager loop that calls a function of few small ops.
 A watch begins, and sees the first ten steps, which it records. Then a round runs some steps with the watch and as many
-without it, in an order that is drawn. Printed are the median of the rounds' ratios and the quartiles, and the time that
-the watch has taken for the first steps, once: it records these, names what is in memory and takes the step's graph.
+without it, in an order that is drawn. Printed are the median of the rounds' ratios and the quartiles, of elapsed time
+and of the CPU's, and the CPU's time that the watch has taken for the first steps, once: it imports tfswap, records
+these, names what is in memory and takes the step's graph.
 """
 
 from __future__ import annotations
@@ -65,39 +66,45 @@ def small_ops() -> Callable[[], Any]:
     return step
 
 
-def seconds(step: Callable[[], Any], steps: int) -> float:
-    began = time.perf_counter()
+def seconds(step: Callable[[], Any], steps: int) -> tuple[float, float]:
+    """The seconds that steps take, and those of the CPU."""
+    began, began_cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - began_cpu
 
 
-def measured(make: Callable[[], Callable[[], Any]], rounds: int) -> tuple[list[float], float]:
-    """The quartiles of the rounds' ratios, and the seconds that a watch takes at its start."""
+def measured(make: Callable[[], Callable[[], Any]], rounds: int) -> tuple[list[float], list[float], float]:
+    """The quartiles of the rounds' ratios of time and of the CPU's time, and the CPU's seconds of a watch's start."""
     kind: Any = concrete_function.ConcreteFunction
     step, plain = make(), kind._call_flat
-    steps = max(1, round(ROUND_S / (seconds(step, 10) / 10)))
-    alone_s = seconds(step, 10)
+    steps = max(1, round(ROUND_S / (seconds(step, 10)[0] / 10)))
+    _, alone_s = seconds(step, 10)
+    began_s = time.process_time()
     watch = tfswap.watch().start()
-    first_s = seconds(step, 10) - alone_s
+    seconds(step, 10)
+    first_s = time.process_time() - began_s - alone_s
     ways = {"watched": kind._call_flat, "plain": plain}
-    ratios: list[float] = []
+    ratios: list[tuple[float, float]] = []
     for _ in range(rounds):
-        took: dict[str, float] = {}
+        took: dict[str, tuple[float, float]] = {}
         for name in random.sample(list(ways), len(ways)):
             kind._call_flat = ways[name]
             took[name] = seconds(step, steps)
-        ratios.append(took["watched"] / took["plain"])
+        elapsed, of_cpu = (watched / plain for watched, plain in zip(took["watched"], took["plain"], strict=True))
+        ratios.append((elapsed, of_cpu))
     watch.stop()
-    return statistics.quantiles(ratios, n=4), first_s
+    elapsed, of_cpu = (statistics.quantiles(each, n=4) for each in zip(*ratios, strict=True))
+    return elapsed, of_cpu, first_s
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    print("program       ratio  quartiles    at its start")
+    print("program       time   quartiles    of the CPU  quartiles    at its start")
     for make in (convolutions, small_ops):
-        (low, middle, high), first_s = measured(make, rounds)
-        print(f"{make.__name__:12}  {middle:.3f}  {low:.3f}-{high:.3f}  {first_s:.2f} s")
+        elapsed, of_cpu, first_s = measured(make, rounds)
+        shown = "  ".join(f"{middle:.3f}  {low:.3f}-{high:.3f}" for low, middle, high in (elapsed, of_cpu))
+        print(f"{make.__name__:12}  {shown}  {first_s:.2f} s")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_a_known_tensor_on_a_known_line_is_named_at_the_peak_with_its_bytes() ->
 
         step, batch, weights = training_program()
         watch = tfswap.watch().start()
-        for _ in range(5):
+        for _ in range(10):
             step(batch)
         watch.stop()
         seen = watch.devices()["CPU:0"]
@@ -66,7 +66,7 @@ def test_a_known_tensor_on_a_known_line_is_named_at_the_peak_with_its_bytes() ->
         restored = ConcreteFunction._call_flat.__qualname__
         return {**vars(seen), "owners": owners, "peak": peak, "restored": restored, "weights": len(weights)}
 
-    seen = on_arena(program)
+    seen = on_arena(program, TF_NUM_INTEROP_THREADS="1")  # kernels run in one order
     saved = [owner for owner in seen["owners"] if owner["source"] == line("saves")]
     assert [owner["what"] for owner in saved] == [f"matmul float32 [{ROWS},{WIDTH}]"]
     alive = saved[0]["tensors"]
@@ -78,7 +78,7 @@ def test_a_known_tensor_on_a_known_line_is_named_at_the_peak_with_its_bytes() ->
     assert sum(owner["tensors"] for name, owner in by_name.items() if name.startswith("variable 'w")) == LAYERS
     assert seen["during"] == "train_step"
     assert seen["peak_bytes"] == seen["peak"]
-    assert 0.98 * seen["peak"] <= seen["nbytes"] <= seen["peak"], "kernels run in another order in each call"
+    assert 0.98 * seen["peak"] <= seen["nbytes"] <= seen["peak"]
     named = sum(owner["nbytes"] for owner in seen["owners"])
     assert named + seen["unknown_bytes"] == seen["nbytes"]
     assert abs(seen["unknown_bytes"]) <= 0.01 * seen["nbytes"]
@@ -108,7 +108,9 @@ def test_eager_code_and_a_profiler_of_the_program_are_seen_too(tmp_path: Path) -
         while time.monotonic() < end and watch.devices()["CPU:0"].nbytes < 16 << 20:
             tf.reduce_sum(tf.tile(x, [16, 1])).numpy()
         watch.stop()
-        return [vars(owner) for owner in watch.devices()["CPU:0"].owners]
+        seen = watch.devices()["CPU:0"]
+        assert seen.nbytes == seen.peak_bytes, "a watch of eager code holds none of its tensors"
+        return [vars(owner) for owner in seen.owners]
 
     owners = on_arena(program)
     assert owners[0]["what"] == "Tile float32 [16384,256], in eager code or a pipeline"
@@ -166,7 +168,7 @@ def test_a_watched_process_is_that_of_plain_python(text: str, tmp_path: Path) ->
     [
         (None, 2, "tfswap: there is no program"),
         ("def :", 1, "line 1 is not Python"),
-        (EXITS, 3, "tfswap: TensorFlow ran nothing in this process, so that nothing was watched\n"),
+        (EXITS, 3, "tfswap: no eager code and no function of TensorFlow ran here"),
         (ENDS, 5, ""),
         (IS_KILLED, -signal.SIGTERM, ""),
     ],
@@ -257,5 +259,5 @@ def test_a_watch_takes_less_than_three_hundredths_of_the_time(name: str) -> None
 
         return watch_overhead.measured(getattr(watch_overhead, name), rounds=200)
 
-    (_, ratio, _), _ = on_arena(program)
-    assert ratio <= 1.03
+    _, (_, of_cpu, _), _ = on_arena(program)  # other programs on the machine change elapsed time
+    assert of_cpu <= 1.03

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfswap.analysis.allocator_events import Allocation, AllocatorEvent, ArenaHeight
-from tfswap.device.memory_owners import owners_by_address
+from tfswap.device.memory_owners import owners_by_address, variables_by_address
 from tfswap.importers.source_lines import SourceLines
 from tfswap.report.peak_owners import LEAST_SHARE, Owner, merged
 
@@ -25,15 +25,24 @@ UNOWNED = "allocated earlier: by a data pipeline, or for constants of functions"
 
 
 def owners_of(height: ArenaHeight, functions: Sequence[Any], known: Mapping[int, str]) -> tuple[Owner, ...]:
-    """Whose the chunks at an arena's highest moment are.
+    """Whose the chunks at an arena's highest moment were, which has just been.
 
     Args:
         functions: the traces that ran then.
         known: owners of chunks by address, from before the events.
     """
-    lines = [SourceLines(each) for each in functions]
     unnamed = sum(a.nbytes for a in height.allocations if a.request is None and a.address not in known)
     earlier = {**owners_by_address(), **known} if unnamed > LEAST_SHARE * height.nbytes else known
+    return _named(height, functions, earlier)
+
+
+def owners_afterwards(height: ArenaHeight) -> tuple[Owner, ...]:
+    """As `owners_of` without functions, some time later: of what Python holds then, only variables are the same."""
+    return _named(height, (), variables_by_address())
+
+
+def _named(height: ArenaHeight, functions: Sequence[Any], earlier: Mapping[int, str]) -> tuple[Owner, ...]:
+    lines = [SourceLines(each) for each in functions]
     return merged(_owner(each, lines, earlier) for each in height.allocations)
 
 

@@ -15,6 +15,7 @@ Not handled: sessions of TensorFlow 1 in programs without eager code; the line o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -30,7 +31,7 @@ from tfswap.device.allocator_events import begin_recording, chunks_in_use, devic
 from tfswap.device.memory_owners import owners_in_call
 from tfswap.device.placement import step_devices
 from tfswap.frontends.watching.costs import KnownSteps
-from tfswap.frontends.watching.naming import owners_of
+from tfswap.frontends.watching.naming import owners_afterwards, owners_of
 from tfswap.report.peak_owners import Watched, WatchedDevice
 
 BUDGET, FREE_S = 0.01, 0.3
@@ -41,8 +42,8 @@ TRIES = 3
 """How often a trace is recorded for one peak of the allocator that was not recorded."""
 READ_S = 0.02
 """How often the allocator's peak is read, at most."""
-TICK_S = 0.25
-"""How often the thread checks, and how long it records."""
+TICK_S, LONGEST_TICKS = 0.25, 20
+"""How often the thread checks, and how long it records: of these, one at first."""
 LONGEST_S = 60.0
 """A recording ends after this time: its events take host memory."""
 SEEN = "_tfswap_watched"
@@ -96,6 +97,7 @@ class Watch:
         self._lock = threading.RLock()
         self._recording: _Recording | None = None
         self._best: dict[str, WatchedDevice] = {}
+        self._unnamed: dict[str, ArenaHeight] = {}  # by device, of the thread's recordings
         self._steps = KnownSteps()
         self._calls = 0
         self._busy_s = 0.0
@@ -163,8 +165,12 @@ class Watch:
     def devices(self) -> dict[str, WatchedDevice]:
         """By name, the devices' highest moments until now. Nothing is planned."""
         peaks = self._peaks()
+        with self._at_work():
+            for name, height in self._unnamed.items():
+                self._best[name] = dataclasses.replace(self._best[name], owners=owners_afterwards(height))
+            self._unnamed.clear()
         return {
-            name: WatchedDevice(**{**vars(seen), "peak_bytes": max(seen.nbytes, peaks.get(name, 0))})
+            name: dataclasses.replace(seen, peak_bytes=max(seen.nbytes, peaks.get(name, 0)))
             for name, seen in self._best.items()
         }
 
@@ -265,26 +271,34 @@ class Watch:
             self._busy_s -= time.monotonic() - began_s
         if device in self._best and self._best[device].nbytes >= height.nbytes:
             return
-        owners = owners_of(height, [trace] if trace is not None else [], recording.owners)
+        self._unnamed.pop(device, None)
+        if recording.calls is None:  # the program goes on meanwhile
+            self._unnamed[device], owners = height, ()
+        else:
+            owners = owners_of(height, [trace] if trace is not None else [], recording.owners)
         name = "" if trace is None else trace.graph.name
         self._best[device] = WatchedDevice(device, height.nbytes, 0, name, owners, height.unknown_bytes)
 
     def _tick(self, ended: threading.Event) -> None:
-        """The thread: it ends recordings that no call ends, and records where no trace is called."""
-        calls, waits = 0, 1
+        """The thread: it ends recordings that no call ends, and records where no trace is called.
+
+        While the allocator's peak stays above what was recorded, it records for longer each time, and waits as long.
+        """
+        calls, tries, waited, tried = 0, 0, 0, {}
         while not ended.wait(TICK_S):
             now, recording = time.monotonic(), self._recording
             if recording is not None:
                 idle = recording.ended_s is not None and now - recording.ended_s > TICK_S
-                if idle or recording.calls is None or now - recording.began_s > LONGEST_S:
+                long_s = LONGEST_S if recording.calls is not None else TICK_S * tries
+                if idle or now - recording.began_s >= long_s:
                     self._end()
-            elif calls == self._calls:
-                waits -= 1
-                if waits <= 0 and self._has_time() and self._is_higher(self._peaks()):
+            elif calls == self._calls and self._is_higher(peaks := self._peaks()):
+                tries, waited, tried = (tries, waited + 1, tried) if tried == peaks else (0, 1, peaks)
+                if waited > tries and self._has_time():
+                    tries, waited = min(tries + 1, LONGEST_TICKS), 0
                     with self._at_work():
                         if self._recording is None:
                             self._begin(None)
-                    waits = 8
             calls = self._calls
 
 

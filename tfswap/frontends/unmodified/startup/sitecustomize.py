@@ -121,9 +121,12 @@ def _watch_device(module: Any) -> None:
 
 
 def _report_unwatched() -> None:
-    """At the end of the process that `tfswap watch` became: say so where TensorFlow ran nothing."""
+    """At the end of the process that `tfswap watch` became: say so where no device was used but by sessions."""
     if WATCHING not in sys.modules and sys.stderr is not None:
-        print("tfswap: TensorFlow ran nothing in this process, so that nothing was watched", file=sys.stderr)
+        print(
+            "tfswap: no eager code and no function of TensorFlow ran here, so nothing was watched",
+            file=sys.stderr,
+        )
 
 
 def _report_nothing() -> None:

@@ -78,6 +78,7 @@ def measured(make: Callable[[], Callable[[], Any]], rounds: int) -> tuple[list[f
     """The quartiles of the rounds' ratios of time and of the CPU's time, and the CPU's seconds of a watch's start."""
     kind: Any = concrete_function.ConcreteFunction
     step, plain = make(), kind._call_flat
+    seconds(step, 3)  # it is traced
     steps = max(1, round(ROUND_S / (seconds(step, 10)[0] / 10)))
     _, alone_s = seconds(step, 10)
     began_s = time.process_time()

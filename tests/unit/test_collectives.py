@@ -58,6 +58,16 @@ def test_conditionals_with_collectives_have_their_place_in_the_order():
     ]
 
 
+def test_a_tensor_of_unknown_size_that_another_device_sends_is_refused_with_a_remedy():
+    graph = parse_graph("""
+        %saved = Tfswap>Receive() @"/device:GPU:0" -> float32[?]
+        %read = Relu(%saved) @"/device:GPU:0" -> float32[?]
+        fetches %read
+    """)
+    with pytest.raises(UnknownSizes, match="'saved:0' .*within its tf.device.*use_cudnn=False"):
+        require_sizes(graph, lambda _: None)
+
+
 def test_a_device_is_one_under_its_short_and_its_full_name():
     graph = parse_graph("""
         %x = Placeholder() @"/device:GPU:0" -> int32[2]

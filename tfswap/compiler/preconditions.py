@@ -11,6 +11,7 @@ from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.library_function import import_library_function
 from tfswap.importers.opaque_calls import library_functions, opaque_calls
 from tfswap.importers.size_bounds import gives_shape_values
+from tfswap.ir.custom_ops import RECEIVE
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import (
     calls_functions,
@@ -139,6 +140,12 @@ def _remedy_of_size(graph: Graph, first: Output, *, has_line: bool) -> str:
             "The step gathers tensors of all workers, whose sizes are not known here. Make sparse gradients, as of an "
             "embedding, dense before replicas add them up: tf.convert_to_tensor(gradient). Or reduce tensors of known "
             "sizes in place of gathering them."
+        )
+    if node.op == RECEIVE:
+        return (
+            "A kernel on another device makes this tensor, and its size must be known to send it. Run the kernels that "
+            "read it on that device: take the gradient within its tf.device, too. Recurrent layers of Keras do without "
+            "cuDNN's saved tensors with use_cudnn=False."
         )
     kind = control_flow(node.op)
     if kind is not None and kind.is_loop:

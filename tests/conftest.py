@@ -103,6 +103,7 @@ def fresh_copy_settings():
 
     import tfswap.ops as ops
 
+    gc.collect()  # variables of tests before, whose homes are host memory
     ops.reset_stats()
     yield
     ops.configure(host_memory_limit=None, copy_threads=1, bandwidth_bytes_per_s=None, latency_us=0.0)

@@ -79,16 +79,14 @@ def optimize(
         profile: a `Profile` or the path of a saved one: measured times to plan with. By default they are modelled.
         precision: the form that tensors saved for the backward pass may be rounded to: "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" or "int4", for all, or by pattern of node names, of which the first match
-            holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
+            holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default none.
         spill_dir: a folder on a local disk for what is beyond `host_memory_limit`; its file ends with the process.
         spill_limit: the most that they may take there, bytes or a size.
-        limit_workspaces: limit cuDNN's workspaces to what the plan leaves (`report().workspace_bytes`), for the whole
-            process; TensorFlow reads that at the process's first convolution on a GPU (docs/gpu_memory.md).
+        limit_workspaces: limit cuDNN's workspaces to what the plan leaves, for the whole process (docs/gpu_memory.md).
         max_slowdown: find the lowest peak within this multiple of the unoptimised step's predicted time, such as 1.1.
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
-        values: "bits" for those of the traced step to the bit, or "close": kernels in slices (the tactic "slice") may
-            then add in another order, of more ops and with oneDNN. The report bounds the difference.
+        values: "bits" for the traced step's to the bit, or "close": kernels in slices may then add in another order.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.

@@ -7,7 +7,6 @@ plan in its first step, and is planned again with the room that was measured (ru
 
 from __future__ import annotations
 
-from tfswap.ir.python_calls import CALL
 from tfswap.kernels.events import temp
 from tfswap.kernels.memory_rules import Entry, KernelMemory, outs, with_events
 from tfswap.kernels.temporaries import Facts
@@ -19,4 +18,4 @@ def called(facts: Facts) -> KernelMemory:
     return with_events((*own, *outs(len(facts.outputs))), exact=False)
 
 
-RULES: dict[str, Entry] = {CALL: Entry(called)}
+RULES: dict[str, Entry] = {"EagerPyFunc": Entry(called)}

@@ -1,8 +1,8 @@
 """Which kernels may run in slices of rows where last bits may differ (`values="close"`), and by how much they may.
 
 A slice computes a row as the whole kernel does, but may add its products in another order, since libraries choose
-blocks and threads by a call's sizes. Sums over rows are those of slices, added up. So no rule depends on sizes, and each
-holds for every library: Eigen, oneDNN, cuDNN. `kernels/slice_lines.py` has the kernels with the same bits.
+blocks and threads by a call's sizes. Sums over rows are those of slices, added up. So no rule depends on sizes, and
+each holds for every library: Eigen, oneDNN, cuDNN. `kernels/slice_lines.py` has the kernels with the same bits.
 
 Two orders of adding n terms differ by at most 2 (n - 1) u times the sum of the terms' magnitudes, where u is half the
 distance of 1 to the next larger float (N. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).

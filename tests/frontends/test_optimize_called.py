@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
+import weakref
 
 import numpy as np
 import pytest
@@ -270,3 +272,20 @@ def test_ops_that_tensorflow_replaces_before_it_places_a_step():
     planned = tfswap.optimize(step, memory_limit="100%")
     assert bits(planned(*given)) == expected
     assert not planned.plan().changes_nothing
+
+
+def test_a_function_of_which_tensorflow_has_seen_the_class_is_not_kept():
+    """TensorFlow's nest keeps the classes of objects that it is asked about."""
+
+    def seen():
+        net = Net()
+        optimized = called(net)
+        optimized(batch())
+        concrete = optimized.get_concrete_function(tf.TensorSpec([None, WIDTH]))
+        assert not tf.nest.is_nested(concrete)
+        assert not tf.nest.is_nested(concrete._inference_function)
+        return weakref.ref(net)
+
+    kept = seen()
+    gc.collect()
+    assert kept() is None

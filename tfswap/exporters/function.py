@@ -236,21 +236,36 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
     """
     from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
 
-    class TracedElsewhere(atomic_function.AtomicFunction):
-        """Runs the graph. Errors get the source line of a failing node from the trace."""
-
-        @property
-        def graph_debug_info(self) -> Any:
-            nodes = [op.node_def for op in made.get_operations()]
-            nodes += [node for name in body_names for node in runtime.get_function_def(name).node_def]
-            return SourceLines(original).debug_info(name for node in nodes for name in _kernel_names(node))
-
     body_names = list(bodies.made)
     _register(list(bodies.made.values()))
     name = concrete_function._inference_name(made.name)
     atomic = atomic_function.from_func_graph(name, made, {"_noinline": True}, function_type)
     runtime, children, call = atomic._bound_context, atomic.children, atomic._call_options
-    return TracedElsewhere(atomic.name, runtime, atomic.function_type, children, call, made), body_names
+    found = _traced_elsewhere()(atomic.name, runtime, atomic.function_type, children, call, made)
+    found.tfswap_nodes = made, body_names, original
+    return found, body_names
+
+
+@functools.cache
+def _traced_elsewhere() -> Any:
+    """The class of an AtomicFunction that runs a graph made from a trace. Errors get a failing node's source line.
+
+    One class for all, as of `runtime/open_function.py`.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    class TracedElsewhere(atomic_function.AtomicFunction):
+        tfswap_nodes: tuple[Any, list[str], Any]
+        """The FuncGraph, the names of its bodies' functions, and the trace."""
+
+        @property
+        def graph_debug_info(self) -> Any:
+            made, body_names, original = self.tfswap_nodes
+            nodes = [op.node_def for op in made.get_operations()]
+            nodes += [node for name in body_names for node in self._bound_context.get_function_def(name).node_def]
+            return SourceLines(original).debug_info(name for node in nodes for name in _kernel_names(node))
+
+    return TracedElsewhere
 
 
 @functools.cache

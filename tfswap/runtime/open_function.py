@@ -6,9 +6,10 @@ rewritten function of one plan, called directly, would accept larger sizes too, 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.exporters.function import substitute
@@ -34,27 +35,54 @@ def open_function(
         call: runs the step on flat arguments, whose sizes are known.
         carries: whether the trace itself carries out a plan, as in a rewritten file.
     """
-    from tensorflow.python.saved_model import save_context
+    made = _open_class()(base._inference_function, trace)
+    made.tfswap_step = _Step(name, base, trace, call, carries)
+    return made
+
+
+class _Step(NamedTuple):
+    """The arguments of `open_function`."""
+
+    name: str
+    base: Any
+    trace: Any
+    call: Callable[[Sequence[Any]], Any]
+    carries: bool
+
+    def run(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        """Run the step where all sizes are known, else the base. Raises UnsupportedGraph where that has no plan."""
+        from tensorflow.python.saved_model import save_context
+
+        saving = save_context.in_save_context()
+        if all(map(has_size, tensor_inputs)) and not saving:
+            return self.call(tensor_inputs)
+        if self.base is self.trace and saving and not self.carries:
+            log.warning(
+                "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan "
+                "yet. Call it once with real tensors before you save it, or rewrite the file with "
+                "tfswap.optimize_graph.",
+                self.name,
+            )
+        elif self.base is self.trace and not saving:
+            pairs = zip(self.trace.inputs, tensor_inputs, strict=False)
+            names = ", ".join(f"{own.op.name} {given.shape}" for own, given in pairs if not has_size(given))
+            raise UnsupportedGraph(
+                f"{self.name}: the arguments {names} have open dimensions, and a plan needs sizes: call the function "
+                "once with real tensors before, or give get_concrete_function specs with full shapes"
+            )
+        return self.base._call_flat(tensor_inputs, captured_inputs)
+
+
+@functools.cache
+def _open_class() -> Any:
+    """One class for all: TensorFlow keeps each class that its `nest` has seen (util.cc, CachedTypeCheck), and a
+    class of its own for each function would keep the function's variables.
+    """
 
     class OpenFunction(substitute()):
-        def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            saving = save_context.in_save_context()
-            if all(map(has_size, tensor_inputs)) and not saving:
-                return call(tensor_inputs)
-            if base is trace and saving and not carries:
-                log.warning(
-                    "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan "
-                    "yet. Call it once with real tensors before you save it, or rewrite the file with "
-                    "tfswap.optimize_graph.",
-                    name,
-                )
-            elif base is trace and not saving:
-                pairs = zip(trace.inputs, tensor_inputs, strict=False)
-                names = ", ".join(f"{own.op.name} {given.shape}" for own, given in pairs if not has_size(given))
-                raise UnsupportedGraph(
-                    f"{name}: the arguments {names} have open dimensions, and a plan needs sizes: call the function "
-                    "once with real tensors before, or give get_concrete_function specs with full shapes"
-                )
-            return base._call_flat(tensor_inputs, captured_inputs)
+        tfswap_step: _Step
 
-    return OpenFunction(base._inference_function, trace)
+        def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
+            return self.tfswap_step.run(tensor_inputs, captured_inputs)
+
+    return OpenFunction

@@ -4,6 +4,7 @@
     python benchmarks/floor.py mlp transformer --alive    # and what is in memory at the floor's peak
     python benchmarks/floor.py mlp transformer --alone 5  # and the five largest kinds of kernels, each alone
     python benchmarks/floor.py vgg vgg224 --slices           # with the tactic "slice"
+    python benchmarks/floor.py unet --slices close           # and values="close"
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
@@ -46,7 +47,7 @@ from tfswap.compiler.options import Options
 from tfswap.exporters.graph_def import encode_nodes
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import calls_functions, is_const
-from tfswap.ir.permits import KNOWN_TACTICS, TACTICS
+from tfswap.ir.permits import BITS, KNOWN_TACTICS, TACTICS, VALUES
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
@@ -179,7 +180,7 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
 
 
-def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices: bool) -> dict[str, Any]:
+def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices: str | None) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap.ops
@@ -188,7 +189,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices:
 
     step, arguments = make()
     concrete = tf.function(step).get_concrete_function(*arguments)
-    options = Options(KNOWN_TACTICS if slices else TACTICS)
+    options = Options(TACTICS if slices is None else KNOWN_TACTICS, values=slices or BITS)
     caches = {"l3_cache_bytes": tfswap.ops.l3_cache_bytes(), "l1_l2_bytes": tfswap.ops.l1_l2_bytes()}
     device = DeviceModel(intra_op_threads=2, inter_op_threads=2, **caches)
     optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device, options)
@@ -269,7 +270,8 @@ def main() -> None:
     parser.add_argument("--steps", type=Path, help="models of one's own: a file that defines STEPS, by name")
     parser.add_argument("--alive", action="store_true", help="list what is in memory at the floor's peak")
     parser.add_argument("--alone", type=int, default=0, metavar="N", help="run the N largest kinds of kernels alone")
-    parser.add_argument("--slices", action="store_true", help="kernels may run in slices")
+    help_text = "kernels may run in slices, with the same bits or with close values"
+    parser.add_argument("--slices", nargs="?", choices=VALUES, const=BITS, help=help_text)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

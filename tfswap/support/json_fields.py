@@ -100,10 +100,11 @@ def _decode(kind: Any, value: object, where: str) -> object:
 def _named_tuple(kind: type[Any], value: object, where: str) -> object:
     names: tuple[str, ...] = kind._fields
     entries = cast("list[object]", value)
-    if not isinstance(value, list) or len(entries) != len(names):
+    least = len(names) - len(kind._field_defaults)  # as of a record, what has a default may be left out
+    if not isinstance(value, list) or not least <= len(entries) <= len(names):
         raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be a list of {', '.join(names)}")
     types_ = get_type_hints(kind)
-    pairs = zip(names, entries, strict=True)
+    pairs = zip(names, entries, strict=False)
     return kind(*(_decode(types_[name], entry, f"{where}.{name}") for name, entry in pairs))
 
 

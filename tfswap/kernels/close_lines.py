@@ -17,8 +17,9 @@ from math import prod
 from typing import cast
 
 from tfswap.ir.graph import Node
+from tfswap.kernels.einsum import terms_of
 from tfswap.kernels.slices import Kind, Slicing
-from tfswap.kernels.slices_call import Call, Line, Rule, rows_of_inputs
+from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
 from tfswap.kernels.temporaries import known_shape
 
 
@@ -40,15 +41,14 @@ def _batch_matmul(call: Call) -> Slicing | None:
 
 def _einsum(call: Call) -> Slicing | None:
     """The first axis of the result, which tensors have as their first; a sum over the first axis of all of them."""
-    terms, made = cast("bytes", call.node.attrs["equation"]).decode().replace(" ", "").split("->")
-    labels = terms.split(",")
-    if "." in terms or any(len(set(each)) < len(each) for each in labels):
+    terms, made = terms_of(cast("bytes", call.node.attrs["equation"]))
+    if any(len(set(each)) < len(each) for each in terms):  # an ellipsis too
         return None
-    if rows := _begin_with(made[:1], labels):
+    if rows := _begin_with(made[:1], terms):
         return Slicing(rows)
-    summed = labels[0][:1]
-    if summed not in made and _begin_with(summed, labels) == tuple(range(len(labels))):
-        return Slicing(tuple(range(len(labels))), Kind.SUM, unit=0)
+    summed, every = terms[0][:1], tuple(range(len(terms)))
+    if summed not in made and _begin_with(summed, terms) == every:
+        return Slicing(every, Kind.SUM, unit=0)
     return None
 
 
@@ -94,10 +94,9 @@ _IMAGES = Line(_convolution)
 _IMAGE_GRADIENT = Line(rows_of_inputs(2, shape=0))
 _FILTER_GRADIENT = Line(_filter_gradient)
 _REDUCTION = Line(_reduction)
-_CELLS: Rule = rows_of_inputs(0)
 
 CLOSE_LINES: dict[str, Line] = {
-    "AvgPool3D": Line(_CELLS),
+    "AvgPool3D": Line(rows_of_inputs(0)),
     "AvgPool3DGrad": Line(rows_of_inputs(1, shape=0)),
     "BatchMatMulV2": Line(_batch_matmul),
     "BiasAddGrad": Line(_bias_add_grad),
@@ -114,7 +113,7 @@ CLOSE_LINES: dict[str, Line] = {
     "LogSoftmax": Line(_inner),
     "MatMul": Line(_matmul),
     "Max": _REDUCTION,
-    "MaxPool3D": Line(_CELLS),
+    "MaxPool3D": Line(rows_of_inputs(0)),
     "MaxPool3DGrad": Line(rows_of_inputs(0, 1, 2)),
     "Mean": _REDUCTION,
     "Min": _REDUCTION,
@@ -156,8 +155,8 @@ def added_terms(node: Node) -> int:
 
 
 def _summed_in_einsum(node: Node, shapes: Sequence[Sequence[int]]) -> int:
-    terms, made = cast("bytes", node.attrs["equation"]).decode().replace(" ", "").split("->")
+    terms, made = terms_of(cast("bytes", node.attrs["equation"]))
     sizes: dict[str, int] = {}
-    for labels, shape in zip(terms.split(","), shapes, strict=True):
+    for labels, shape in zip(terms, shapes, strict=True):
         sizes.update(zip(labels, shape, strict=False))
     return prod(size for label, size in sizes.items() if label not in made)

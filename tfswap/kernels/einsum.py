@@ -80,7 +80,7 @@ def einsum(facts: Facts) -> KernelMemory:
     if not isinstance(equation, bytes) or facts.outputs[0].nbytes is None or None in shapes:
         return fresh(facts)._replace(exact=False)
     log = _Log(ELEMENT_BYTES.get(facts.outputs[0].dtype, 0))
-    result = _run(equation.decode(), [s for s in shapes if s is not None], log)
+    result = _run(equation, [s for s in shapes if s is not None], log)
     events, exact = log.events(result), True
     if not facts.device.is_gpu and facts.device.onednn:
         thread_bytes = ONEDNN_SCRATCH_BYTES if log.product is None else onednn_product_bytes(log.product)
@@ -95,14 +95,19 @@ def einsum_parts(equation: object, kinds: Sequence[TensorType]) -> tuple[Product
     if not isinstance(equation, bytes) or None in shapes:
         return None
     log = _Log(0)
-    _run(equation.decode(), [s for s in shapes if s is not None], log)
+    _run(equation, [s for s in shapes if s is not None], log)
     return log.product, log.copied
 
 
-def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
-    left, _, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    order = list(dict.fromkeys(label for label in left + right if label not in ".,"))
+def terms_of(equation: bytes) -> tuple[list[str], str]:
+    """The labels of each operand, and of the result."""
+    operands, _, result = equation.decode().replace(" ", "").partition("->")
+    return operands.split(","), result
+
+
+def _run(equation: bytes, shapes: Sequence[Shape], log: _Log) -> _Tensor:
+    terms, right = terms_of(equation)
+    order = list(dict.fromkeys(label for label in "".join((*terms, right)) if label != "."))
     ranks = [
         len(shape) - len(_split(term)) + 1 if "..." in term else 0 for term, shape in zip(terms, shapes, strict=True)
     ]

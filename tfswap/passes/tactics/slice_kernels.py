@@ -49,8 +49,8 @@ def slice_kernels(graph: Graph, target: Target, sliced: Sequence[Slices]) -> int
 def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, RowSlices]:
     """The kernels that run in slices, in topological order."""
     found: dict[Node, RowSlices] = {}
+    known = graph.small_constants
     for name in slices.kernels:
-        known = graph.small_constants
         slicing = slicing_of(graph[name], device, known, close=slices.close) if name in graph else None
         member = None if slicing is None else slices_of(graph[name], slicing, slices.rows, slices.of)
         if member is None:

@@ -19,7 +19,6 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 MAPS = 16
 """How many layouts of the arena are remembered, the latest new ones."""
 
-_VARIABLE = "variable"
 _TITLE = re.compile("^(the|a) ")
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -75,7 +74,9 @@ def owners_by_address() -> dict[int, str]:
 
 def variables_by_address() -> dict[int, str]:
     """As `owners_by_address`, of variables alone."""
-    return _titles((tensor, called) for tensor, called in _known() if "variable" in called)
+    import tensorflow as tf
+
+    return _titles(_values(_objects(tf.Variable)[0]))
 
 
 def owners_in_call(trace: Any, arguments: Iterable[Any]) -> dict[int, str]:
@@ -83,34 +84,41 @@ def owners_in_call(trace: Any, arguments: Iterable[Any]) -> dict[int, str]:
     import tensorflow as tf
 
     named = [(each, f"argument of {trace.graph.name}") for each in arguments if not isinstance(each, tf.Variable)]
-    return _titles(itertools.chain(named, _values(trace.variables)))
+    return _titles(itertools.chain(_values(trace.variables), named))
 
 
 def _titles(known: Iterable[tuple[Any, str]]) -> dict[int, str]:
+    """By address, the name and type of the first that is there."""
     found: dict[int, str] = {}
     for tensor, called in known:
         if address := _address(tensor):
-            text = f"{_TITLE.sub('', called).rstrip(',')} {tensor.dtype.name} {tuple(tensor.shape)}"
-            found[address] = text if "variable" in called else found.get(address, text)
+            found.setdefault(address, f"{_TITLE.sub('', called).rstrip(',')} {tensor.dtype.name} {tuple(tensor.shape)}")
     return found
 
 
 def _known() -> Iterator[tuple[Any, str]]:
-    """All tensors of the process, with names for messages."""
+    """All tensors of the process, with names for messages: those of variables first."""
     import tensorflow as tf
 
+    variables, tensors = _objects(tf.Variable, tf.Tensor)
+    yield from _values(variables)
+    yield from ((each, "a tensor,") for each in tensors if not tf.is_symbolic_tensor(each))
+
+
+def _objects(*kinds: type) -> list[list[Any]]:
+    """The objects of the process that are of these types."""
+    found: list[list[Any]] = [[] for _ in kinds]
     # There are hundreds of thousands of objects, of some thousands of types. Methods of an object may run user code.
-    objects, known = gc.get_objects(), {}
-    for each in objects:
-        kind = type(each)
-        if (found := known.get(id(kind))) is None:
-            found = known[id(kind)] = _VARIABLE if issubclass(kind, tf.Variable) else issubclass(kind, tf.Tensor)
-        if not found:
-            continue
-        if found == _VARIABLE:
-            yield from _values([each])
-        elif not tf.is_symbolic_tensor(each):
-            yield each, "a tensor,"
+    of_type: dict[int, list[Any] | None] = {}
+    for each in gc.get_objects():
+        own = type(each)
+        if id(own) not in of_type:
+            of_type[id(own)] = next(
+                (some for kind, some in zip(kinds, found, strict=True) if issubclass(own, kind)), None
+            )
+        if (some := of_type[id(own)]) is not None:
+            some.append(each)
+    return found
 
 
 def _values(variables: Iterable[Any]) -> Iterator[tuple[Any, str]]:

@@ -11,6 +11,7 @@ Not handled: such batches in loops, and steps that XLA compiles.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
@@ -25,6 +26,7 @@ from tfswap.device import machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import graph_of_trace
 from tfswap.frontends.simulate import point_of, target
+from tfswap.frontends.unmodified.functions import planning
 from tfswap.frontends.unmodified.traces import computes_gradients
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import takes_from_pipeline
@@ -114,12 +116,11 @@ def _has_open_rows(shape: Shape) -> bool:
 def _step(trace: Any, inputs: Sequence[Any], events: Sequence[AllocatorEvent], nbytes: int) -> _Step:
     device = machine.current_device()[1]
     try:
-        found = graph_of_trace(trace.graph.name, trace, inputs, device, None, lambda graph: batch_types(graph, events))
-        return _Step(nbytes, *found)
+        with planning():  # the program goes on, whatever is wrong here
+            known_types = functools.partial(batch_types, events=events)
+            return _Step(nbytes, *graph_of_trace(trace.graph.name, trace, inputs, device, None, known_types))
     except TfswapError as error:
         return _Step(nbytes, None, refusal=str(error))
-    except Exception as error:  # the program goes on, whatever is wrong here
-        return _Step(nbytes, None, refusal=f"tfswap has a fault: {type(error).__name__}: {error}")
 
 
 def _costs(name: str, step: _Step) -> StepCosts:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -139,6 +140,17 @@ def load() -> OpLibrary:
             _loaded[build.CORE] = library
             bound.core = library.c
         return _loaded[build.CORE]
+
+
+def load_if_built() -> None:
+    """Load the core library where it is in the cache or came with the installation, since replays of schedules in C++
+    take a tenth of the time of those in Python. Otherwise this does nothing, and raises no error: `load` does.
+
+    Not handled: processes without TensorFlow, which read and plan described graphs by the Python form.
+    """
+    if build.CORE not in _loaded and "tensorflow" in sys.modules and status().built:
+        with contextlib.suppress(OpLibraryError):
+            load()
 
 
 def load_codecs() -> OpLibrary:

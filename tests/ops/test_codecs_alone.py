@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 CODE = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *FILES]))"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0", reason="both run in this process")
 @pytest.mark.timeout(900)
 def test_codecs_without_onednn():

@@ -52,7 +52,8 @@ def test_bits_of_many_random_sums_in_loops(first: int):
     check(first, 50, "loops")
 
 
-@pytest.mark.parametrize("seed", [*slow(0), 26])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 26])
 def test_bits_of_random_sums_after_decisions(seed: int):
     """The second has the gradient of a conditional that nothing needs, and that TensorFlow runs all the same."""
     check(seed, 1, "decided", limits=2)

@@ -10,6 +10,7 @@ import logging
 import pytest
 import tensorflow as tf
 from gpu_compare import DEVICE, SHAPES, batch, check, compare, draws, made, relu_loss, reporting
+from slow import slow
 from test_gpus import a_conditional, a_loop, resnet, transformer
 
 from tfswap.device import arena
@@ -22,7 +23,7 @@ def swaps(gpus):
 
 
 @pytest.mark.emulated_gpu(ends_late=True)
-@pytest.mark.parametrize("net", [swaps, resnet, transformer, a_loop, a_conditional])
+@pytest.mark.parametrize("net", [swaps, resnet, transformer, *slow(a_loop), a_conditional])
 def test_steps_keep_their_limit_in_requested_bytes_and_say_so_once(on_gpus, net):
     def program(gpus):
         lines = []

@@ -14,7 +14,7 @@ from mirrored_programs import check
 from slow import slow
 
 PROGRAMS = {**mirrored_programs.PROGRAMS, **gathering_programs.PROGRAMS, **placed_programs.PROGRAMS}
-QUICK = ("iterator_in_the_step", "pipeline_of_micro_batches", "wide_gradients")
+QUICK = ("pipeline_of_micro_batches", "wide_gradients")
 
 
 @pytest.mark.emulated_gpu(count=2, jitter=6, kernel_us=20.0)

@@ -10,6 +10,7 @@ import time
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from slow import slow
 
 import tfswap
 from tfswap.ir.permits import TENSOR_TACTICS
@@ -82,7 +83,7 @@ def run(program):
     return on_arena(lambda: program(batch()), 128)
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [False, *slow(True)])
 def test_steps_of_two_threads_keep_the_limit_of_one(inside):
     """First calls too; and within functions of TensorFlow's own.
 

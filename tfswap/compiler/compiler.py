@@ -35,7 +35,6 @@ from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
-from tfswap.native.load import load_if_built
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.planner.planner import Planner
 from tfswap.planner.promise import promised
@@ -93,7 +92,6 @@ class Optimizer:
         plan_cache: PlanCache | None = None,
         shared: Shared | None = None,
     ):
-        load_if_built()
         self.options = (options or Options()).on(device)
         self.graph = graph
         self.device = device

@@ -22,6 +22,7 @@ from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
 from tfswap.ir.permits import CLOSE, SLICE, STATE
 from tfswap.kernels.target import Target
+from tfswap.native.load import load_if_built
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import planned_choice
 from tfswap.planner.bodies import Rung, least_around
@@ -60,6 +61,7 @@ class Search:
         costs: Costs,
         snapshot: ArenaSnapshot,
     ):
+        load_if_built()  # which replays schedules
         self._options = options
         self._costs = costs
         self._target = target

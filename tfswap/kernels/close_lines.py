@@ -21,6 +21,7 @@ from tfswap.kernels.einsum import terms_of
 from tfswap.kernels.slices import Kind, Slicing
 from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
 from tfswap.kernels.temporaries import known_shape
+from tfswap.kernels.windows import window_of
 
 
 def _matmul(call: Call) -> Slicing | None:
@@ -86,7 +87,17 @@ def _inner(call: Call) -> Slicing:
     return Slicing((0,), axes=len(call.input(0)) - 1)
 
 
-def _filter_gradient(_: Call) -> Slicing:
+def _filter_gradient(call: Call) -> Slicing:
+    """Products of columns, since TensorFlow's kernel takes a buffer for as many images as a cache holds, however few
+    there are; oneDNN's takes none.
+    """
+    window = None
+    if not call.device.onednn and call.output[-2] == call.input(0)[-1]:
+        window = window_of(call.node.attrs, call.input(0), call.output[:-2], call.input(2))
+    return Slicing((0, 2), Kind.SUM, unit=0, window=window)
+
+
+def _depthwise_filter_gradient(_: Call) -> Slicing:
     return Slicing((0, 2), Kind.SUM, unit=0)
 
 
@@ -107,7 +118,7 @@ CLOSE_LINES: dict[str, Line] = {
     "Conv3DBackpropFilterV2": _FILTER_GRADIENT,
     "Conv3DBackpropInputV2": _IMAGE_GRADIENT,
     "DepthwiseConv2dNative": _IMAGES,
-    "DepthwiseConv2dNativeBackpropFilter": _FILTER_GRADIENT,
+    "DepthwiseConv2dNativeBackpropFilter": Line(_depthwise_filter_gradient),
     "DepthwiseConv2dNativeBackpropInput": _IMAGE_GRADIENT,
     "Einsum": Line(_einsum),
     "LogSoftmax": Line(_inner),

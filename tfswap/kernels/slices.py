@@ -14,6 +14,7 @@ from tfswap.ir.graph import Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES as _ALIGN_BYTES
 from tfswap.kernels.temporaries import known_shape
+from tfswap.kernels.windows import Window
 
 ELEMENTS: Final = 64
 """A slice has a multiple of this many elements. Kernels compute several elements in one packet, and what is left over
@@ -64,6 +65,7 @@ class Slicing(NamedTuple):
         holds: whether slices of a number of rows of the output have the bits.
         shape: the position of the input that has the output's shape.
         sums: of Kind.ROW_SUMS, how rows are added up.
+        window: of a filter's gradient, if it is computed as products of columns.
     """
 
     rows: tuple[int, ...]
@@ -74,6 +76,7 @@ class Slicing(NamedTuple):
     holds: Callable[[int], bool] = _any_number
     shape: int | None = None
     sums: RowSums | None = None
+    window: Window | None = None
 
 
 def rows_of_packets(shape: Sequence[int]) -> int:

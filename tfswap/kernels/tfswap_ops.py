@@ -71,6 +71,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>StoreRows": Entry(forwarding(1)),  # ops/csrc/core/slice_ops.cc
     "Tfswap>AddRows": Entry(forwarding(1)),
     "Tfswap>AddBlocks": FRESH,
+    "Tfswap>Columns": FRESH,  # ops/csrc/core/columns_ops.cc
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),

@@ -26,6 +26,7 @@ from tfswap.kernels.slice_lines import slicing_of
 from tfswap.kernels.slices import Kind, RowSlices, RowSums, Slicing, rows_of, slices_of
 from tfswap.kernels.target import Target
 from tfswap.kernels.temporaries import ceil_div
+from tfswap.kernels.windows import Window, positions_together
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_integers, add_slice, restrict_like, without_colocation
 from tfswap.plan.plan import Slices
@@ -67,6 +68,10 @@ _SHAPE_TYPES = ("Tshape", "Tidx", "Tmultiples", "Index")
 """Attributes with the type of an input that has a shape: of Reshape, BroadcastTo, Tile and Slice."""
 
 
+_WINDOW = {"window": "sizes", "strides": "strides", "dilations": "dilations", "padding": "padding", "sizes": "positions"}
+"""By attribute of `COLUMNS`, the field of a window."""
+
+
 class _Part(NamedTuple):
     """Rows of a tensor in a buffer of their own, the first of them, and the one after the last."""
 
@@ -98,7 +103,7 @@ class _Slicer:
         self._stretch = self._stretches()
         self._slices: dict[Output, _InSlices] = {}  # by tensor made in slices
         self._ranges: dict[tuple[Output, int, int], Output] = {}
-        self._reshaped: dict[Output, Output] = {}
+        self._reshaped: dict[tuple[Output, TensorType], Output] = {}
         self._shapes: dict[tuple[tuple[int, ...], str], Output] = {}
         self._wholes: dict[Output, Output] = {}
         self._made: dict[Node, list[Node]] = {}  # by member, the kernels in its place
@@ -180,14 +185,45 @@ class _Slicer:
                     p: self._range(node.inputs[p], kind, done, upto)
                     for p, kind in zip(member.slicing.rows, member.inputs, strict=True)
                 }
-                made = self._copy(node, member.slicing, slices, node.outputs, done).out()
-                if total is not None:
-                    attrs = {"T": Dtype(made.type.dtype)}
-                    made = self._add(node, "AddV2", (total, made), attrs, (made.type,), done).out()
-                    self._made[node].append(made.node)
-                total, done = made, upto
+                for made in self._terms(node, member.slicing, slices, done):
+                    total = made if total is None else self._sum(node, (total, made), done)
+                done = upto
         assert total is not None, "a tensor in slices has rows"
-        self._wholes[node.out()] = total
+        self._wholes[node.out()] = self._shaped(total, node.outputs[0])
+        self._made[node] += dict.fromkeys((total.node, self._wholes[node.out()].node))
+
+    def _terms(self, node: Node, slicing: Slicing, slices: Mapping[int, Output], begin: int) -> Iterator[Output]:
+        """What the sum over some rows is of."""
+        if slicing.window is None:
+            yield self._copy(node, slicing, slices, node.outputs, begin).out()
+        else:
+            yield from self._products(node, slicing.window, slices[0], slices[2])
+
+    def _sum(self, node: Node, terms: Sequence[Output], begin: int) -> Output:
+        kind = terms[0].type
+        made = self._add(node, "AddV2", terms, {"T": Dtype(kind.dtype)}, (kind,), begin)
+        self._made[node].append(made)
+        return made.out()
+
+    def _products(self, node: Node, window: Window, images: Output, gradient: Output) -> Iterator[Output]:
+        """A filter's gradient as products of columns with the gradient, for some positions of the window each."""
+        dtype, (*_, made) = gradient.type.dtype, cast("tuple[int, ...]", gradient.type.shape)
+        columns_kind = TensorType(dtype, (1, window.elements * cast("tuple[int, ...]", images.type.shape)[-1]))
+        rows = (gradient.type.num_elements or 0) // made
+        flat = self._shaped(gradient, TensorType(dtype, (rows, made)))
+        largest_bytes = max(tensor.type.nbytes or 0 for tensor in (images, gradient, node.out()))
+        step = positions_together(columns_kind.nbytes or 0, largest_bytes)
+        for begin, end in pairwise((*range(0, rows, step), rows)):
+            attrs: dict[str, object] = {"T": Dtype(dtype), "begin": begin, "rows": end - begin}
+            attrs |= {name: getattr(window, field) for name, field in _WINDOW.items()}
+            kind = _of_rows(columns_kind, end - begin)
+            columns = self._add(node, custom_ops.COLUMNS, (images,), attrs, (kind,), begin, self._instead(node.controls))
+            product = {"T": Dtype(dtype), "transpose_a": True, "transpose_b": False}
+            factors = columns.out(), self._part(flat, begin, end)
+            kind = TensorType(dtype, (*cast("tuple[int, ...]", kind.shape)[1:], made))
+            result = self._add(node, "MatMul", factors, product, (kind,), begin)
+            self._made[node] += columns, result
+            yield result.out()
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""
@@ -271,11 +307,11 @@ class _Slicer:
         """A tensor in another shape, in its buffer."""
         if tensor.type == kind:
             return tensor
-        if tensor not in self._reshaped:
+        if (tensor, kind) not in self._reshaped:
             shape = self._shape(tensor.node, cast("tuple[int, ...]", kind.shape))
             attrs = {"T": Dtype(kind.dtype), "Tshape": Dtype("int32")}
-            self._reshaped[tensor] = self._add(tensor.node, "Reshape", (tensor, shape), attrs, (kind,), 0).out()
-        return self._reshaped[tensor]
+            self._reshaped[tensor, kind] = self._add(tensor.node, "Reshape", (tensor, shape), attrs, (kind,), 0).out()
+        return self._reshaped[tensor, kind]
 
     def _whole(self, tensor: Output) -> Output:
         """A tensor, which the slices fill where they make it."""

@@ -185,28 +185,30 @@ class _Slicer:
                     p: self._range(node.inputs[p], kind, done, upto)
                     for p, kind in zip(member.slicing.rows, member.inputs, strict=True)
                 }
-                for made in self._terms(node, member.slicing, slices, done):
-                    total = made if total is None else self._sum(node, (total, made), done)
+                if member.slicing.window is None:
+                    term = self._copy(node, member.slicing, slices, node.outputs, done).out()
+                    total = self._sum(node, total, term, done)
+                else:
+                    total = self._products(node, member.slicing.window, slices[0], slices[2], total)
                 done = upto
         assert total is not None, "a tensor in slices has rows"
         self._wholes[node.out()] = self._shaped(total, node.outputs[0])
         self._made[node] += dict.fromkeys((total.node, self._wholes[node.out()].node))
 
-    def _terms(self, node: Node, slicing: Slicing, slices: Mapping[int, Output], begin: int) -> Iterator[Output]:
-        """What the sum over some rows is of."""
-        if slicing.window is None:
-            yield self._copy(node, slicing, slices, node.outputs, begin).out()
-        else:
-            yield from self._products(node, slicing.window, slices[0], slices[2])
-
-    def _sum(self, node: Node, terms: Sequence[Output], begin: int) -> Output:
-        kind = terms[0].type
-        made = self._add(node, "AddV2", terms, {"T": Dtype(kind.dtype)}, (kind,), begin)
+    def _sum(self, node: Node, total: Output | None, term: Output, begin: int) -> Output:
+        """The sum with one more term."""
+        if total is None:
+            return term
+        made = self._add(node, "AddV2", (total, term), {"T": Dtype(term.type.dtype)}, (term.type,), begin)
         self._made[node].append(made)
         return made.out()
 
-    def _products(self, node: Node, window: Window, images: Output, gradient: Output) -> Iterator[Output]:
-        """A filter's gradient as products of columns with the gradient, for some positions of the window each."""
+    def _products(
+        self, node: Node, window: Window, images: Output, gradient: Output, total: Output | None
+    ) -> Output:
+        """A filter's gradient added to a sum: products of columns with the gradient, for some positions of the window
+        each. One starts when the one before is added, so that no two of them are held.
+        """
         dtype, (*_, made) = gradient.type.dtype, cast("tuple[int, ...]", gradient.type.shape)
         columns_kind = TensorType(dtype, (1, window.elements * cast("tuple[int, ...]", images.type.shape)[-1]))
         rows = (gradient.type.num_elements or 0) // made
@@ -217,13 +219,16 @@ class _Slicer:
             attrs: dict[str, object] = {"T": Dtype(dtype), "begin": begin, "rows": end - begin}
             attrs |= {name: getattr(window, field) for name, field in _WINDOW.items()}
             kind = _of_rows(columns_kind, end - begin)
-            columns = self._add(node, custom_ops.COLUMNS, (images,), attrs, (kind,), begin, self._instead(node.controls))
+            before = (*self._instead(node.controls), *([] if total is None else [total.node]))
+            columns = self._add(node, custom_ops.COLUMNS, (images,), attrs, (kind,), begin, before)
             product = {"T": Dtype(dtype), "transpose_a": True, "transpose_b": False}
             factors = columns.out(), self._part(flat, begin, end)
             kind = TensorType(dtype, (*cast("tuple[int, ...]", kind.shape)[1:], made))
             result = self._add(node, "MatMul", factors, product, (kind,), begin)
             self._made[node] += columns, result
-            yield result.out()
+            total = self._sum(node, total, result.out(), begin)
+        assert total is not None, "a gradient has rows"
+        return total
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""

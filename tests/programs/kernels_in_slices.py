@@ -113,7 +113,7 @@ class Cases:
         dtype = "int32" if op in ("Abs", "AddV2", "Sub", "Mul") and self.choice(False, True) else "float32"
         shape = [self.size(2, 300), *(self.size(1, 40) for _ in range(self.choice(0, 1, 2)))]
         x, y = self.tensor(*shape, dtype=dtype), self.tensor(*shape, dtype=dtype)
-        if op in ("Log", "Rsqrt", "Sqrt", "RealDiv"):
+        if op in ("Log", "Log1p", "Rsqrt", "Sqrt", "RealDiv", "Reciprocal"):
             x, y = tf.abs(x) + 0.1, tf.abs(y) + 0.1
         if op == "Cast":
             return lambda x: R.Cast(x=x, DstT=tf.float64), [x]
@@ -123,6 +123,20 @@ class Cases:
         if op == "AddN":
             return lambda x, y: R.AddN(inputs=[x, y, x]), [x, y]
         if op in ("SigmoidGrad", "TanhGrad"):
+            return lambda x, y: getattr(R, op)(y=x, dy=y), [x, y]
+        if op in ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"):
+            return lambda x, y: getattr(R, op)(x=tf.round(x), y=tf.round(y)), [x, y]
+        if op == "LogicalNot":
+            return lambda x: R.LogicalNot(x=x > 0), [x]
+        if op.startswith("Logical"):
+            return lambda x, y: getattr(R, op)(x=x > 0, y=y > 0), [x, y]
+        if op == "SelectV2":
+            y = self.choice(y, tf.reduce_max(y), y[:1])
+            return lambda x, y: R.SelectV2(condition=x > 0, t=y, e=x), [x, y]
+        if op == "_UnaryOpsComposition":
+            names = self.choice(["Sigmoid", "Square"], ["Tanh", "Exp", "Relu"])
+            return lambda x: _internal(op, x=x, op_names=names), [x]
+        if op in ("RsqrtGrad", "SqrtGrad"):
             return lambda x, y: getattr(R, op)(y=x, dy=y), [x, y]
         if op.endswith("Grad"):
             other = "outputs" if op == "EluGrad" else "features"
@@ -142,6 +156,16 @@ class Cases:
         if op == "SparseSoftmaxCrossEntropyWithLogits":
             labels = tf.cast(self._numbers.integers(0, width, rows), tf.int64)
             return lambda x, y: tuple(getattr(R, op)(features=x, labels=y)), [self.tensor(rows, width), labels]
+        if op == "Softmax":
+            return lambda x: R.Softmax(logits=x), [self.tensor(rows, self.choice(3, 4), 8 * self.size(1, 100))]
+        if op == "BatchMatMulV2":
+            batch, adjoint = [self.size(2, 12), self.size(1, 6)], self.choice(False, True)
+            rows, depth, columns = (self.size(1, 200) for _ in range(3))
+            right = self.choice([], batch) + ([columns, depth] if adjoint else [depth, columns])
+            return lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=adjoint), [self.tensor(*batch, rows, depth), self.tensor(*right)]
+        if op in ("Gather", "GatherV2"):
+            indices, axis = self._numbers.integers(0, 9, [rows, 3]), {"axis": 0} if op == "GatherV2" else {}
+            return lambda x, i: getattr(R, op)(params=x, indices=i, **axis), [self.tensor(9, width), tf.constant(indices)]
         if op in ("BiasAdd", "BiasAddGrad"):
             image = self.tensor(self.size(4, 12), 96, 96, self.size(1, 96))
             if op == "BiasAdd":
@@ -152,9 +176,9 @@ class Cases:
             attrs = {"strides": [1, stride, stride, 1], **FUSED_CONVOLUTION}
             fused = lambda x, w, b: _internal(op, input=x, filter=w, args=[b], **attrs)  # noqa: E731
             return fused, [self.tensor(*image), self.tensor(*kernel), self.tensor(kernel[3])]
-        if op in ("Sum", "Mean"):
+        if op in ("Max", "Mean", "Min", "Sum"):
             shape = [self.size(2, 40) for _ in range(self.choice(1, 2, 3))] + [self.size(2, 300)]
-            axes, keep = [*range(len(shape) - 1)], self.choice(False, True)
+            axes, keep = self.choice([*range(len(shape) - 1)] if op in ("Mean", "Sum") else [-1], [-1]), self.choice(False, True)
             return lambda x: getattr(R, op)(input=x, axis=axes, keep_dims=keep), [self.tensor(*shape)]
         views = self.copies(rows, width) | {
             "Reshape": lambda x: R.Reshape(tensor=x, shape=[2 * rows, width]),
@@ -162,8 +186,9 @@ class Cases:
             "Squeeze": lambda x: R.Squeeze(input=x, axis=[1]),
         }
         if op in views:
-            first = 1 if op in ("BroadcastTo", "Tile") else rows
-            return views[op], [self.tensor(first, 1 if op == "Squeeze" else 2, width)]
+            if op in ("BroadcastTo", "Tile"):
+                return views[op], [self.tensor(self.choice(1, rows), 1, width)]
+            return views[op], [self.tensor(rows, 1 if op == "Squeeze" else 2, width)]
         if op.startswith("Resize"):
             attrs = {"align_corners": self.choice(False, True)}
             if op.endswith("Grad"):
@@ -178,7 +203,8 @@ class Cases:
             "ConcatV2": lambda x: R.ConcatV2(values=[x, x[..., ::-1]], axis=self.choice(1, -1)),
             "Pad": lambda x: R.Pad(input=x, paddings=[[0, 0], [1, 0], [0, 3]]),
             "Slice": lambda x: R.Slice(input=x, begin=[0, 1, 1], size=[rows, 1, width - 1]),
-            "Tile": lambda x: R.Tile(input=x, multiples=[rows, 3, 1]),
+            "Split": lambda x: tuple(R.Split(axis=self.choice(1, -2), value=x, num_split=2)),
+            "Tile": lambda x: R.Tile(input=x, multiples=[rows // x.shape[0], 3, 1]),
             "Transpose": lambda x: R.Transpose(x=x, perm=[0, 2, 1]),
         }
 

@@ -26,7 +26,7 @@ Softmax, whose kernels divide rows among threads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import lcm, prod
 from typing import Final
 
 from tfswap.ir.graph import Node
@@ -34,7 +34,7 @@ from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import depth_of_slices, same_in_rows
-from tfswap.kernels.slices import Kind, RowSums, Slicing
+from tfswap.kernels.slices import ELEMENTS, Kind, RowSums, Slicing, any_number
 from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
 
 SUM_WORK: Final = 1 << 18
@@ -43,6 +43,8 @@ UNROLLED_ROWS: Final = 16
 """The rows from which on a sum of rows has four sums (TensorReduction.h)."""
 PACKET: Final = 8
 """The floats of a packet of AVX."""
+OUTER_COST: Final = 128 * 128
+"""The multiplications from which on all threads compute a product of a batch together (matmul_op_impl.h)."""
 
 
 def _elementwise(call: Call) -> Slicing | None:
@@ -61,7 +63,7 @@ def _elementwise(call: Call) -> Slicing | None:
             axes = 1
         else:
             return None
-    return Slicing(tuple(rows), axes=axes, packets=True) if rows else None
+    return Slicing(tuple(rows), axes=axes, multiple=ELEMENTS) if rows else None
 
 
 def _equal_axes(read: Sequence[int], made: Sequence[int]) -> int:
@@ -140,9 +142,46 @@ def _outer_sum(call: Call) -> Slicing | None:
     return Slicing((0,), Kind.ROW_SUMS, axes=len(shape) - 1, sums=sums)
 
 
+def _reduction(call: Call) -> Slicing | None:
+    """Rows that are reduced by themselves, as far as there are several; sums and means of all axes but the last."""
+    over, axes = call.integers(1), len(call.input(0))
+    if over is None or not over:
+        return None
+    reduced = {axis % axes for axis in over}
+    if reduced != set(range(min(reduced), axes)) or 0 in reduced:
+        return _outer_sum(call) if call.node.op in ("Mean", "Sum") else None
+    return Slicing((0,), axes=min(reduced) if max(over) < 0 else 1, holds=_several)
+
+
+def _several(rows: int) -> bool:
+    """TensorFlow drops axes of one, and reduces a single row as it does a vector, in parts (reduction_ops_common.cc)."""
+    return rows > 1
+
+
+def _softmax(call: Call) -> Slicing | None:
+    """softmax_op_functor.h: rows of whole packets. The reciprocals of the sums are computed in packets too."""
+    shape = call.output
+    if shape[-1] % PACKET:
+        return None
+    return Slicing((0,), axes=len(shape) - 1, multiple=lcm(ELEMENTS, PACKET * shape[-1]))
+
+
+def _batch_matmul(call: Call) -> Slicing | None:
+    """matmul_op_impl.h: a product after the other, each computed by all threads, or by one if they are small."""
+    (*batch, rows, depth), right = call.input(0), call.input(1)
+    if prod(batch) < 2 or prod(right[:-2]) not in (1, prod(batch)) or (len(right) > 2 and [*right[:-2]] != batch):
+        return None
+    sides = rows, depth, call.output[-1]
+    parallel = min(sides) > 1 and prod(sides) > OUTER_COST
+    leading = (0, 1) if len(right) > 2 else (0,)
+    return Slicing(leading, axes=len(batch), holds=any_number if parallel else _several)
+
+
+
+
 def _cross_entropy(_: Call) -> Slicing | None:
     """xent_op.h: rows of logits and labels; the exponentials of all rows are computed in packets."""
-    return Slicing((0, 1), packets=True)
+    return Slicing((0, 1), multiple=ELEMENTS)
 
 
 def _bias_add(call: Call) -> Slicing | None:
@@ -160,10 +199,34 @@ def _keeps_first_axis(call: Call) -> Slicing | None:
 
 def _concat(call: Call) -> Slicing | None:
     """concat_op.cc: along another axis than the first."""
-    axis = call.integers(len(call.node.inputs) - 1)
-    if axis is None or axis[0] % len(call.output) == 0:
+    count = len(call.node.inputs) - 1
+    axes = _axes_before(call, count)
+    return Slicing(tuple(range(count)), axes=axes) if axes else None
+
+
+def _split(call: Call) -> Slicing | None:
+    """split_op.cc: along another axis than the first."""
+    axes = _axes_before(call, 0)
+    return Slicing((1,), axes=axes) if axes else None
+
+
+def _axes_before(call: Call, position: int) -> int:
+    """How many axes may be merged before the one that an input names, from the last one backwards if there are more
+    than one.
+    """
+    axis = call.integers(position)
+    if axis is None:
+        return 0
+    before = axis[0] % len(call.output)
+    return before if axis[0] < 0 else min(before, 1)
+
+
+def _gather(call: Call) -> Slicing | None:
+    """gather_functor.h: rows of the indices."""
+    axis = call.integers(2) if len(call.node.inputs) > 2 else (0,)
+    if axis != (0,) or call.node.attrs.get("batch_dims") or not call.input(1):
         return None
-    return Slicing(tuple(range(len(call.node.inputs) - 1)))
+    return Slicing((1,), axes=len(call.input(1)))
 
 
 def _slice(call: Call) -> Slicing | None:
@@ -184,9 +247,11 @@ def _transpose(call: Call) -> Slicing | None:
 
 
 def _repeat(call: Call) -> Slicing | None:
-    """tile_ops.cc, broadcast_to_op.cc: rows that are all the same."""
-    read = call.input(0)
-    return Slicing((), shape=1) if len(read) < len(call.output) or read[:1] == (1,) else None
+    """tile_ops.cc, broadcast_to_op.cc: rows that are all the same, or each of one row."""
+    read, made = call.input(0), call.output
+    if len(read) < len(made) or read[:1] == (1,):
+        return Slicing((), shape=1)
+    return Slicing((0,), axes=_equal_axes(read, made), shape=1) if read[0] == made[0] else None
 
 
 _ELEMENTWISE = Line(_elementwise, onednn=True, any_type=True)
@@ -200,32 +265,53 @@ LINES: dict[str, Line] = {
     "Cast": _ELEMENTWISE,
     "Elu": _ELEMENTWISE,
     "EluGrad": _ELEMENTWISE,
+    "Equal": _ELEMENTWISE,
     "Erf": _ELEMENTWISE,
+    "Erfc": _ELEMENTWISE,
     "Exp": _ELEMENTWISE,
+    "Expm1": _ELEMENTWISE,
+    "Floor": _ELEMENTWISE,
+    "Greater": _ELEMENTWISE,
+    "GreaterEqual": _ELEMENTWISE,
     "LeakyRelu": _ELEMENTWISE,
     "LeakyReluGrad": _ELEMENTWISE,
+    "Less": _ELEMENTWISE,
+    "LessEqual": _ELEMENTWISE,
     "Log": _ELEMENTWISE,
+    "Log1p": _ELEMENTWISE,
+    "LogicalAnd": _ELEMENTWISE,
+    "LogicalNot": _ELEMENTWISE,
+    "LogicalOr": _ELEMENTWISE,
     "Maximum": _ELEMENTWISE,
     "Minimum": _ELEMENTWISE,
     "Mul": _ELEMENTWISE,
     "Neg": _ELEMENTWISE,
+    "NotEqual": _ELEMENTWISE,
     "RealDiv": _ELEMENTWISE,
+    "Reciprocal": _ELEMENTWISE,
     "Relu": _ELEMENTWISE,
     "Relu6": _ELEMENTWISE,
     "Relu6Grad": _ELEMENTWISE,
     "ReluGrad": _ELEMENTWISE,
     "Rsqrt": _ELEMENTWISE,
+    "RsqrtGrad": _ELEMENTWISE,
+    "SelectV2": _ELEMENTWISE,
     "Sigmoid": _ELEMENTWISE,
     "SigmoidGrad": _ELEMENTWISE,
+    "Sign": _ELEMENTWISE,
     "Softplus": _ELEMENTWISE,
+    "SoftplusGrad": _ELEMENTWISE,
     "Sqrt": _ELEMENTWISE,
+    "SqrtGrad": _ELEMENTWISE,
     "Square": _ELEMENTWISE,
     "SquaredDifference": _ELEMENTWISE,
     "Sub": _ELEMENTWISE,
     "Tanh": _ELEMENTWISE,
     "TanhGrad": _ELEMENTWISE,
+    "_UnaryOpsComposition": _ELEMENTWISE,
     "AvgPool": Line(rows_of_inputs(0)),
     "AvgPoolGrad": Line(rows_of_inputs(1, shape=0)),
+    "BatchMatMulV2": Line(_batch_matmul),
     "BiasAdd": Line(_bias_add),
     "BiasAddGrad": Line(_bias_add_grad),
     "BroadcastTo": Line(_repeat, **_COPY),
@@ -235,19 +321,25 @@ LINES: dict[str, Line] = {
     "Conv2DBackpropFilter": Line(_conv2d_backprop_filter),
     "Conv2DBackpropInput": Line(_conv2d_backprop_input),
     "ExpandDims": Line(_keeps_first_axis, **_COPY),
+    "Gather": Line(_gather, **_COPY),
+    "GatherV2": Line(_gather, **_COPY),
     "MatMul": Line(_matmul),
     "_FusedMatMul": Line(_matmul),
+    "Max": Line(_reduction, onednn=True),
     "MaxPool": Line(rows_of_inputs(0)),
     "MaxPoolGrad": Line(rows_of_inputs(0, 1, 2)),
-    "Mean": Line(_outer_sum, onednn=True),
+    "Mean": Line(_reduction, onednn=True),
+    "Min": Line(_reduction, onednn=True),
     "Pad": Line(_pad, **_COPY),
     "Reshape": Line(_reshape, **_COPY),
     "ResizeNearestNeighbor": Line(rows_of_inputs(0), onednn=True),
     "ResizeNearestNeighborGrad": Line(rows_of_inputs(0), onednn=True),
     "Slice": Line(_slice, **_COPY),
+    "Softmax": Line(_softmax),
     "SparseSoftmaxCrossEntropyWithLogits": Line(_cross_entropy, onednn=True),
+    "Split": Line(_split, **_COPY),
     "Squeeze": Line(_keeps_first_axis, **_COPY),
-    "Sum": Line(_outer_sum, onednn=True),
+    "Sum": Line(_reduction, onednn=True),
     "Tile": Line(_repeat, **_COPY),
     "Transpose": Line(_transpose, **_COPY),
 }

@@ -48,7 +48,7 @@ class RowSums(NamedTuple):
     mean: bool = False
 
 
-def _any_number(_: int) -> bool:
+def any_number(_: int) -> bool:
     """Whether slices of a number of rows have the bits: of any."""
     return True
 
@@ -59,7 +59,7 @@ class Slicing(NamedTuple):
     Attributes:
         rows: the positions of the inputs of which a slice reads its own rows. It reads all of the others.
         axes: the number of leading axes of these, and of the output, that may be merged into one axis of rows.
-        packets: whether a slice has a multiple of ELEMENTS elements.
+        multiple: a slice has a multiple of this many elements; the last one has what is left.
         unit: of Kind.SUM, the rows of each kernel, whatever slices have; 0 for those of a slice. Rows are those of the
             first sliced input.
         holds: whether slices of a number of rows of the output have the bits.
@@ -71,9 +71,9 @@ class Slicing(NamedTuple):
     rows: tuple[int, ...]
     kind: Kind = Kind.ROWS
     axes: int = 1
-    packets: bool = False
+    multiple: int = 1
     unit: int = 1
-    holds: Callable[[int], bool] = _any_number
+    holds: Callable[[int], bool] = any_number
     shape: int | None = None
     sums: RowSums | None = None
     window: Window | None = None
@@ -134,7 +134,7 @@ def _holds(slices: RowSlices, of: int) -> bool:
         return slicing.unit < rows_of(inputs[0])
     counts = (rows, of % rows or rows)
     elements = max(kind.num_elements or 0 for kind in (*inputs, *outputs)) // of
-    if slicing.packets and rows * elements % ELEMENTS:
+    if rows * elements % slicing.multiple:
         return False
     return not outputs or all(slicing.holds(count * (rows_of(outputs[0]) // of)) for count in counts)
 

@@ -260,7 +260,7 @@ class _Slicer:
         if slicing.shape is not None:
             shape = cast("tuple[int, ...]", kinds[0].shape)
             if node.op == "Tile":
-                read = cast("tuple[int, ...]", node.inputs[0].type.shape)
+                read = cast("tuple[int, ...]", inputs[0].type.shape)
                 shape = tuple(map(floordiv, shape, read))
             inputs[slicing.shape] = self._shape(node, shape)
             attrs = {**attrs, **{name: Dtype("int32") for name in _SHAPE_TYPES if name in attrs}}

@@ -16,6 +16,8 @@ from tfswap.plan.plan import Slices
 
 MOST_ADDED = 1.25
 """A slice may have this share of the rows that it needs, where rows in a multiple of a power of two are aligned."""
+MOST_SLICES = 16_000
+"""More slices of kernels than this take long to plan, and their plans are no better."""
 ENOUGH = 0.8
 """The share of the bytes of kernels that can run in slices at all, from which on more and smaller rows are better."""
 
@@ -42,7 +44,11 @@ def choose_slices(
         heavy = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
         counts = {node: ceil(sizes[node] * share / largest) for node in heavy}
         chosen[tuple(group._replace(close=close) for group in _groups(heavy, counts, sizes))] = None
-    return [groups for groups in chosen if groups]
+    return [groups for groups in chosen if groups and sum(map(_count_slices, groups)) <= MOST_SLICES]
+
+
+def _count_slices(slices: Slices) -> int:
+    return len(slices.kernels) * ceil(slices.of / slices.rows)
 
 
 def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Mapping[Node, int]) -> Iterator[Slices]:
@@ -53,7 +59,7 @@ def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Ma
         sizes: the bytes of these tensors.
     """
     while heavy:
-        of = _common_rows(heavy, sizes)
+        of = _common_rows(heavy, counts, sizes)
         fitting = {node: slicing for node, slicing in heavy.items() if slices_of(node, slicing, 1, of) is not None}
         if not fitting:
             return
@@ -69,8 +75,10 @@ def _sliced(node: Node, slicing: Slicing) -> list[TensorType]:
     return [*(node.inputs[position].type for position in slicing.rows), *made]
 
 
-def _common_rows(heavy: Mapping[Node, Slicing], sizes: Mapping[Node, int]) -> int:
-    """The most rows that the kernels with most of the bytes have in common."""
+def _common_rows(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Mapping[Node, int]) -> int:
+    """The most rows that the kernels with most of the bytes have in common. Where slices can be small enough for
+    several numbers, the one with the most bytes, so that chains are not broken.
+    """
     candidates: set[int] = set()
     for node, slicing in heavy.items():
         for kind in _sliced(node, slicing):
@@ -81,7 +89,9 @@ def _common_rows(heavy: Mapping[Node, Slicing], sizes: Mapping[Node, int]) -> in
         if of > 1
     }
     enough = ENOUGH * max(covered.values(), default=0)
-    return max((of for of, nbytes in covered.items() if nbytes >= enough), default=0)
+    possible = [of for of, nbytes in covered.items() if nbytes >= enough]
+    small = [of for of in possible if of >= max(counts[node] for node in heavy)]
+    return max(small, key=lambda of: (covered[of], of)) if small else max(possible, default=0)
 
 
 def _rows_of_slice(of: int, share: int) -> int:

@@ -161,32 +161,39 @@ def _gpt(layers: int = 4, width: int = 192, heads: int = 4, length: int = 128, b
     return step, (tokens, tokens)
 
 
-def unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3, any_size: bool = False) -> Made:
+UNET_LAYERS = ("Conv{}D", "Conv{}DTranspose", "MaxPooling{}D")
+
+
+def unet(
+    size: int = 96, batch: int = 8, width: int = 16, depth: int = 3, any_size: bool = False, axes: int = 2
+) -> Made:
     import keras
     import tensorflow as tf
 
     keras.utils.set_random_seed(0)
+    conv, turned, pool = (getattr(keras.layers, name.format(axes)) for name in UNET_LAYERS)
 
     def twice(h: Any, filters: int) -> Any:
         for _ in range(2):
-            h = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(h)
+            h = conv(filters, 3, padding="same", use_bias=False)(h)
             h = keras.layers.ReLU()(keras.layers.BatchNormalization()(h))
         return h
 
-    side = None if any_size else size
-    inputs = keras.Input((side, side, 3))
+    sides = [size] * axes
+    channels = 3 if axes == 2 else 1
+    inputs = keras.Input((*([None] * axes if any_size else sides), channels))
     h, skipped = inputs, []
     for level in range(depth):
         h = twice(h, width << level)
         skipped.append(h)
-        h = keras.layers.MaxPooling2D()(h)
+        h = pool()(h)
     h = twice(h, width << depth)
     for level in reversed(range(depth)):
-        h = keras.layers.Conv2DTranspose(width << level, 2, strides=2)(h)
+        h = turned(width << level, 2, strides=2)(h)
         h = twice(keras.layers.Concatenate()([h, skipped[level]]), width << level)
-    model = keras.Model(inputs, keras.layers.Conv2D(4, 1)(h))
+    model = keras.Model(inputs, conv(4, 1)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    arguments = tf.zeros([batch, size, size, 3]), tf.zeros([batch, size, size], tf.int32)
+    arguments = tf.zeros([batch, *sides, channels]), tf.zeros([batch, *sides], tf.int32)
     return trained(model, loss_fn, keras.optimizers.Adam(1e-3)), arguments
 
 

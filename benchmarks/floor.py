@@ -39,7 +39,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from accuracy import MIB, MODELS, images, transformer
+from accuracy import MIB, MODELS, images, transformer, unet
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
@@ -59,6 +59,8 @@ from tfswap.support import progress
 LARGE = {
     "vgg224": images("VGG16", 16, 224, 0.0),
     "vgg19": images("VGG19", 16, 224, 0.0),
+    "unet3d": partial(unet, size=96, batch=1, axes=3),
+    "unet3d48": partial(unet, size=48, batch=1, axes=3),
     "words": partial(transformer, layers=2, width=512, heads=8, length=512, batch=8, words=50_000),
 }
 """Steps in addition to those of accuracy.py, which run by name alone."""

@@ -47,7 +47,7 @@ def test_a_name_of_an_op_is_a_line_once() -> None:
     [
         "%y = Relu(%x) {T=float32} -> float32[?,8]",  # a size that is not known
         "%y = Relu(%x) {T=float32} -> float32[0,8]",  # an empty tensor
-        "%y = Softmax(%x) {T=float32} -> float32[64,8]",  # no line
+        "%y = Softmax(%e) {T=float32} -> float32[64,12]",  # rows of no whole packets
         "%y = MatMul(%x, %w) {T=float32, transpose_a=true, transpose_b=false} -> float32[64,8]",  # adds up few rows
         "%y = MatMul(%x, %n) {T=float32, transpose_a=false, transpose_b=false} -> float32[64,2]",  # few columns
         "%y = Conv2D(%i, %f) {T=float32, data_format=b'NCHW', padding=b'SAME', strides=(1, 1)} -> float32[8,16,9,9]",
@@ -58,7 +58,8 @@ def test_what_stays_whole(line: str) -> None:
     graph = parse_graph(
         f"%x = Placeholder() {{dtype=float32}} -> {kind}\n%w = Placeholder() {{dtype=float32}} -> float32[64,8]\n"
         "%n = Placeholder() {dtype=float32} -> float32[8,2]\n%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
-        f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\nfeeds %x, %w, %n, %i, %f\nfetches %y\n"
+        "%e = Placeholder() {dtype=float32} -> float32[64,12]\n"
+        f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\nfeeds %x, %w, %n, %i, %f, %e\nfetches %y\n"
     )
     assert slicing_of(graph["y"], DEVICE, graph.small_constants) is None
     with pytest.raises(InvalidModel, match="runs 'y' in slices of 2 of 64 rows, and this graph has no such kernel"):
@@ -93,8 +94,9 @@ fetches %gradient, %bias
 
 def test_close_values_have_more_kernels_in_slices() -> None:
     graph = parse_graph(ATTENTION)
-    assert choose_slices(graph, DEVICE, (4,)) == []
-    (groups,) = choose_slices(graph, DEVICE._replace(onednn=True), (4,), close=True)
+    onednn = DEVICE._replace(onednn=True)
+    assert choose_slices(graph, onednn, (4,)) == []
+    (groups,) = choose_slices(graph, onednn, (4,), close=True)
     assert groups == (Slices(("scores", "weights", "bias", "gradient"), 16, 64, True),)
     added = slice_kernels(graph, TARGET, groups)
     assert added > 0

@@ -44,7 +44,8 @@ class CloseCases(Cases):
         return super().of(op)
 
     def volume(self, op):
-        shape = [self.size(2, 6), 8, 2 * self.size(2, 8), 8, self.size(1, 8)]
+        # Of one image the rows are sliced, which begin where kernels need it.
+        shape = [self.choice(1, self.size(2, 6)), 8, 2 * self.size(2, 8), 8, self.choice(1, 4, 8)]
         x = self.tensor(*shape)
         if "Pool" in op:
             made = R.MaxPool3D(input=x, **POOL)

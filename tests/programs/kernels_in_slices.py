@@ -14,7 +14,7 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
-from tfswap.kernels.slices import reads_in_place, slices_of
+from tfswap.kernels.slices import Kind, reads_in_place, slices_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -162,10 +162,16 @@ class Cases:
             batch, adjoint = [self.size(2, 12), self.size(1, 6)], self.choice(False, True)
             rows, depth, columns = (self.size(1, 200) for _ in range(3))
             right = self.choice([], batch) + ([columns, depth] if adjoint else [depth, columns])
-            return lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=adjoint), [self.tensor(*batch, rows, depth), self.tensor(*right)]
+            return lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=adjoint), [
+                self.tensor(*batch, rows, depth),
+                self.tensor(*right),
+            ]
         if op in ("Gather", "GatherV2"):
             indices, axis = self._numbers.integers(0, 9, [rows, 3]), {"axis": 0} if op == "GatherV2" else {}
-            return lambda x, i: getattr(R, op)(params=x, indices=i, **axis), [self.tensor(9, width), tf.constant(indices)]
+            return lambda x, i: getattr(R, op)(params=x, indices=i, **axis), [
+                self.tensor(9, width),
+                tf.constant(indices),
+            ]
         if op in ("BiasAdd", "BiasAddGrad"):
             image = self.tensor(self.size(4, 12), 96, 96, self.size(1, 96))
             if op == "BiasAdd":
@@ -178,7 +184,10 @@ class Cases:
             return fused, [self.tensor(*image), self.tensor(*kernel), self.tensor(kernel[3])]
         if op in ("Max", "Mean", "Min", "Sum"):
             shape = [self.size(2, 40) for _ in range(self.choice(1, 2, 3))] + [self.size(2, 300)]
-            axes, keep = self.choice([*range(len(shape) - 1)] if op in ("Mean", "Sum") else [-1], [-1]), self.choice(False, True)
+            axes, keep = (
+                self.choice([*range(len(shape) - 1)] if op in ("Mean", "Sum") else [-1], [-1]),
+                self.choice(False, True),
+            )
             return lambda x: getattr(R, op)(input=x, axis=axes, keep_dims=keep), [self.tensor(*shape)]
         views = self.copies(rows, width) | {
             "Reshape": lambda x: R.Reshape(tensor=x, shape=[2 * rows, width]),
@@ -266,6 +275,8 @@ def in_slices(op, call, arguments, device, cases, *, close=False):
         return None
     shape = node.inputs[slicing.rows[0]].type.shape if slicing.rows else node.outputs[0].shape
     of = math.prod(shape[: cases.choice(*range(1, slicing.axes + 1))])
+    if slicing.image:
+        of = math.gcd(of, *(kind.shape[1] for kind in node.outputs if slicing.kind is Kind.ROWS))
     possible = []
     for rows in range(1, of):
         slices = slices_of(node, slicing, rows, of)

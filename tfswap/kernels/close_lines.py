@@ -19,7 +19,7 @@ from typing import cast
 from tfswap.ir.graph import Node
 from tfswap.kernels.einsum import terms_of
 from tfswap.kernels.slices import Kind, Slicing
-from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
+from tfswap.kernels.slices_call import Call, Line, rows_of_images, rows_of_inputs
 from tfswap.kernels.temporaries import known_shape
 from tfswap.kernels.windows import window_of
 
@@ -61,9 +61,28 @@ def _begin_with(label: str, terms: Sequence[str]) -> tuple[int, ...]:
 
 
 def _convolution(call: Call) -> Slicing | None:
-    """Images, where no tensor is added whose rows are of images."""
-    fused = cast("Sequence[bytes]", call.node.attrs.get("fused_ops", ()))
-    return Slicing((0,)) if b"Add" not in fused else None
+    """Images, where no tensor is added whose rows are of images; rows of one image, and those around that they read."""
+    if b"Add" in cast("Sequence[bytes]", call.node.attrs.get("fused_ops", ())):
+        return None
+    if call.output[0] > 1 or "Depthwise" in call.node.op:
+        return Slicing((0,))
+    window = window_of(call.node.attrs, call.input(0), call.input(1)[:-2], call.output)
+    if not window.keeps_sizes and not window.is_apart:
+        return None
+    return Slicing((0,), axes=2, image=True, halo=window.halo)
+
+
+def _image_gradient(call: Call) -> Slicing | None:
+    """Images; rows of one image. It is computed as a convolution where each pixel has a position, since TensorFlow's
+    kernel takes a buffer of columns, and oneDNN's does not.
+    """
+    window = window_of(call.node.attrs, call.output, call.input(1)[:-2], call.input(2))
+    flipped = window.keeps_sizes and not call.device.onednn and call.output[-1] == call.input(1)[-2]
+    if call.output[0] > 1:
+        return Slicing((2,), shape=0, flipped=flipped)
+    if not window.keeps_sizes and not window.is_apart:
+        return None
+    return Slicing((2,), axes=2, shape=0, image=True, halo=window.halo, flipped=flipped)
 
 
 def _reduction(call: Call) -> Slicing | None:
@@ -87,14 +106,17 @@ def _inner(call: Call) -> Slicing:
     return Slicing((0,), axes=len(call.input(0)) - 1)
 
 
-def _filter_gradient(call: Call) -> Slicing:
-    """Products of columns, since TensorFlow's kernel takes a buffer for as many images as a cache holds, however few
-    there are; oneDNN's takes none.
+def _filter_gradient(call: Call) -> Slicing | None:
+    """Images; rows of one image. Products of columns, since TensorFlow's kernel takes a buffer for as many images as a
+    cache holds, however few there are; oneDNN's takes none.
     """
-    window = None
-    if not call.device.onednn and call.output[-2] == call.input(0)[-1]:
-        window = window_of(call.node.attrs, call.input(0), call.output[:-2], call.input(2))
-    return Slicing((0, 2), Kind.SUM, unit=0, window=window)
+    image = call.input(0)
+    if (call.device.onednn and image[0] > 1) or call.output[-2] != image[-1]:
+        return Slicing((0, 2), Kind.SUM, unit=0)
+    window = window_of(call.node.attrs, image, call.output[:-2], call.input(2))
+    if image[0] > 1:
+        return Slicing((0, 2), Kind.SUM, unit=0, window=window)
+    return Slicing((0, 2), Kind.SUM, axes=2, unit=0, window=window, image=True, halo=window.halo)
 
 
 def _depthwise_filter_gradient(_: Call) -> Slicing:
@@ -102,13 +124,13 @@ def _depthwise_filter_gradient(_: Call) -> Slicing:
 
 
 _IMAGES = Line(_convolution)
-_IMAGE_GRADIENT = Line(rows_of_inputs(2, shape=0))
+_IMAGE_GRADIENT = Line(_image_gradient)
 _FILTER_GRADIENT = Line(_filter_gradient)
 _REDUCTION = Line(_reduction)
 
 CLOSE_LINES: dict[str, Line] = {
-    "AvgPool3D": Line(rows_of_inputs(0)),
-    "AvgPool3DGrad": Line(rows_of_inputs(1, shape=0)),
+    "AvgPool3D": Line(rows_of_images(0)),
+    "AvgPool3DGrad": Line(rows_of_images(1, shape=0)),
     "BatchMatMulV2": Line(_batch_matmul),
     "BiasAddGrad": Line(_bias_add_grad),
     "Conv2D": _IMAGES,
@@ -119,13 +141,13 @@ CLOSE_LINES: dict[str, Line] = {
     "Conv3DBackpropInputV2": _IMAGE_GRADIENT,
     "DepthwiseConv2dNative": _IMAGES,
     "DepthwiseConv2dNativeBackpropFilter": Line(_depthwise_filter_gradient),
-    "DepthwiseConv2dNativeBackpropInput": _IMAGE_GRADIENT,
+    "DepthwiseConv2dNativeBackpropInput": Line(rows_of_inputs(2, shape=0)),
     "Einsum": Line(_einsum),
     "LogSoftmax": Line(_inner),
     "MatMul": Line(_matmul),
     "Max": _REDUCTION,
-    "MaxPool3D": Line(rows_of_inputs(0)),
-    "MaxPool3DGrad": Line(rows_of_inputs(0, 1, 2)),
+    "MaxPool3D": Line(rows_of_images(0)),
+    "MaxPool3DGrad": Line(rows_of_images(0, 1, 2)),
     "Mean": _REDUCTION,
     "Min": _REDUCTION,
     "Softmax": Line(_inner),

@@ -35,7 +35,7 @@ from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import depth_of_slices, same_in_rows
 from tfswap.kernels.slices import ELEMENTS, Kind, RowSums, Slicing, any_number
-from tfswap.kernels.slices_call import Call, Line, rows_of_inputs
+from tfswap.kernels.slices_call import Call, Line, rows_of_images, rows_of_inputs
 
 SUM_WORK: Final = 1 << 18
 """The elements of a thread's block from which on the bias gradient's blocks are summed one by one."""
@@ -154,7 +154,7 @@ def _reduction(call: Call) -> Slicing | None:
 
 
 def _several(rows: int) -> bool:
-    """TensorFlow drops axes of one, and reduces a single row as it does a vector, in parts (reduction_ops_common.cc)."""
+    """Axes of one are dropped, and a single row is reduced as a vector is, in parts (reduction_ops_common.cc)."""
     return rows > 1
 
 
@@ -175,8 +175,6 @@ def _batch_matmul(call: Call) -> Slicing | None:
     parallel = min(sides) > 1 and prod(sides) > OUTER_COST
     leading = (0, 1) if len(right) > 2 else (0,)
     return Slicing(leading, axes=len(batch), holds=any_number if parallel else _several)
-
-
 
 
 def _cross_entropy(_: Call) -> Slicing | None:
@@ -201,6 +199,8 @@ def _concat(call: Call) -> Slicing | None:
     """concat_op.cc: along another axis than the first."""
     count = len(call.node.inputs) - 1
     axes = _axes_before(call, count)
+    if axes == 1 and call.output[0] == 1 and (call.integers(count) or (0,))[0] > 1:
+        return Slicing(tuple(range(count)), axes=2, image=True)
     return Slicing(tuple(range(count)), axes=axes) if axes else None
 
 
@@ -232,7 +232,11 @@ def _gather(call: Call) -> Slicing | None:
 def _slice(call: Call) -> Slicing | None:
     """slice_op.cc: of all rows. The new sizes are int32, as places are then."""
     int32 = call.node.inputs[1].type.dtype == "int32"
-    return Slicing((0,), shape=2) if int32 and call.input(0)[0] == call.output[0] else None
+    image = len(call.output) > 2 and call.output[0] == 1
+    whole = 2 if image else 1
+    if not int32 or call.input(0)[:whole] != call.output[:whole]:
+        return None
+    return Slicing((0,), axes=whole, shape=2, image=image)
 
 
 def _pad(call: Call) -> Slicing | None:
@@ -309,8 +313,8 @@ LINES: dict[str, Line] = {
     "Tanh": _ELEMENTWISE,
     "TanhGrad": _ELEMENTWISE,
     "_UnaryOpsComposition": _ELEMENTWISE,
-    "AvgPool": Line(rows_of_inputs(0)),
-    "AvgPoolGrad": Line(rows_of_inputs(1, shape=0)),
+    "AvgPool": Line(rows_of_images(0)),
+    "AvgPoolGrad": Line(rows_of_images(1, shape=0)),
     "BatchMatMulV2": Line(_batch_matmul),
     "BiasAdd": Line(_bias_add),
     "BiasAddGrad": Line(_bias_add_grad),
@@ -326,8 +330,8 @@ LINES: dict[str, Line] = {
     "MatMul": Line(_matmul),
     "_FusedMatMul": Line(_matmul),
     "Max": Line(_reduction, onednn=True),
-    "MaxPool": Line(rows_of_inputs(0)),
-    "MaxPoolGrad": Line(rows_of_inputs(0, 1, 2)),
+    "MaxPool": Line(rows_of_images(0)),
+    "MaxPoolGrad": Line(rows_of_images(0, 1, 2)),
     "Mean": Line(_reduction, onednn=True),
     "Min": Line(_reduction, onednn=True),
     "Pad": Line(_pad, **_COPY),

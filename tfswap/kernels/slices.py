@@ -66,6 +66,10 @@ class Slicing(NamedTuple):
         shape: the position of the input that has the output's shape.
         sums: of Kind.ROW_SUMS, how rows are added up.
         window: of a filter's gradient, if it is computed as products of columns.
+        image: whether rows are those of one image: slices are images too.
+        halo: how many more rows of the first sliced input a slice reads, before its own and after them. It computes as
+            many more rows, which are left out.
+        flipped: whether an image's gradient is computed as a convolution with the flipped filter.
     """
 
     rows: tuple[int, ...]
@@ -77,6 +81,9 @@ class Slicing(NamedTuple):
     shape: int | None = None
     sums: RowSums | None = None
     window: Window | None = None
+    image: bool = False
+    halo: tuple[int, int] = (0, 0)
+    flipped: bool = False
 
 
 def rows_of_packets(shape: Sequence[int]) -> int:
@@ -157,4 +164,5 @@ def reads_in_place(node: Node, slices: RowSlices, of: int, made: Mapping[Output,
             return False
         if slices.rows < made.get(node.inputs[position], of) and each * row_bytes % _ALIGN_BYTES:
             return False
-    return True
+    tensors = () if slices.slicing.halo == (0, 0) else (*slices.inputs, *slices.outputs)
+    return not any((kind.nbytes or 0) // rows_of(kind) % _ALIGN_BYTES for kind in tensors)

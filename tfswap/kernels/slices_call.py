@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from tfswap.ir.graph import Node
 from tfswap.kernels.device import DeviceModel
@@ -55,3 +55,17 @@ class Line(NamedTuple):
 def rows_of_inputs(*rows: int, shape: int | None = None) -> Rule:
     """Each row of the output is computed from the same rows of these inputs, by itself."""
     return lambda _: Slicing(rows, shape=shape)
+
+
+def rows_of_images(*rows: int, shape: int | None = None) -> Rule:
+    """Images by themselves, as of `rows_of_inputs`; rows of one image, where windows of a pool are apart."""
+
+    def rule(call: Call) -> Slicing | None:
+        if call.output[0] > 1:
+            return Slicing(rows, shape=shape)
+        pooled, image = sorted((call.output[1], call.input(rows[0])[1] if shape is not None else call.input(0)[1]))
+        stride = cast("Sequence[int]", call.node.attrs["strides"])[1]
+        apart = cast("Sequence[int]", call.node.attrs["ksize"])[1] == stride and pooled * stride == image
+        return Slicing(rows, axes=2, shape=shape, image=True) if apart else None
+
+    return rule

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple, cast
 
-
 COLUMNS_BYTES: Final = 1 << 20
 """Columns of a filter's gradient may take as much in any case: with fewer, products are too small to be fast."""
 POSITIONS: Final = 64
@@ -41,6 +40,33 @@ class Window(NamedTuple):
     def elements(self) -> int:
         """The pixels that one position reads."""
         return prod(self.sizes)
+
+    @property
+    def halo(self) -> tuple[int, int]:
+        """How many more rows of an image a range of positions reads, before and after as many as its stride."""
+        reach = (self.sizes[0] - 1) * self.dilations[0]
+        return self.padding[0], max(0, reach - self.padding[0] - self.strides[0] + 1)
+
+    @property
+    def keeps_sizes(self) -> bool:
+        """Whether each position is at a pixel of its own, in the middle of the window."""
+        same = all(2 * pad == (k - 1) * by for pad, k, by in zip(self.padding, self.sizes, self.dilations, strict=True))
+        return same and set(self.strides) == {1}
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether no two positions read the same rows, and none is before the image."""
+        return self.sizes[0] == self.strides[0] and self.dilations[0] == 1 and not self.padding[0]
+
+    def in_rows(self, rows: int, before: int) -> Window:
+        """The window on some rows of an image.
+
+        Args:
+            rows: the rows of positions.
+            before: how many rows are there of those that the first position reads before its own.
+        """
+        padding = self.padding[0] - before
+        return self._replace(padding=(padding, *self.padding[1:]), positions=(rows, *self.positions[1:]))
 
 
 def window_of(

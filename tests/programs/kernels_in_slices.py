@@ -276,7 +276,8 @@ def in_slices(op, call, arguments, device, cases, *, close=False):
     shape = node.inputs[slicing.rows[0]].type.shape if slicing.rows else node.outputs[0].shape
     of = math.prod(shape[: cases.choice(*range(1, slicing.axes + 1))])
     if slicing.image:
-        of = math.gcd(of, *(kind.shape[1] for kind in node.outputs if slicing.kind is Kind.ROWS))
+        kinds = [*(node.inputs[position].type for position in slicing.rows), *node.outputs]
+        of = math.gcd(of, *(kind.shape[1] for kind in kinds if slicing.kind is Kind.ROWS))
     possible = []
     for rows in range(1, of):
         slices = slices_of(node, slicing, rows, of)

@@ -50,10 +50,16 @@ OUTER_COST: Final = 128 * 128
 def _elementwise(call: Call) -> Slicing | None:
     """cwise_ops_common.h, relu_op.h: inputs with the output's rows, and those that each row reads."""
     shape = call.output
+    reads = [call.input(position) for position in range(len(call.node.inputs))]
+    if shape[:1] == (1,) and any(len(read) == len(shape) and read[:2] == (1, 1) != shape[:2] for read in reads):
+        of_image = tuple(position for position, read in enumerate(reads) if read[:2] == shape[:2])
+        whole = [read for position, read in enumerate(reads) if position not in of_image]
+        if any(len(read) == len(shape) and read[1] != 1 for read in whole):
+            return None
+        return Slicing(of_image, axes=2, multiple=ELEMENTS, image=True) if of_image else None
     rows: list[int] = []
     axes = len(shape)
-    for position in range(len(call.node.inputs)):
-        read = call.input(position)
+    for position, read in enumerate(reads):
         if len(read) < len(shape):
             axes = min(axes, len(shape) - len(read))
         elif read[:1] == shape[:1]:
@@ -253,6 +259,8 @@ def _transpose(call: Call) -> Slicing | None:
 def _repeat(call: Call) -> Slicing | None:
     """tile_ops.cc, broadcast_to_op.cc: rows that are all the same, or each of one row."""
     read, made = call.input(0), call.output
+    if len(read) == len(made) > 1 and read[:2] == (1, 1) and made[0] == 1:
+        return Slicing((), axes=2, shape=1, image=True)
     if len(read) < len(made) or read[:1] == (1,):
         return Slicing((), shape=1)
     return Slicing((0,), axes=_equal_axes(read, made), shape=1) if read[0] == made[0] else None

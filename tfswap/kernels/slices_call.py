@@ -63,9 +63,9 @@ def rows_of_images(*rows: int, shape: int | None = None) -> Rule:
     def rule(call: Call) -> Slicing | None:
         if call.output[0] > 1:
             return Slicing(rows, shape=shape)
-        pooled, image = sorted((call.output[1], call.input(rows[0])[1] if shape is not None else call.input(0)[1]))
+        heights = [call.output[1], *(call.input(position)[1] for position in rows)]
         stride = cast("Sequence[int]", call.node.attrs["strides"])[1]
-        apart = cast("Sequence[int]", call.node.attrs["ksize"])[1] == stride and pooled * stride == image
+        apart = cast("Sequence[int]", call.node.attrs["ksize"])[1] == stride and min(heights) * stride == max(heights)
         return Slicing(rows, axes=2, shape=shape, image=True) if apart else None
 
     return rule

@@ -56,7 +56,40 @@ from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.memory import Memory, simulate_memory
 from tfswap.support import progress
 
+
+
+def gaussian_process(points: int = 100_000, inducing: int = 500, features: int = 8) -> Any:
+    """The bound of a sparse Gaussian process (Titsias, 2009), by sums over the points, and its gradients."""
+    import tensorflow as tf
+
+    places = tf.Variable(tf.random.stateless_normal([inducing, features], seed=(0, 0)))
+    scales, noise = tf.Variable(tf.ones([features])), tf.Variable(0.1)
+    one = tf.eye(inducing)
+
+    def covariance(x: Any, z: Any) -> Any:
+        x, z = x / scales, z / scales
+        apart = tf.reduce_sum(x * x, 1, keepdims=True) + tf.reduce_sum(z * z, 1) - 2 * tf.matmul(x, z, transpose_b=True)
+        return tf.exp(-0.5 * apart)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            between = covariance(x, places)
+            squares, read = tf.matmul(between, between, transpose_a=True), tf.matmul(between, y, transpose_a=True)
+            factor = tf.linalg.cholesky(covariance(places, places) + 1e-3 * one)
+            inner = tf.linalg.triangular_solve(factor, squares)
+            inner = tf.linalg.triangular_solve(factor, tf.transpose(inner)) / noise
+            of_sum = tf.linalg.cholesky(one + inner)
+            explained = tf.linalg.triangular_solve(of_sum, tf.linalg.triangular_solve(factor, read)) / noise
+            bound = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(of_sum))) + 0.5 * points * tf.math.log(noise)
+            bound += 0.5 * (tf.reduce_sum(y * y) / noise - tf.reduce_sum(explained * explained))
+            bound += 0.5 * (points / noise - tf.linalg.trace(inner))
+        return [bound, *tape.gradient(bound, [places, scales, noise])]
+
+    return step, (tf.zeros([points, features]), tf.zeros([points, 1]))
+
+
 LARGE = {
+    "gp": gaussian_process,
     "vgg224": images("VGG16", 16, 224, 0.0),
     "vgg19": images("VGG19", 16, 224, 0.0),
     "unet3d": partial(unet, size=96, batch=1, axes=3),

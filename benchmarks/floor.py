@@ -57,7 +57,6 @@ from tfswap.simulator.memory import Memory, simulate_memory
 from tfswap.support import progress
 
 
-
 def gaussian_process(points: int = 100_000, inducing: int = 500, features: int = 8) -> Any:
     """The bound of a sparse Gaussian process (Titsias, 2009), by sums over the points, and its gradients."""
     import tensorflow as tf

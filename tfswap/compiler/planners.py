@@ -42,6 +42,7 @@ class Planners:
 
     Attributes:
         variants: the step's variants.
+        target: what the plans are for.
         lent_bytes: memory that another device lends for swapped tensors.
         begin_bytes: the most bytes in the arena before variables leave it, in the call that plans the step first. No
             peak of that call is lower. 0 in later calls, and where that arena is unknown.
@@ -57,7 +58,7 @@ class Planners:
         snapshot: ArenaSnapshot,
     ):
         self.variants = variants
-        self._target = target
+        self.target = target
         self._options = options
         self._costs = costs
         self._bounds_of = bounds_of
@@ -138,7 +139,7 @@ class Planners:
             bounds = self._bounds_of(rewriting)
             self._planners[rewriting] = Planner(
                 variant.flow,
-                self._target,
+                self.target,
                 snapshot=self.snapshot_of(rewriting),
                 tiers=self.tiers_of(variant),
                 tactics=self._options.tactics,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfswap.analysis.constants import kept_constants
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.options import Options
 from tfswap.compiler.planners import Planners
 from tfswap.compiler.policy import allowed_everywhere
@@ -12,8 +13,10 @@ from tfswap.compiler.rewriting import Found
 from tfswap.compiler.search import Search
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
-from tfswap.ir.permits import ANYTHING, STATE, TENSOR_TACTICS
+from tfswap.ir.permits import ANYTHING, CLOSE, SLICE, STATE, TENSOR_TACTICS
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.slice_lines import sliceable
 from tfswap.planner.promise import MARGIN_BYTES
 from tfswap.report.variables import Homes
 from tfswap.simulator.working_set import largest_working_set
@@ -61,6 +64,7 @@ def refuse(
     policy_forbids = everywhere < ANYTHING.tactics
     may_spill = options.spill is None and not options.portable
     alone = anything_leaves and host is None and disk is None
+    largest = largest_working_set(lowest.variant.flow)[0] if alone else lowest.candidate.largest_kernel()
     return InfeasibleMemoryLimit(
         f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
         f"{floor_bytes} ({format_bytes(floor_bytes)}): {format_bytes(persistent_bytes)} are persistent "
@@ -72,9 +76,10 @@ def refuse(
         )
         + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
         + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
-        + f", most of all {_largest_kernel(lowest, locate, alone=alone)}. Ask for memory_limit={floor_bytes} or more, "
+        + f", most of all {_kernel(lowest.variant.flow, largest, locate)}. Ask for memory_limit={floor_bytes} or more, "
         + ("" if set(TENSOR_TACTICS).issubset(options.tactics) else "allow all tactics, ")
         + ("" if homes.allowed or not homes.movable else f"add {STATE!r} to tactics, ")
+        + _slices(lowest, largest, options, planners.target.device)
         + ("let policy allow more, " if policy_forbids else "")
         + ("raise host_memory_limit or give spill_dir=, " if host is not None and may_spill else "")
         + "or make the batch smaller.",
@@ -92,14 +97,22 @@ def _largest_variable(homes: Homes, floor_bytes: int) -> str:
     return f", such as {homes.name_of(name)!r} of {format_bytes(nbytes)} ({why})"
 
 
-def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone: bool) -> str:
-    """The kernel at the peak under the smallest limit, and its bytes.
+def _slices(lowest: Found, largest: int, options: Options, device: DeviceModel) -> str:
+    """A remedy: what lets a kernel run in slices."""
+    if lowest.variant.rewriting.sliced or (SLICE in options.tactics and options.values == CLOSE):
+        return ""
+    graph = lowest.variant.graph
+    found = sliceable(lowest.variant.flow.nodes[largest], device, graph.small_constants)
+    if found is None or (SLICE in options.tactics and not found.close):
+        return ""
+    values = f'values="{CLOSE}"' if found.close and options.values != CLOSE else ""
+    added = "" if SLICE in options.tactics else f"add {SLICE!r} to tactics"
+    how = " and pass ".join(filter(None, (added, values))) if added else f"pass {values}"
+    return f"{how}, so that this kernel may run in slices, "
 
-    Args:
-        alone: whether its own tensors make that peak, without others that are live while it runs.
-    """
-    flow = lowest.variant.flow
-    i = largest_working_set(flow)[0] if alone else lowest.candidate.largest_kernel()
+
+def _kernel(flow: Dataflow, i: int, locate: Callable[[str], str | None]) -> str:
+    """The kernel at the peak under the smallest limit, and its bytes."""
     node, sizes = flow.nodes[i], flow.values
     reads = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})
     makes = sum(sizes[v].nbytes for _, v in flow.makes[i])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
 from math import ceil
-from operator import mul
 
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import slicing_of
-from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, reads_in_place, slices_of
+from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, possible_rows, reads_in_place, row_tensors, slices_of
 from tfswap.plan.plan import Slices
 
 MOST_ADDED = 1.25
@@ -37,7 +34,7 @@ def choose_slices(
     constants = graph.small_constants
     slicings = ((node, slicing_of(node, device, constants, close=close)) for node in graph.topological())
     possible = {node: slicing for node, slicing in slicings if slicing is not None}
-    sizes = {node: max(kind.nbytes or 0 for kind in _sliced(node, slicing)) for node, slicing in possible.items()}
+    sizes = {node: max(kind.nbytes or 0 for kind in row_tensors(node, slicing)) for node, slicing in possible.items()}
     largest = max(sizes.values(), default=0)
     chosen: dict[tuple[Slices, ...], None] = {}
     for share in shares:
@@ -60,7 +57,9 @@ def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Ma
     """
     while heavy:
         of = _common_rows(heavy, counts, sizes)
-        fitting = {node: slicing for node, slicing in heavy.items() if of and slices_of(node, slicing, 1, of) is not None}
+        fitting = {
+            node: slicing for node, slicing in heavy.items() if of and slices_of(node, slicing, 1, of) is not None
+        }
         if not fitting:
             return
         rows = _rows_of_slice(of, max(2, *(counts[node] for node in fitting)))
@@ -69,24 +68,14 @@ def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Ma
         heavy = {node: slicing for node, slicing in heavy.items() if node not in fitting}
 
 
-def _sliced(node: Node, slicing: Slicing) -> list[TensorType]:
-    """The types of what slices of a kernel read and make by rows."""
-    made = node.outputs if slicing.kind is Kind.ROWS else ()
-    return [*(node.inputs[position].type for position in slicing.rows), *made]
-
-
 def _common_rows(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Mapping[Node, int]) -> int:
     """The most rows that the kernels with most of the bytes have in common. Where slices can be small enough for
     several numbers, the one with the most bytes, so that chains are not broken.
     """
-    candidates: set[int] = set()
-    for node, slicing in heavy.items():
-        for kind in _sliced(node, slicing):
-            candidates.update(accumulate((size or 0 for size in (kind.shape or ())[: slicing.axes]), mul))
+    candidates = {of for node, slicing in heavy.items() for of in possible_rows(node, slicing)}
     covered = {
         of: sum(sizes[node] for node, slicing in heavy.items() if slices_of(node, slicing, 1, of) is not None)
         for of in candidates
-        if of > 1
     }
     enough = ENOUGH * max(covered.values(), default=0)
     possible = [of for of, nbytes in covered.items() if nbytes >= enough]

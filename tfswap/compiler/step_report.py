@@ -32,6 +32,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
     there = search.planners.snapshot_of(variant.rewriting) if snapshot is None else snapshot
     step = PlannedStep(
         graph=variant.graph,
+        whole=lambda: variants[variant.rewriting._replace(sliced=())].graph,
         flow=variant.flow,
         planner=search.planners.of(variant),
         plan=plan,

@@ -27,14 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import lcm, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from tfswap.ir.graph import Node
 from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import depth_of_slices, same_in_rows
-from tfswap.kernels.slices import ELEMENTS, Kind, RowSums, Slicing, any_number
+from tfswap.kernels.slices import ELEMENTS, Kind, RowSums, Slicing, any_number, possible_rows, row_tensors, slices_of
 from tfswap.kernels.slices_call import Call, Line, rows_of_images, rows_of_inputs
 
 SUM_WORK: Final = 1 << 18
@@ -373,6 +373,27 @@ def slicing_of(
     """
     found = _slicing(node, device, constants, CLOSE_LINES.get(node.op), exact=False) if close else None
     return found or _slicing(node, device, constants, LINES.get(node.op), exact=not close)
+
+
+class Sliceable(NamedTuple):
+    """What slices of a kernel would free.
+
+    Attributes:
+        close: whether last bits may differ then.
+        nbytes: of what it reads and makes by rows. Each of n slices holds an n-th of it.
+    """
+
+    close: bool
+    nbytes: int
+
+
+def sliceable(node: Node, device: DeviceModel, constants: Mapping[Node, tuple[int, ...]]) -> Sliceable | None:
+    """What slices of a kernel would free; None where it may not run in slices."""
+    for close in (False, True):
+        slicing = slicing_of(node, device, constants, close=close)
+        if slicing is not None and any(slices_of(node, slicing, 1, of) for of in possible_rows(node, slicing)):
+            return Sliceable(close, sum(kind.nbytes or 0 for kind in row_tensors(node, slicing)))
+    return None
 
 
 def _slicing(

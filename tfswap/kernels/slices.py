@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import accumulate
 from math import gcd, prod
+from operator import mul
 from typing import Final, NamedTuple
 
 from tfswap.ir.graph import Node, Output
@@ -115,6 +117,19 @@ class RowSlices(NamedTuple):
     rows: int
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
+
+
+def row_tensors(node: Node, slicing: Slicing) -> list[TensorType]:
+    """The types of what slices of a kernel read and make by rows."""
+    made = node.outputs if slicing.kind is Kind.ROWS else ()
+    return [*(node.inputs[position].type for position in slicing.rows), *made]
+
+
+def possible_rows(node: Node, slicing: Slicing) -> set[int]:
+    """The numbers of rows, more than one, that the tensors of a kernel in slices may be taken to have."""
+    shapes = (kind.shape or () for kind in row_tensors(node, slicing))
+    counts = (count for shape in shapes for count in accumulate((size or 0 for size in shape[: slicing.axes]), mul))
+    return {count for count in counts if count > 1}
 
 
 def slices_of(node: Node, slicing: Slicing, rows: int, of: int) -> RowSlices | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import ANYTHING
+from tfswap.ir.permits import ANYTHING, BITS, CLOSE
 from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.problem import Problem
 from tfswap.report.markup import format_seconds
@@ -21,6 +21,8 @@ from tfswap.support.printable import as_lines
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from tfswap.ir.graph import Node
+    from tfswap.kernels.slice_lines import Sliceable
     from tfswap.report.rows import TensorRow
 
 SUFFICES = "memory suffices without"
@@ -29,6 +31,8 @@ UNMET = "no plan keeps the limit: the step is left as it is"
 OVER = "this plan leaves it where it is, and does not keep the limit"
 READERS_SHOWN = 6
 NAMES_SHOWN = 5
+SHOWN_SLICES = 16
+"""The number of slices that an explanation takes as an example."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Explanation:
         rerun_s: predicted seconds of the kernels that recompute it at the end of that gap; None where they can't, or
             need not.
         source: the user's source line that made it, where TensorFlow knows it.
+        slices: the values with which its kernel may run in slices of rows, "bits" or "close", and the bytes of what it
+            would hold in slices; None where it may not, or where kernels of the plan run so.
     """
 
     tensor: str
@@ -66,6 +72,7 @@ class Explanation:
     copy_s: tuple[float, float]
     rerun_s: float | None
     source: str | None
+    slices: tuple[str, int] | None = None
 
     def to_json(self) -> str:
         """All figures as JSON text."""
@@ -95,6 +102,10 @@ class Explanation:
                     else f"{format_seconds(self.rerun_s)} of kernels",
                 ),
             ]
+        if self.slices is not None:
+            values, nbytes = self.slices
+            held = f"each of {SHOWN_SLICES} would hold {format_bytes(nbytes // SHOWN_SLICES)} of {format_bytes(nbytes)}"
+            rows.append(("in slices", f'its kernel may run so, with values="{values}": {held}'))
         if self.source:
             rows.append(("source", self.source))
         return as_lines([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)])
@@ -129,6 +140,7 @@ def explain(
     name: str,
     unused: str,
     within: str = "",
+    may_slice: Callable[[Node], Sliceable | None] = lambda _: None,
 ) -> Explanation:
     """The explanation of the tensor `name`, or of the first output of the node `name`.
 
@@ -136,6 +148,7 @@ def explain(
         problem: the step, or the body that has the tensor.
         unused: the reason where a tactic could be used, as of `why_unused`.
         within: the prefix of the tensor's name in `rows`.
+        may_slice: gives what slices of a kernel would free.
 
     Raises:
         TfswapError: there is no such tensor. The message has similar names.
@@ -153,6 +166,7 @@ def explain(
     wait = max((w for w in pairwise(uses) if w[1] - w[0] > 1), key=lambda w: w[1] - w[0], default=None)
     rates = problem.rates
     wait_s = sum(problem.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0
+    sliced = None if value.producer == PERSISTENT else may_slice(flow.nodes[value.producer])
     return Explanation(
         tensor=f"{within}{value.tensor.name}",
         type=str(value.tensor.type),
@@ -168,6 +182,7 @@ def explain(
         copy_s=(value.nbytes / rates.out_bytes_per_s, value.nbytes / rates.in_bytes_per_s),
         rerun_s=_rerun_s(problem, v),
         source=locate(value.tensor.node.name),
+        slices=None if sliced is None else (CLOSE if sliced.close else BITS, sliced.nbytes),
     )
 
 

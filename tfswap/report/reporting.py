@@ -13,6 +13,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
 from tfswap.kernels.close_lines import added_terms, most_difference
+from tfswap.kernels.slice_lines import Sliceable, sliceable
 from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.plan import Plan, Slices
 from tfswap.plan.schedule import build_schedule, planned_schedule
@@ -43,6 +44,7 @@ class PlannedStep:
 
     Attributes:
         graph: the graph that `plan` is for, before its tactics are applied.
+        whole: gives that graph with kernels whole that the plan runs in slices.
         flow: the facts from which `planner` made `plan`.
         saved: the bytes of the lists that loops save in, by name.
         recompute_s: the seconds in a step of recomputing the elements of a list, by the list's name.
@@ -62,6 +64,7 @@ class PlannedStep:
     """
 
     graph: Graph
+    whole: Callable[[], Graph]
     flow: Dataflow
     planner: Planner
     plan: Plan
@@ -106,7 +109,7 @@ def make_report(step: PlannedStep) -> Report:
         costs=planner.costs.source,
         at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
         sliced=plan.sliced,
-        notes=(*((UNCHANGED_NOTE,) if _fits_unchanged(plan) else ()), *_other_orders(step.graph, plan.sliced)),
+        notes=(*((UNCHANGED_NOTE,) if _fits_unchanged(plan) else ()), *_other_orders(step.whole, plan.sliced)),
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,
@@ -124,9 +127,11 @@ def _fits_unchanged(plan: Plan) -> bool:
     return plan.changes_nothing and plan.limit_bytes is not None and plan.planned_peak_bytes <= plan.limit_bytes
 
 
-def _other_orders(graph: Graph, sliced: Sequence[Slices]) -> list[str]:
+def _other_orders(whole: Callable[[], Graph], sliced: Sequence[Slices]) -> list[str]:
     """A note on the difference from the values of whole kernels, where some add in another order."""
-    close = [graph[name] for slices in sliced if slices.close for name in slices.kernels if name in graph]
+    names = [name for slices in sliced if slices.close for name in slices.kernels]
+    graph = whole() if names else Graph()
+    close = [graph[name] for name in names if name in graph]
     node, difference = max(((node, most_difference(node)) for node in close), key=itemgetter(1), default=(None, 0.0))
     if node is None or not difference:
         return []
@@ -224,7 +229,15 @@ def _explained(tables: _Tables, rows: Sequence[TensorRow], name: str) -> Explana
         within = f"{body.inside.body}/"
         if name.startswith(within):
             return explain(body.problem, body.inside, rows, step.locate, name.removeprefix(within), unused, within)
-    return explain(problem, step.plan, rows, step.locate, name, unused)
+    return explain(problem, step.plan, rows, step.locate, name, unused, may_slice=_slicer(step))
+
+
+def _slicer(step: PlannedStep) -> Callable[[Node], Sliceable | None]:
+    """What slices of a kernel would free, where the plan has none."""
+    if step.plan.sliced:
+        return lambda _: None
+    device, constants = step.planner.target.device, step.graph.small_constants
+    return lambda node: sliceable(node, device, constants)
 
 
 def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:

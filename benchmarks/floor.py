@@ -62,7 +62,7 @@ def gaussian_process(points: int = 100_000, inducing: int = 500, features: int =
     import tensorflow as tf
 
     places = tf.Variable(tf.random.stateless_normal([inducing, features], seed=(0, 0)))
-    scales, noise = tf.Variable(tf.ones([features])), tf.Variable(0.1)
+    scales, noise = tf.Variable(tf.ones([features])), tf.Variable(tf.constant(0.1))
     one = tf.eye(inducing)
 
     def covariance(x: Any, z: Any) -> Any:

@@ -59,7 +59,8 @@ def test_what_stays_whole(line: str) -> None:
         f"%x = Placeholder() {{dtype=float32}} -> {kind}\n%w = Placeholder() {{dtype=float32}} -> float32[64,8]\n"
         "%n = Placeholder() {dtype=float32} -> float32[8,2]\n%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
         "%e = Placeholder() {dtype=float32} -> float32[64,12]\n"
-        f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\nfeeds %x, %w, %n, %i, %f, %e\nfetches %y\n"
+        f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\n"
+        "feeds %x, %w, %n, %i, %f, %e\nfetches %y\n"
     )
     assert slicing_of(graph["y"], DEVICE, graph.small_constants) is None
     with pytest.raises(InvalidModel, match="runs 'y' in slices of 2 of 64 rows, and this graph has no such kernel"):

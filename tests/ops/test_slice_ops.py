@@ -1,4 +1,4 @@
-"""The ops that join slices of rows: StoreRows, AddRows and AddBlocks."""
+"""The ops of kernels in slices: StoreRows, AddRows, AddBlocks and Columns."""
 
 from __future__ import annotations
 
@@ -71,3 +71,32 @@ def test_another_shape_before_is_refused(ops) -> None:
         ops.tfswap_store_rows(slice=ROWS[:4], before=[ROWS[:9]], begin=0, rows=10)
     with pytest.raises(tf.errors.InvalidArgumentError, match="continues a tensor of shape"):
         ops.tfswap_add_rows(slice=ROWS, before=[ROWS[0]], begin=0, rows=30, blocks=2)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize(("strides", "dilations"), [(1, 1), (2, 1), (1, 2)])
+def test_columns_are_patches(ops, axes: int, strides: int, dilations: int) -> None:
+    sizes, window = (7, 6, 5)[:axes], (3, 2, 3)[:axes]
+    images = np.random.default_rng(3).normal(size=(2, *sizes, 4)).astype(np.float32)
+    positions = tuple(-(-size // strides) for size in sizes)
+    padding = tuple((k - 1) * dilations // 2 for k in window)
+    padded = np.pad(images, ((0, 0), *((before, 9) for before in padding), (0, 0)))
+    whole = np.stack(
+        [
+            padded[(image, *(slice(at * strides, at * strides + k * dilations, dilations) for at, k in under))].ravel()
+            for image in range(2)
+            for under in (tuple(zip(place, window, strict=True)) for place in np.ndindex(positions))
+        ]
+    )
+    attrs = {"window": window, "strides": [strides] * axes, "dilations": [dilations] * axes, "padding": padding}
+    begin, rows = 2, len(whole) - 3
+    made = ops.tfswap_columns(images=images, sizes=positions, begin=begin, rows=rows, **attrs)
+    assert np.array_equal(made, whole[begin : begin + rows])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="positions from 4 on"):
+        ops.tfswap_columns(images=images, sizes=positions, begin=4, rows=rows, **attrs)
+    for wrong in ({"padding": [-1] * axes}, {"padding": [2**40] * axes}, {"padding": [0] * 4}):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="has an attribute 'padding'"):
+            ops.tfswap_columns(images=images, sizes=positions, begin=0, rows=1, **{**attrs, **wrong})
+    if axes == 3:
+        with pytest.raises(tf.errors.OpError):
+            ops.tfswap_columns(images=images, sizes=positions, begin=0, rows=1, **{**attrs, "window": [2**30] * 3})

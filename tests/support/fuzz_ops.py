@@ -57,6 +57,7 @@ RESERVATION = {
     "spill_bytes": 0,
     "spill_limit": -1,
 }
+WINDOW = {"window": [2, 1], "strides": [1, 1], "dilations": [1, 1], "padding": [1, 0]}
 POOLING = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME", "explicit_paddings": []}
 
 
@@ -128,6 +129,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
     handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
     variable = tf.Variable(x)
     stored = core.tfswap_store_home(value=x, before=[])
+    image = tf.reshape(x, [1, rows, columns, 1])
     home = core.tfswap_make_home(shape=tf.constant([2, rows, columns], tf.int64), dtype=dtype)
     half = core.tfswap_store_home(value=x, before=[], begin=0, rows=2 * rows)
     return [
@@ -152,6 +154,7 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_store_rows, {"slice": x, "before": [], "begin": rows, "rows": 3 * rows}),
         (core.tfswap_add_rows, {"slice": x, "before": [], "begin": 0, "rows": rows, "blocks": 1}),
         (core.tfswap_add_blocks, {"sums": x}),
+        (core.tfswap_columns, {"images": image, **WINDOW, "sizes": [rows, columns], "begin": 0, "rows": rows}),
         (core.tfswap_make_home, {"shape": tf.constant([2, rows, columns], tf.int64), "dtype": dtype}),
         (core.tfswap_fill_home, {"home": home, "value": x, "begin": tf.constant(rows * columns, tf.int64)}),
         (core.tfswap_require_place, {"variables": [variable.handle], "place": "CPU:0"}),

@@ -57,9 +57,9 @@ def _groups(heavy: Mapping[Node, Slicing], counts: Mapping[Node, int], sizes: Ma
     """
     while heavy:
         of = _common_rows(heavy, counts, sizes)
-        fitting = {
-            node: slicing for node, slicing in heavy.items() if of and slices_of(node, slicing, 1, of) is not None
-        }
+        if not of:
+            return
+        fitting = {node: slicing for node, slicing in heavy.items() if slices_of(node, slicing, 1, of) is not None}
         if not fitting:
             return
         rows = _rows_of_slice(of, max(2, *(counts[node] for node in fitting)))

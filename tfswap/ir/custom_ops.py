@@ -179,8 +179,9 @@ ADD_ROWS: Final = "Tfswap>AddRows"
 # (sums: T) -> (sum: T); attrs T, divisor (int). Adds up the sums of ADD_ROWS, in order, and divides the result.
 ADD_BLOCKS: Final = "Tfswap>AddBlocks"
 
-# (images: T) -> (columns: T); attrs T, window, strides, dilations, padding and sizes (lists of ints, by axis of an image),
-# begin and rows (ints). What a filter reads at `rows` positions of those of all images, from `begin` on, each a row.
+# (images: T) -> (columns: T); attrs T, window, strides, dilations, padding and sizes (lists of ints, by axis of an
+# image), begin and rows (ints). What a filter reads at `rows` positions, from `begin` on of those of all images; each a
+# row.
 COLUMNS: Final = "Tfswap>Columns"
 
 # (resource, value: T, stored: variant) -> (); attr T. Waits for that copy, and gives the variable that buffer.

@@ -154,19 +154,18 @@ class _Slicer(SliceTensors):
         Args:
             begin, end: the slice's rows, of `of`.
         """
+        first = member.slicing.rows[:1]
+        most = dict.fromkeys(first, member.slicing.halo)
         slices: dict[int, Output] = {}
-        more = 0, 0
+        before = after = 0
         for p, kind in zip(member.slicing.rows, member.inputs, strict=True):
             rows = rows_of(kind)
-            first, last = begin * rows // of, end * rows // of
-            before = after = 0
-            if p == member.slicing.rows[0]:
-                before, after = more = (
-                    min(member.slicing.halo[0], first),
-                    min(member.slicing.halo[1], rows - last),
-                )
-            slices[p] = self.range_of(node.inputs[p], kind, first - before, last + after)
-        return slices, *more
+            begin_row, end_row = begin * rows // of, end * rows // of
+            halo = most.get(p, (0, 0))
+            more = min(halo[0], begin_row), min(halo[1], rows - end_row)
+            before, after = more if p in most else (before, after)
+            slices[p] = self.range_of(node.inputs[p], kind, begin_row - more[0], end_row + more[1])
+        return slices, before, after
 
     def _make_sum(self, node: Node, member: RowSlices) -> None:
         """Add up the results of `unit` rows each, in order. They are computed as soon as slices have made these."""

@@ -15,6 +15,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/util/overflow.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace tfswap {
@@ -66,6 +67,7 @@ rows: How many positions.
 )doc");
 
 constexpr int kMostAxes = 3;
+constexpr int64_t kMost = int64_t{1} << 30;  // so that no place overflows
 
 // Sizes along the axes of an image; those of fewer axes have ones before them.
 using Sizes = std::array<int64_t, kMostAxes>;
@@ -84,15 +86,19 @@ class ColumnsOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& images = ctx->input(0);
-    OP_REQUIRES(ctx, images.dims() == axes_ + 2 && begin_ <= images.dim_size(0) * Product(sizes_) - rows_,
+    const int64_t positions = images.dims() == axes_ + 2 ? Product(sizes_, images.dim_size(0)) : -1;
+    OP_REQUIRES(ctx, positions >= rows_ && begin_ <= positions - rows_,
                 absl::InvalidArgumentError(absl::StrCat("'", name(), "' is given images of shape ",
                                                         images.shape().DebugString(), " for ", rows_,
                                                         " positions from ", begin_, " on.")));
     Sizes image{1, 1, 1};
     for (int axis = 0; axis < axes_; ++axis) image[kMostAxes - axes_ + axis] = images.dim_size(1 + axis);
     const int64_t channels = images.dim_size(axes_ + 1);
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(rows_));
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(Product(window_, channels)));
     Tensor* columns;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({rows_, Product(window_) * channels}), &columns));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &columns));
     if (columns->NumElements() == 0) return;
     const int64_t element_bytes = columns->TotalBytes() / columns->NumElements();
     const int64_t pixel_bytes = channels * element_bytes, row_bytes = columns->TotalBytes() / rows_;
@@ -107,16 +113,24 @@ class ColumnsOp : public OpKernel {
   }
 
  private:
-  static int64_t Product(const Sizes& sizes) { return sizes[0] * sizes[1] * sizes[2]; }
+  // The product of sizes and another one; -1 where it is too large.
+  static int64_t Product(const Sizes& sizes, int64_t other) {
+    int64_t product = other;
+    for (int64_t size : sizes) {
+      product = product < 0 ? -1 : tensorflow::MultiplyWithoutOverflow(product, size);
+    }
+    return product;
+  }
 
   absl::Status Get(OpKernelConstruction* ctx, const char* attr, int64_t least, Sizes* sizes) {
     std::vector<int64_t> found;
     TF_RETURN_IF_ERROR(ctx->GetAttr(attr, &found));
     if (axes_ == 0) axes_ = static_cast<int>(found.size());
-    const bool is_valid = std::all_of(found.begin(), found.end(), [&](int64_t size) { return size >= least; });
+    const bool is_valid = std::all_of(found.begin(), found.end(), [&](int64_t size) { return size >= least && size <= kMost; });
     if (static_cast<int>(found.size()) != axes_ || axes_ > kMostAxes || !is_valid) {
       return absl::InvalidArgumentError(absl::StrCat("'", name(), "' has an attribute '", attr, "' of ", found.size(),
-                                                     " sizes for ", axes_, " axes, or one that is too small."));
+                                                     " sizes for ", axes_,
+                                                     " axes, or one that is too small or too large."));
     }
     sizes->fill(attr == absl::string_view("padding") ? 0 : 1);
     std::copy(found.begin(), found.end(), sizes->end() - axes_);
@@ -130,7 +144,7 @@ class ColumnsOp : public OpKernel {
       start[axis] = position % sizes_[axis] * strides_[axis] - padding_[axis];
       position /= sizes_[axis];
     }
-    const char* const whole = from + position * Product(image) * pixel_bytes;
+    const char* const whole = from + position * Product(image, pixel_bytes);
     const int64_t run_bytes = window_[2] * pixel_bytes;
     for (int64_t i = 0; i < window_[0]; ++i) {
       const int64_t plane = start[0] + i * dilations_[0];

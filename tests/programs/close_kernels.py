@@ -43,6 +43,13 @@ class CloseCases(Cases):
             return call, [self.tensor(*shape) for shape in shapes]
         return super().of(op)
 
+    def convolution(self, large=False):
+        """Sizes also of one image, whose rows begin where kernels need it."""
+        image, kernel, stride = super().convolution(large)
+        if self.choice(False, True):
+            image = [1, image[1], -(-image[2] // 16) * 16, image[3]]
+        return image, kernel, stride
+
     def volume(self, op):
         # Of one image the rows are sliced, which begin where kernels need it.
         shape = [self.choice(1, self.size(2, 6)), 8, 2 * self.size(2, 8), 8, self.choice(1, 4, 8)]

@@ -112,13 +112,15 @@ class Cases:
     def elementwise(self, op):
         dtype = "int32" if op in ("Abs", "AddV2", "Sub", "Mul") and self.choice(False, True) else "float32"
         shape = [self.size(2, 300), *(self.size(1, 40) for _ in range(self.choice(0, 1, 2)))]
+        shape = self.choice([], [1]) + shape
         x, y = self.tensor(*shape, dtype=dtype), self.tensor(*shape, dtype=dtype)
         if op in ("Log", "Log1p", "Rsqrt", "Sqrt", "RealDiv", "Reciprocal"):
             x, y = tf.abs(x) + 0.1, tf.abs(y) + 0.1
         if op == "Cast":
             return lambda x: R.Cast(x=x, DstT=tf.float64), [x]
         if op in ("Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "SquaredDifference", "Sub"):
-            y = self.choice(y, tf.reduce_max(y, axis=0), tf.reduce_max(y, axis=-1, keepdims=True), y[:1])
+            read = [y, tf.reduce_max(y, axis=0), tf.reduce_max(y, axis=-1, keepdims=True), y[:1]]
+            y = self.choice(*read, *([y[:, :1]] if len(shape) > 1 else []))
             return lambda x, y: getattr(R, op)(x=x, y=y), [x, y]
         if op == "AddN":
             return lambda x, y: R.AddN(inputs=[x, y, x]), [x, y]
@@ -194,6 +196,8 @@ class Cases:
             "ExpandDims": lambda x: R.ExpandDims(input=x, axis=1),
             "Squeeze": lambda x: R.Squeeze(input=x, axis=[1]),
         }
+        if op in ("ConcatV2", "Slice", "Tile") and self.choice(False, True):
+            return self.copies_of_image(rows, width)[op], [self.tensor(1, 1 if op == "Tile" else rows, 16, width)]
         if op in views:
             if op in ("BroadcastTo", "Tile"):
                 return views[op], [self.tensor(self.choice(1, rows), 1, width)]
@@ -215,6 +219,14 @@ class Cases:
             "Split": lambda x: tuple(R.Split(axis=self.choice(1, -2), value=x, num_split=2)),
             "Tile": lambda x: R.Tile(input=x, multiples=[rows // x.shape[0], 3, 1]),
             "Transpose": lambda x: R.Transpose(x=x, perm=[0, 2, 1]),
+        }
+
+    def copies_of_image(self, rows, width):
+        """By op, a call with one image of `rows` rows, or of one."""
+        return {
+            "ConcatV2": lambda x: R.ConcatV2(values=[x, x[..., ::-1]], axis=3),
+            "Slice": lambda x: R.Slice(input=x, begin=[0, 0, 0, 1], size=[1, rows, 16, width - 1]),
+            "Tile": lambda x: R.Tile(input=x, multiples=[1, rows, 3, 1]),
         }
 
 

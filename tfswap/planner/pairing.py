@@ -373,7 +373,10 @@ def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval 
     both run once, neither needs the other, and no eviction lies between the two alone.
     """
     runs = Counter(order)
+    evictions = list(evictions)
+    # Copies back come before both kernels of a pair, and a reader of the old buffer may not come after them.
     reloaded_immediately = {a.release for a in evictions if a.release in (a.back, a.use)}
+    reloaded_immediately |= {a.back for a in evictions if a.release == a.back - 1}
 
     def can_overlap(position: int) -> bool:
         first, second = order[position - 1], order[position]

@@ -1,0 +1,119 @@
+"""Steps whose kernels run in slices, under limits that no other plan keeps: peaks and times, against the step as it is.
+
+    python benchmarks/sliced_steps.py unet=12:close unet3d=110:close gp=25:close   # model=limit in MiB:values
+
+Each step runs in a process of its own with TensorFlow's BFC allocator and plain kernels, as it is (without Grappler's
+memory optimizer) and under its limit, in turns. The first call, which plans, and the second are left out of times.
+Models are those of floor.py. "difference" is the largest relative one between losses of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from floor import LARGE, MIB, MODELS
+
+STEPS = 6
+LEFT_OUT = 2
+
+
+def child(name: str, limit_mib: float | None, values: str) -> dict[str, Any]:
+    """A few steps in this process: as they are without a limit, else under it."""
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import memory_optimizer_off
+    from tfswap.ir.permits import KNOWN_TACTICS
+
+    step, arguments = (MODELS | LARGE)[name]()
+    given = [tf.random.stateless_normal(a.shape, (1, 2)) if a.dtype.is_floating else a for a in arguments]
+    function = tf.function(step)
+    if limit_mib is not None:
+        limit = int(limit_mib * MIB)
+        function = tfswap.optimize(function, memory_limit=limit, tactics=KNOWN_TACTICS, values=values)
+    losses, seconds = [], []
+    for number in range(STEPS):
+        if number == LEFT_OUT:
+            tf.config.experimental.reset_memory_stats("CPU:0")
+        started = time.perf_counter()
+        with memory_optimizer_off() if limit_mib is None else nullcontext():
+            losses.append(float(tf.nest.flatten(function(*given))[0]))
+        seconds.append(time.perf_counter() - started)
+    found = {
+        "losses": losses,
+        "seconds": median(seconds[LEFT_OUT:]),
+        "first_s": seconds[0],
+        "peak_bytes": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+    }
+    if limit_mib is not None:
+        plan: Any = function.plan()
+        slices = [-(-each.of // each.rows) for each in plan.sliced]
+        found |= {"planned_bytes": plan.planned_peak_bytes, "slices": slices, "at_home": len(plan.at_home)}
+    return found
+
+
+def spawn(arena_mib: int, *asked: str) -> dict[str, Any]:
+    environment = {
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(arena_mib),
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TFSWAP_PLAN_CACHE": "off",
+    }
+    command = [sys.executable, __file__, *asked, "--child"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{asked} does not run\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(asked: str, turns: int, arena_mib: int) -> None:
+    name, _, rest = asked.partition("=")
+    limit, _, values = rest.partition(":")
+    whole, sliced = [], []
+    for _ in range(turns):
+        whole.append(spawn(arena_mib, f"{name}="))
+        sliced.append(spawn(arena_mib, f"{name}={limit}:{values or 'bits'}"))
+    pairs = zip(whole[0]["losses"], sliced[0]["losses"], strict=True)
+    difference = max(abs(a - b) / abs(a) for a, b in pairs)
+    ratios = sorted(b["seconds"] / a["seconds"] for a, b in zip(whole, sliced, strict=True))
+    peaks = {one["peak_bytes"] for one in sliced}
+    one = sliced[0]
+    exact = "yes" if peaks == {one["planned_bytes"]} else "no"
+    print(
+        f"{name:<12}{values or 'bits':<7}{max(w['peak_bytes'] for w in whole) / MIB:>12.1f}{float(limit):>9.1f}"
+        f"{max(peaks) / MIB:>9.1f}{exact:>8}{whole[0]['seconds']:>10.2f}{one['seconds']:>10.2f}"
+        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {one['slices']}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="+", metavar="MODEL=MIB:VALUES")
+    parser.add_argument("--turns", type=int, default=3, help="processes of each kind")
+    parser.add_argument("--arena", type=int, default=8192, metavar="MIB", help="of the processes")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        name, _, rest = args.steps[0].partition("=")
+        limit, _, values = rest.partition(":")
+        print(json.dumps(child(name, float(limit) if limit else None, values)))
+        return
+    print("MiB         values      as it is    limit     peak  = plan  s, as is s, sliced  times", end="")
+    print("         first, s  difference  slices")
+    for asked in args.steps:
+        measure(asked, args.turns, args.arena)
+
+
+if __name__ == "__main__":
+    main()

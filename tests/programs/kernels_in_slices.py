@@ -158,22 +158,8 @@ class Cases:
         if op == "SparseSoftmaxCrossEntropyWithLogits":
             labels = tf.cast(self._numbers.integers(0, width, rows), tf.int64)
             return lambda x, y: tuple(getattr(R, op)(features=x, labels=y)), [self.tensor(rows, width), labels]
-        if op == "Softmax":
-            return lambda x: R.Softmax(logits=x), [self.tensor(rows, self.choice(3, 4), 8 * self.size(1, 100))]
-        if op == "BatchMatMulV2":
-            batch, adjoint = [self.size(2, 12), self.size(1, 6)], self.choice(False, True)
-            rows, depth, columns = (self.size(1, 200) for _ in range(3))
-            right = self.choice([], batch) + ([columns, depth] if adjoint else [depth, columns])
-            return lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=adjoint), [
-                self.tensor(*batch, rows, depth),
-                self.tensor(*right),
-            ]
-        if op in ("Gather", "GatherV2"):
-            indices, axis = self._numbers.integers(0, 9, [rows, 3]), {"axis": 0} if op == "GatherV2" else {}
-            return lambda x, i: getattr(R, op)(params=x, indices=i, **axis), [
-                self.tensor(9, width),
-                tf.constant(indices),
-            ]
+        if op in ("BatchMatMulV2", "Gather", "GatherV2", "Softmax"):
+            return self.attention(op, rows, width)
         if op in ("BiasAdd", "BiasAddGrad"):
             image = self.tensor(self.size(4, 12), 96, 96, self.size(1, 96))
             if op == "BiasAdd":
@@ -208,6 +194,20 @@ class Cases:
                 return lambda x: R.ResizeNearestNeighborGrad(grads=x, size=[9, 7], **attrs), [self.tensor(8, 18, 14, 5)]
             return lambda x: R.ResizeNearestNeighbor(images=x, size=[18, 14], **attrs), [self.tensor(8, 9, 7, 16)]
         return self.elementwise(op)
+
+    def attention(self, op, rows, width):
+        """A call of an op of attention, or of an embedding."""
+        if op == "Softmax":
+            return lambda x: R.Softmax(logits=x), [self.tensor(rows, self.choice(3, 4), 8 * self.size(1, 100))]
+        if op == "BatchMatMulV2":
+            batch, adjoint = [self.size(2, 12), self.size(1, 6)], self.choice(False, True)
+            rows, depth, columns = (self.size(1, 200) for _ in range(3))
+            left = self.tensor(*batch, rows, depth)
+            right = self.tensor(*self.choice([], batch), *((columns, depth) if adjoint else (depth, columns)))
+            return lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=adjoint), [left, right]
+        indices, axis = self._numbers.integers(0, 9, [rows, 3]), {"axis": 0} if op == "GatherV2" else {}
+        table = self.tensor(9, width)
+        return lambda x, i: getattr(R, op)(params=x, indices=i, **axis), [table, tf.constant(indices)]
 
     def copies(self, rows, width):
         """By op that copies rows, a call with a tensor of `rows` rows of 2 by `width`, or with one row."""

@@ -122,3 +122,51 @@ def test_the_terms_of_a_kernel_bound_its_difference(line: str, terms: int) -> No
     graph = parse_graph(f"%x = Placeholder() -> float32[64,8,16]\n%y = {line}\nfeeds %x\nfetches %y\n")
     assert added_terms(graph["y"]) == terms
     assert most_difference(graph["y"]) == 2 * (terms - 1) / (1 << 24)
+
+
+IMAGE = """
+%x = Placeholder() {dtype=float32} -> float32[1,64,64,16]
+%f = Placeholder() {dtype=float32} -> float32[3,3,16,16]
+%conv = Conv2D(%x, %f) {T=float32, data_format=b'NHWC', padding=b'SAME', strides=(1, 1, 1, 1)} -> float32[1,64,64,16]
+%relu = Relu(%conv) {T=float32} -> float32[1,64,64,16]
+%pool = MaxPool(%relu) {T=float32, ksize=(1, 2, 2, 1), strides=(1, 2, 2, 1), data_format=b'NHWC', padding=b'VALID'} -> float32[1,32,32,16]
+feeds %x, %f
+fetches %pool
+"""  # noqa: E501
+
+
+def test_rows_of_one_image_and_those_around_them() -> None:
+    graph = parse_graph(IMAGE)
+    (groups,) = choose_slices(graph, DEVICE, (4,), close=True)
+    assert groups == (Slices(("conv", "relu", "pool"), 8, 32, True),)
+    slice_kernels(graph, TARGET, groups)
+    shapes = {op: [node.outputs[0].shape for node in graph if node.op == op] for op in ("Conv2D", "Relu", "MaxPool")}
+    assert shapes["Conv2D"] == [(1, rows, 64, 16) for rows in (17, 18, 18, 17)]
+    assert shapes["Relu"] == [(16, 64, 16)] * 4
+    assert shapes["MaxPool"] == [(1, 8, 32, 16)] * 4
+
+
+def test_a_row_is_no_slice() -> None:
+    graph = parse_graph(
+        "%x = Placeholder() -> float32[1,12]\n%y = Softmax(%x) {T=float32} -> float32[1,12]\nfeeds %x\n"
+    )
+    assert choose_slices(graph, DEVICE, (2, 4), close=True) == []
+
+
+CHAIN = """
+%x = Placeholder() {dtype=float32} -> float32[16,128,64]
+%exp = Exp(%x) {T=float32} -> float32[16,128,64]
+%tanh = Tanh(%exp) {T=float32} -> float32[16,128,64]
+%sqrt = Sqrt(%tanh) {T=float32} -> float32[16,128,64]
+%soft = Softmax(%sqrt) {T=float32} -> float32[16,128,64]
+%product = BatchMatMulV2(%soft, %x) {T=float32, adj_x=true, adj_y=false} -> float32[16,64,64]
+feeds %x
+fetches %product
+"""
+
+
+def test_a_chain_has_rows_in_common() -> None:
+    whole = ("exp", "tanh", "sqrt", "soft", "product")
+    assert choose_slices(parse_graph(CHAIN), DEVICE, (4,)) == [(Slices(whole, 4, 16),)]
+    (apart,) = choose_slices(parse_graph(CHAIN), DEVICE, (32,))
+    assert [each.of for each in apart] == [2048, 16], "sixteen slices are too large"

@@ -1,0 +1,56 @@
+"""What refusals, explanations and notes say of kernels in slices."""
+
+from __future__ import annotations
+
+import pytest
+from layered_steps import Layer, training_step
+from planner_problems import optimizer_of
+
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.ir.permits import CLOSE, KNOWN_TACTICS, SLICE, TACTICS
+from tfswap.ir.text import parse_graph
+from tfswap.kernels.device import DeviceModel
+
+ROWS, WIDTH = 512, 128
+SCORES = """
+%x = Placeholder() {dtype=float32} -> float32[64,64,16]
+%e = Exp(%x) {T=float32} -> float32[64,64,16]
+%s = Einsum(%e, %e) {N=2, T=float32, equation=b"abc,adc->abd"} -> float32[64,64,64]
+%axes = Const() {dtype=int32} -> int32[3] = (0, 1, 2)
+%most = Max(%s, %axes) {T=float32, Tidx=int32, keep_dims=false} -> float32[]
+feeds %x
+fetches %most
+"""
+
+
+@pytest.mark.parametrize(
+    ("tactics", "values", "remedy"),
+    [
+        (
+            TACTICS,
+            "bits",
+            "or more, add 'slice' to tactics and pass values=\"close\", so that this kernel may run in slices",
+        ),
+        (TACTICS, CLOSE, "or more, add 'slice' to tactics, so that"),
+        (KNOWN_TACTICS, "bits", 'or more, pass values="close", so that'),
+        (KNOWN_TACTICS, CLOSE, "or more, or make the batch smaller"),
+    ],
+)
+def test_a_refusal_names_what_slices_need(tactics: tuple[str, ...], values: str, remedy: str) -> None:
+    optimizer = Optimizer(parse_graph(SCORES), DeviceModel(), Options(tactics, values=values))
+    assert remedy in str(optimizer.infeasible(1))
+
+
+@pytest.mark.tensorflow  # the unoptimised step is as Grappler leaves it
+def test_an_explanation_says_what_slices_would_hold() -> None:
+    optimizer = optimizer_of(training_step([Layer("dense"), Layer("relu")] * 3, rows=ROWS, width=WIDTH))
+    assert f"or more, add {SLICE!r} to tactics" in str(optimizer.infeasible(1))
+    report = optimizer.report(optimizer.plan(None))
+    relu = next(node.name for node in optimizer.graph if node.op == "Relu")
+    found = report.explain(relu)
+    nbytes = 2 * ROWS * WIDTH * 4
+    assert found.slices == ("bits", nbytes)
+    assert f'its kernel may run so, with values="bits": each of 16 would hold {nbytes // 16 // 1024}.0 KiB' in str(
+        found
+    )

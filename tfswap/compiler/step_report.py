@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfswap.compiler.backward import trains
 from tfswap.compiler.certify import bounds_of
+from tfswap.compiler.floor_levers import floor_of
 from tfswap.compiler.search import Search
 from tfswap.ir.permits import STATE
 from tfswap.plan.plan import Plan
@@ -43,6 +44,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
         inner=variant.inner,
         bodies=variant.bodies,
         floor=optimizer.floor_bytes,
+        levers=functools.cache(lambda: floor_of(optimizer)),
         baseline=lambda: optimizer.baseline,
         bounds=lambda: bounds_of(optimizer, plan),
         trains=trains(optimizer.graph),

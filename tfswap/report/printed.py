@@ -1,4 +1,4 @@
-"""A report as text: the figures, the tensors with a tactic or of the largest size, and those alive at the peak.
+"""A report as text: the answer, the figures, what would lower the smallest limit, the tensors with a tactic or of the largest size, and those alive at the peak.
 
 A step on several devices has a row of figures for each. Tensors that several devices plan alike have one row, which
 names these devices: replicas have the names of the first.
@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tfswap.ir.custom_ops import TO_DEVICE
+from tfswap.report.summary import LEVERS, figures_of, levers_of, unit_of
 from tfswap.report.tables import figures, listing, stacked
-from tfswap.support.sizes import format_bytes, format_count
+from tfswap.support.sizes import Unit, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,27 +48,49 @@ RECEIVED = "tensors named tfswap/NODE_NUMBER/received are copies of that result 
 
 
 def printed(report: Report) -> RenderableType:
-    """The whole report."""
+    """The whole report: the answer, the figures, the tensors."""
     reports = report.devices
-    parts = [figures(report.summary()) if len(reports) == 1 else listing(FIGURES, device_rows(reports))]
+    several = len(reports) > 1
+    parts: list[RenderableType] = []
+    for name, each in reports.items():
+        answer = each.answer()
+        parts.append(f"{name}: {answer}" if several else answer)
+    parts += ["", listing(FIGURES, device_rows(reports)) if several else figures(figures_of(report))]
+    for name, each in reports.items():
+        parts += _lowering(each, f" on {name}" if several else "")
     if rows := merged_rows(reports):
-        shown = [(*_cells(row), where) for row, where in rows[:ROWS_SHOWN]]
+        size = Unit.of(max(row.nbytes for row, _ in rows)).text
+        shown = [(size(row.nbytes), row.tactic, row.name, row.reason, where) for row, where in rows[:ROWS_SHOWN]]
         if rest := len(rows) - len(shown):
             shown.append(("", "", f"and {rest} more", "", ""))
-        parts.append(_listing(reports, HEADS, shown))
+        parts += ["", _listing(reports, HEADS, shown)]
     alive = _merged({name: each.alive_at_peak for name, each in reports.items()}, lambda each: each)
     alive.sort(key=lambda each: -each[0][1])
-    there = [(format_bytes(nbytes), name, where) for (name, nbytes), where in alive[:ALIVE_SHOWN]]
-    if more := alive[ALIVE_SHOWN:]:
-        there.append((format_bytes(sum(nbytes for (_, nbytes), _ in more)), f"in {len(more)} more", ""))
-    parts.append(_listing(reports, ("bytes", "alive at the peak"), there))
-    spaced = [each for part in parts for each in ("", part)][1:]
-    return stacked(*spaced, *(f"note: {note}" for note in notes_of(reports)))
+    more = sum(nbytes for (_, nbytes), _ in alive[ALIVE_SHOWN:])
+    size = Unit.of(max([more, *(nbytes for (_, nbytes), _ in alive)])).text
+    there = [(size(nbytes), name, where) for (name, nbytes), where in alive[:ALIVE_SHOWN]]
+    if more:
+        there.append((size(more), f"in {len(alive) - ALIVE_SHOWN} more", ""))
+    parts += ["", _listing(reports, ("bytes", "alive at the peak"), there)]
+    return stacked(*parts, *(line for note in notes_of(reports) for line in ("", f"note: {note}")))
+
+
+def _lowering(report: Report, where: str) -> list[RenderableType]:
+    """Why no limit is smaller, and what would lower it."""
+    if not report.explains_floor:
+        return []
+    parts: list[RenderableType] = ["", f"{report.reason()[:-1]}{where}."]
+    if rows := levers_of(report):
+        unit = unit_of(report).name
+        heads = (f"to, {unit}", LEVERS[1], f"by, {unit}", *LEVERS[3:])
+        parts.append(listing(heads, rows, (heads[2],)))
+    return [*parts, *([f"{report.floor.note}."] if report.floor.note else [])]
 
 
 def device_rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
     """The figures of each device, under FIGURES."""
-    return [(name, *_figures(each)) for name, each in reports.items()]
+    size = max((unit_of(each) for each in reports.values()), key=lambda unit: unit.nbytes).text
+    return [(name, *_figures(each, size)) for name, each in reports.items()]
 
 
 def merged_rows(reports: Mapping[str, Report], *, rest: bool = False) -> list[tuple[TensorRow, str]]:
@@ -90,29 +113,25 @@ def notes_of(reports: Mapping[str, Report]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _figures(report: Report) -> tuple[str, ...]:
+def _figures(report: Report, size: Callable[[int], str]) -> tuple[str, ...]:
     limit, measured = report.memory_limit_bytes, report.measured_peak_bytes
     kept = "" if report.keeps_limit else " NOT KEPT"
     return (
-        "none" if limit is None else format_bytes(limit) + kept,
-        format_bytes(report.baseline_peak_bytes),
-        format_bytes(report.planned_peak_bytes),
-        "not known" if measured is None else format_bytes(measured),
-        format_bytes(report.persistent_bytes),
-        format_bytes(report.floor_bytes),
-        _amount(report.swapped),
-        _amount(report.recomputed),
-        format_bytes(report.host_bytes),
+        "none" if limit is None else size(limit) + kept,
+        size(report.baseline_peak_bytes),
+        size(report.planned_peak_bytes),
+        "not known" if measured is None else size(measured),
+        size(report.persistent_bytes),
+        size(report.floor_bytes),
+        _amount(report.swapped, size),
+        _amount(report.recomputed, size),
+        size(report.host_bytes),
         f"x{report.time_ratio:.2f}, {report.costs}",
     )
 
 
-def _amount(rows: Sequence[TensorRow]) -> str:
-    return f"{format_bytes(sum(row.nbytes for row in rows))} in {format_count(len(rows), 'tensor')}" if rows else "none"
-
-
-def _cells(row: TensorRow) -> tuple[str, str, str, str]:
-    return format_bytes(row.nbytes), row.tactic, row.name, row.reason
+def _amount(rows: Sequence[TensorRow], size: Callable[[int], str]) -> str:
+    return f"{size(sum(row.nbytes for row in rows))} in {format_count(len(rows), 'tensor')}" if rows else "none"
 
 
 def _merged(by_device: Mapping[str, Iterable[T]], alike: Callable[[T], Hashable]) -> list[tuple[T, str]]:

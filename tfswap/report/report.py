@@ -18,11 +18,12 @@ from tfswap.plan.plan import Slices
 from tfswap.planner.certificate import Bounds
 from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
+from tfswap.report.levers import Floor, Lever
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
 from tfswap.report.printed import ROWS_SHOWN, printed
 from tfswap.report.rows import TensorRow
-from tfswap.report.summary import headline_of, summary_of
+from tfswap.report.summary import answer_of, headline_of, reason_of, summary_of
 from tfswap.report.tables import as_text
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
@@ -123,6 +124,7 @@ class Report:
     sliced: tuple[Slices, ...] = ()
     _devices: Mapping[str, Report] = field(repr=False, compare=False, default_factory=dict)
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
+    _levers: Callable[[], Floor] = field(repr=False, compare=False, default=lambda: Floor(0, ()))
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
     _bounds: Callable[[], Bounds | None] = field(repr=False, compare=False, default=lambda: None)
@@ -178,6 +180,18 @@ class Report:
         step.
         """
         return self._floor()
+
+    @cached_property
+    def floor(self) -> Floor:
+        """The smallest limit with what would lower it, computed on first access."""
+        return self._levers()
+
+    @property
+    def levers(self) -> tuple[Lever, ...]:
+        """What would lower the smallest limit, each with the limit then: half the batch, bfloat16, kernels in slices,
+        variables at home. The most effective first. Bounds and plans, as `Lever.known` says.
+        """
+        return self.floor.levers
 
     @property
     def largest_kernel(self) -> str:
@@ -260,6 +274,21 @@ class Report:
     def summary(self) -> list[tuple[str, str]]:
         """The main figures, as (label, text)."""
         return summary_of(self)
+
+    @without_collector
+    def answer(self) -> str:
+        """One sentence: whether the step fits its limit, by how much, and at what cost."""
+        return answer_of(self)
+
+    @without_collector
+    def reason(self) -> str:
+        """One sentence: why no limit is smaller than the smallest one."""
+        return reason_of(self)
+
+    @property
+    def explains_floor(self) -> bool:
+        """Whether printed reports say what would lower the smallest limit: not where the step fits as it is."""
+        return bool(self.kernels) or not self.keeps_limit
 
     def headline(self) -> str:
         """One line: the peak, and the tactics and time that it needs."""

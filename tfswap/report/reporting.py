@@ -23,6 +23,7 @@ from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner
 from tfswap.planner.promise import simulated_limit
 from tfswap.report.explain import Explanation, explain, why_unused
+from tfswap.report.levers import Floor
 from tfswap.report.report import ConvolutionRow, Report
 from tfswap.report.rows import Moves, Smaller, TensorRow, inner_row, saved_rows, tensor_rows
 from tfswap.report.timeline import Timeline
@@ -53,6 +54,7 @@ class PlannedStep:
         inner: the encodings that kernels of its bodies can read.
         bodies: the bodies with a plan of their own.
         floor: gives the smallest limit that the planner reaches.
+        levers: gives what would lower it.
         baseline: gives the prediction for the unoptimised step.
         bounds: gives bounds of all plans; None where there are none.
         trains: as of the Report.
@@ -75,6 +77,7 @@ class PlannedStep:
     inner: Sequence[InnerEncoding]
     bodies: Sequence[PlannedBody]
     floor: Callable[[], int]
+    levers: Callable[[], Floor]
     baseline: Callable[[], Baseline]
     bounds: Callable[[], Bounds | None]
     trains: bool
@@ -111,6 +114,7 @@ def make_report(step: PlannedStep) -> Report:
         sliced=plan.sliced,
         notes=(*((UNCHANGED_NOTE,) if _fits_unchanged(plan) else ()), *_other_orders(step.whole, plan.sliced)),
         _floor=step.floor,
+        _levers=step.levers,
         _timeline=step.timeline,
         _baseline=step.baseline,
         _bounds=step.bounds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from tfswap.support.printable import one_line, printable
@@ -17,26 +17,30 @@ WIDE = 10_000
 """Columns of text output: no line is broken, so that programs can search it."""
 
 
-def figures(rows: Iterable[tuple[str, str]]) -> Table:
-    """A table of labels and texts."""
+def figures(rows: Iterable[tuple[str, str, str]]) -> Table:
+    """A table of labels, amounts whose points stand below each other, and texts."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in rows:
-        table.add_row(one_line(label), one_line(text))
+    for row in rows:
+        table.add_row(*map(one_line, row))
     return table
 
 
-def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table with heads, whose first column has figures."""
+def listing(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> Table:
+    """A table with heads, whose first column has figures, as those with the heads `numbers` have."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(one_line(heads[0]), justify="right", no_wrap=True)
     for head in heads[1:]:
-        table.add_column(one_line(head), overflow="fold")
+        if head in numbers:
+            table.add_column(one_line(head), justify="right", no_wrap=True)
+        else:
+            table.add_column(one_line(head), overflow="fold")
     for row in rows:
         table.add_row(*map(one_line, row))
     return table

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from numbers import Integral
+from typing import NamedTuple
 
 from tfswap.errors import TfswapError
 
@@ -25,6 +26,8 @@ UNIT_BYTES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+
+BINARY_UNITS = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 
 MAX_BYTES = 2**63 - 1
 """TensorFlow's allocators count bytes in 64 bits: no device has more."""
@@ -127,6 +130,38 @@ def format_bytes(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+class Unit(NamedTuple):
+    """One unit for all sizes of a table, so that they stand below each other and compare at a glance.
+
+    Attributes:
+        name: "MiB".
+        nbytes: its bytes.
+        digits: behind the point.
+    """
+
+    name: str
+    nbytes: int
+    digits: int
+
+    @classmethod
+    def of(cls, largest_bytes: int) -> Unit:
+        """The unit of a table whose largest size this is."""
+        name, nbytes = max(
+            (one for one in BINARY_UNITS if one[1] <= max(largest_bytes, 1)), key=lambda one: one[1]
+        )
+        return cls(name, nbytes, 0 if nbytes == 1 else 1 if largest_bytes >= 100 * nbytes else 2)
+
+    def number(self, size_bytes: int) -> str:
+        """A size without the unit; of one that would be shown as nothing, that it is less."""
+        text, least = f"{size_bytes / self.nbytes:,.{self.digits}f}", 10**-self.digits
+        is_shown = not size_bytes or abs(size_bytes) >= least * self.nbytes / 2
+        return text if is_shown else f"<{least:.{self.digits}f}"
+
+    def text(self, size_bytes: int) -> str:
+        """A size with the unit."""
+        return f"{self.number(size_bytes)} {self.name}"
 
 
 def format_count(count: int, noun: str) -> str:

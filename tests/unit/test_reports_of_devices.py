@@ -35,7 +35,8 @@ def replicas() -> dict[str, Report]:
 
 def test_the_text_has_a_row_for_each_device_and_one_for_tensors_planned_alike(replicas: dict[str, Report]) -> None:
     report = report_of_devices("step", replicas)
-    lines = str(report).splitlines()
+    answers, lines = str(report).splitlines()[: len(replicas)], str(report).splitlines()[len(replicas) + 1 :]
+    assert answers == [f"{name}: {each.answer()}" for name, each in replicas.items()]
     assert [len(re.split("  +", line.strip())) for line in lines[:4]] == [len(FIGURES)] * 4
     assert [line.split()[0] for line in lines[1:4]] == list(replicas) and lines[4] == ""
     swapped = [line for line in lines if "  swap  " in line]
@@ -56,7 +57,7 @@ def test_a_device_has_its_report_and_the_step_the_figures_of_the_first(replicas:
 def test_of_one_device_there_is_only_its_own_report(replicas: dict[str, Report]) -> None:
     alone = replicas["GPU:1"]
     assert report_of_devices("step", {"GPU:1": alone}) is alone and dict(alone.devices) == {"GPU:1": alone}
-    assert "devices" not in json.loads(alone.to_json()) and str(alone).startswith("memory limit")
+    assert "devices" not in json.loads(alone.to_json()) and str(alone).startswith(alone.answer())
 
 
 def test_files_show_each_device(replicas: dict[str, Report], tmp_path: Path) -> None:

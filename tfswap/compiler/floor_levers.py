@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
 
 MOST_KERNELS = 200
-"""Slices are planned for steps of at most so many kernels."""
+"""Slices are planned for steps of at most this number of kernels."""
 MOST_TRIES = 3
 """The sizes of slices that are planned, until one lowers the limit."""
 
 
-@progress.task("looking for what would lower the smallest limit")
+@progress.task("finding what would lower the smallest limit")
 def floor_of(optimizer: Optimizer) -> Floor:
     """The smallest limit of a step, and what would lower it."""
     floor_bytes, search = optimizer.floor_bytes(), optimizer.search

@@ -33,6 +33,13 @@ def trusted(name: str) -> Any:
     return Markup((FOLDER / name).read_text(encoding="utf-8"))
 
 
+def trusted_text(text: str) -> Any:
+    """Text that has nothing to escape."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
 @functools.cache
 def _environment() -> Environment:
     """Jinja2's environment, created on first use."""

@@ -1,15 +1,21 @@
 "use strict";
-// What a report's page can do besides being read: name what is in memory under the pointer, zoom, filter and sort the
-// table, and go from a tensor in a chart to its row and back. `data` is as tfswap/report/page.py writes it.
-const data = JSON.parse(document.getElementById("data").textContent);
-const SHOWN = 100, ALIVE = 8, NARROWEST = 30, DRAGGED_PX = 6;
-document.querySelector("main").classList.add("scripted");
+// What a report's page can do besides being read: the shared parts and the tables. charts.js draws. `data` is as
+// tfswap/report/page.py writes it.
+const SHOWN = 100, LINES = 12;
+const main = document.querySelector("main");
+let data = null;
 
-function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB"];
+// One unit for all sizes of a table, as tfswap/support/sizes.py's Unit.
+function unitOf(largest) {
+  const names = ["B", "KiB", "MiB", "GiB", "TiB"];
   let n = 0;
-  for (; bytes >= 1024 && n < units.length - 1; n++) bytes /= 1024;
-  return `${n ? bytes.toFixed(1) : bytes} ${units[n]}`;
+  while (n < names.length - 1 && largest >= 1024 ** (n + 1)) n++;
+  const digits = n === 0 ? 0 : largest >= 100 * 1024 ** n ? 1 : 2, least = 10 ** -digits;
+  const text = bytes => {
+    const value = bytes / 1024 ** n, shown = bytes === 0 || Math.abs(value) >= least / 2;
+    return `${shown ? value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits}) : `<${least.toFixed(digits)}`} ${names[n]}`;
+  };
+  return text;
 }
 function time(seconds) {
   return seconds >= 1 ? `${seconds.toFixed(3)} s` : seconds >= 1e-3 ? `${(1e3 * seconds).toFixed(2)} ms` : `${(1e6 * seconds).toFixed(1)} µs`;
@@ -22,6 +28,8 @@ function made(tag, props, ...children) {
 // The tensor that was chosen last, by name; what shows tensors is notified.
 const followers = [];
 function choose(name, from) { for (const follow of followers) follow(name, from); }
+// What the search finds, as a test of a name's number; null for everything. Charts are notified.
+const searchers = [];
 function pick(name, from) {
   const button = made("button", {className: "pick", title: name}, made("bdi", {}, name));
   button.addEventListener("click", () => choose(name, from));
@@ -33,131 +41,43 @@ function entry(kind, content, amount) {
   const text = typeof content === "string" ? made("bdi", {}, content) : content;
   return made("p", {title: text.textContent}, mark, made("span", {}, text), made("b", {}, amount));
 }
-function ticks(low, high) {
-  const raw = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map(m => m * unit).find(s => s >= raw), found = [];
-  for (let n = Math.ceil(low / step); n * step <= high; n++) found.push(n * step);
+// Numbers from their differences.
+function rising(steps) {
+  const found = new Float64Array(steps.length);
+  let sum = 0;
+  for (let n = 0; n < steps.length; n++) found[n] = sum += steps[n];
   return found;
 }
-// The index of the last of `rows`, which rise by `rows[i][part]`, that begins at or before `at`.
-function last(rows, part, at) {
-  let low = 0, high = rows.length - 1;
+// The index of the last of `numbers`, which rise, that is at or before `at`; 0 where none is.
+function last(numbers, at) {
+  let low = 0, high = numbers.length - 1;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (rows[middle][part] <= at) low = middle; else high = middle - 1;
+    if (numbers[middle] <= at) low = middle; else high = middle - 1;
   }
   return low;
 }
 
-// The number of the last chart with the tensor, which is of the planned step; of the last chart for one in none.
-function shownIn(name) {
-  const found = data.runs.findLastIndex(run => run.holds.some(h => data.names[h[0]] === name));
-  return found < 0 ? data.runs.length - 1 : found;
-}
-
-document.querySelectorAll(".plot").forEach((plot, number) => {
-  const {columns, holds, blocks, count, width_s} = data.runs[number];
-  const box = plot.querySelector(".box"), lanes = plot.querySelector(".lanes"), times = plot.querySelector(".times");
-  const read = plot.nextElementSibling, areas = [box, ...plot.querySelectorAll(".lane")];
-  const layer = name => areas.map(parent => parent.appendChild(made("div", {className: name, hidden: true})));
-  const cursors = layer("cursor"), dragged = layer("dragged");
-  const all = data.columns, seconds = column => column / all * width_s;
-  let at = 0, from = 0, to = all, lives = [], dragging = null;
-
-  const share = column => `${(column - from) / (to - from) * 100}%`;
-  function lay(element, begin, end) {
-    element.style.left = share(Math.max(begin, from));
-    element.style.width = `${Math.max(0, Math.min(end, to) - Math.max(begin, from)) / (to - from) * 100}%`;
-    element.hidden = end < from || begin > to;
-  }
-  function layAll() {
-    for (const cursor of cursors) { cursor.hidden = at < from || at >= to; cursor.style.left = share(at + .5); }
-    for (const {elements, begin, end} of lives) for (const element of elements) lay(element, begin, end);
-  }
-  function zoom(low, high) {
-    const wide = Math.min(all, Math.max(NARROWEST, high - low));
-    from = Math.max(0, Math.min(all - wide, low));
-    to = from + wide;
-    for (const svg of plot.querySelectorAll("svg")) svg.setAttribute("viewBox", `${from} 0 ${wide} ${svg.viewBox.baseVal.height}`);
-    times.replaceChildren(...ticks(seconds(from), seconds(to)).map(t => {
-      const label = made("span", {className: "tick x"}, time(t));
-      label.style.left = share(t / width_s * all);
-      return label;
-    }));
-    layAll();
-  }
-  const zoomBy = factor => { const wide = (to - from) * factor; zoom(at - wide * (at - from) / (to - from), at + wide * (to - at) / (to - from)); };
-
-  function show(column) {
-    at = Math.max(0, Math.min(all - 1, column));
-    if (at < from || at >= to) zoom(at - (to - from) / 2, at + (to - from) / 2); else layAll();
-    const [, state, ...kinds] = columns[last(columns, 0, at)];
-    const total = kinds.reduce((a, b) => a + b, 0), now = seconds(at + .5);
-    if (at >= count) { read.replaceChildren(made("div", {}, made("p", {className: "soft"}, "The step has ended."))); return; }
-    const alive = holds.filter(h => h[3] <= state && state < h[4]).sort((a, b) => b[2] - a[2]);
-    const shown = alive.slice(0, ALIVE), rest = total - kinds[data.margin] - shown.reduce((sum, h) => sum + h[2], 0);
-    const half = data.width * seconds(1) / 2;
-    const running = blocks.filter(b => b[3] <= now + half && now - half <= b[4]);
-    read.replaceChildren(
-      made("div", {}, made("p", {}, made("span", {}, `at ${time(now)}`), made("b", {}, size(total))),
-        ...data.kinds.map((name, k) => [k, name, kinds[k]]).filter(e => e[2]).map(([k, name, n]) => entry(k, name, size(n))),
-        ...running.slice(0, 4).map(b => entry(null, `${b[0]}: ${b[1] === "run" ? "" : b[1] + " "}${data.names[b[2]]}${b[5] > 1 ? ` and ${b[5] - 1} more` : ""}`, time(b[4] - b[3])))),
-      made("div", {}, ...shown.map(h => entry(h[1], pick(data.names[h[0]], "chart"), size(h[2]))), ...rest > 0 ? [entry(null, "all others", size(rest))] : []));
-  }
-  followers.push((name, source) => {
-    for (const {elements} of lives) for (const element of elements) element.remove();
-    const begins = columns.map(([column, state]) => [state, column]).sort((a, b) => a[0] - b[0]);
-    const columnOf = state => state <= begins[0][0] ? begins[0][1] : state > begins.at(-1)[0] ? count : begins[last(begins, 0, state)][1];
-    lives = holds.filter(h => data.names[h[0]] === name).map(h => ({elements: layer("life"), begin: columnOf(h[3]), end: Math.max(columnOf(h[4]), columnOf(h[3]) + 1)}));
-    layAll();
-    if (source === "table" && number === shownIn(name)) {
-      if (lives.length) show(lives[0].begin);
-      box.scrollIntoView({block: "center"});
-    }
-  });
-
-  const place = event => Math.floor(from + (event.clientX - box.getBoundingClientRect().left) / box.clientWidth * (to - from));
-  for (const area of [box, lanes]) {
-    area.addEventListener("pointerdown", event => { dragging = {x: event.clientX, column: place(event)}; show(place(event)); });
-    area.addEventListener("pointermove", event => {
-      if (dragging === null || Math.abs(event.clientX - dragging.x) < DRAGGED_PX) { show(place(event)); return; }
-      for (const element of dragged) lay(element, Math.min(dragging.column, place(event)), Math.max(dragging.column, place(event)));
-    });
-  }
-  addEventListener("pointerup", event => {
-    if (dragging === null) return;
-    for (const element of dragged) element.hidden = true;
-    if (Math.abs(event.clientX - dragging.x) >= DRAGGED_PX) zoom(...[dragging.column, place(event)].sort((a, b) => a - b));
-    dragging = null;
-  });
-  addEventListener("pointercancel", () => { dragging = null; for (const element of dragged) element.hidden = true; });
-  const zooms = {in: () => zoomBy(.5), out: () => zoomBy(2), all: () => zoom(0, all)};
-  plot.querySelectorAll("[data-zoom]").forEach(button => button.addEventListener("click", zooms[button.dataset.zoom]));
-  box.addEventListener("dblclick", zooms.all);
-  box.addEventListener("keydown", event => {
-    const step = {ArrowLeft: -1, ArrowRight: 1}[event.key] * (event.shiftKey ? 25 : 1);
-    const zooming = zooms[{"+": "in", "=": "in", "-": "out", 0: "all"}[event.key]];
-    if (step || zooming) event.preventDefault();
-    if (step) show(at + step * Math.max(1, Math.round((to - from) / 1000)));
-    if (zooming) zooming();
-  });
-  show(data.runs[number].peak);
-});
-
-const table = document.querySelector("table.tensors");
-if (table) {
+function showTensors() {
+  const table = document.querySelector("table.tensors");
+  if (!table) return;
   const body = table.tBodies[0], find = document.querySelector("input[type=search]"), more = document.querySelector(".more");
   const found = document.querySelector(".found");
-  for (const row of data.rows) for (const part of ["name", "op", "where", "reason", "source"]) row[part] = data.names[row[part]];
+  for (const row of data.rows) {
+    row.number = row.name;
+    for (const part of ["name", "op", "where", "reason", "source"]) row[part] = data.names[row[part]];
+    row.text = `${row.name} ${row.op} ${row.tactic} ${row.source} ${row.where}`.toLowerCase();
+  }
+  const size = unitOf(data.rows.reduce((most, r) => Math.max(most, r.nbytes), 0));
   const switches = [...document.querySelectorAll(".switch")], tactics = new Set();
+  const collator = new Intl.Collator("en", {numeric: true});
   let rows = data.rows, sorted = null, down = true, shown = SHOWN, chosen = null;
   const keys = [r => r.nbytes, r => r.tactic, r => r.name, r => r.reason, r => r.moved, r => r.cost_s];
   function draw() {
-    const word = find.value.toLowerCase();
-    rows = data.rows.filter(r => !tactics.size || r.tactic.split(", ").some(tactic => tactics.has(tactic)));
-    rows = rows.filter(r => !word || `${r.name} ${r.op} ${r.tactic} ${r.source} ${r.where}`.toLowerCase().includes(word));
+    const word = find.value.trim().toLowerCase();
+    rows = data.rows.filter(r => (!word || r.text.includes(word)) && (!tactics.size || r.tactic.split(", ").some(tactic => tactics.has(tactic))));
     if (sorted !== null) {
-      const key = keys[sorted], order = (a, b) => typeof a === "number" ? a - b : a.localeCompare(b, "en", {numeric: true});
+      const key = keys[sorted], order = (a, b) => typeof a === "number" ? a - b : collator.compare(a, b);
       rows.sort((a, b) => down ? order(key(b), key(a)) : order(key(a), key(b)));
     }
     body.replaceChildren(...rows.slice(0, shown).map(r => made("tr", {className: r.name === chosen ? "chosen" : ""},
@@ -168,7 +88,8 @@ if (table) {
       made("td", {className: "n"}, r.moved ? size(r.moved) : ""),
       made("td", {className: "n"}, r.cost_s ? time(r.cost_s) : ""))));
     more.hidden = rows.length <= shown;
-    found.textContent = `${rows.length} tensor${rows.length === 1 ? "" : "s"}`;
+    const all = rows.length === data.rows.length, held = searchers.map(search => search(all ? null : new Set(rows.map(r => r.number))));
+    found.textContent = `${rows.length} tensor${rows.length === 1 ? "" : "s"}${all || !held.length ? "" : `, ${unitOf(held.at(-1))(held.at(-1))} at most at the same time`}`;
   }
   table.querySelectorAll("th").forEach((head, n) => head.querySelector("button").addEventListener("click", () => {
     down = sorted === n ? !down : n !== 1 && n !== 2 && n !== 3;
@@ -179,6 +100,12 @@ if (table) {
   }));
   function restart() { shown = SHOWN; draw(); }
   find.addEventListener("input", restart);
+  find.addEventListener("keydown", event => { if (event.key === "Escape") { find.value = ""; restart(); } });
+  addEventListener("keydown", event => {
+    if (event.key !== "/" || event.target === find) return;
+    event.preventDefault();
+    find.focus();
+  });
   for (const button of switches) button.addEventListener("click", () => {
     const {tactic} = button.dataset, pressed = !tactics.delete(tactic);
     if (pressed) tactics.add(tactic);
@@ -187,14 +114,49 @@ if (table) {
   });
   followers.push((name, source) => {
     chosen = name;
-    if (source === "chart") {
+    if (source === "chart" || source === "line") {
       tactics.clear();
       for (const button of switches) button.setAttribute("aria-pressed", false);
       find.value = name;
       restart();
-      table.scrollIntoView({block: "center"});
+      if (source === "chart") table.scrollIntoView({block: "center"});
     } else draw();
   });
   more.addEventListener("click", () => { shown += 10 * SHOWN; draw(); });
   draw();
 }
+
+// The program's lines by the bytes of their tensors at the peak of the last chart, which is the planned one.
+function showLines() {
+  const place = document.querySelector(".lines");
+  if (!place || !charts.length) return;
+  const {alive, total} = charts.at(-1).atPeak(), lines = new Map();
+  const sources = new Map(data.rows.filter(r => r.source).map(r => [r.number, r.source]));
+  for (const [name, nbytes] of alive) {
+    const line = sources.get(name);
+    if (!line) continue;
+    const [sum, count] = lines.get(line) ?? [0, 0];
+    lines.set(line, [sum + nbytes, count + 1]);
+  }
+  const rows = [...lines].sort((a, b) => b[1][0] - a[1][0]).slice(0, LINES), size = unitOf(rows.length ? rows[0][1][0] : 0);
+  place.hidden = !rows.length;
+  place.querySelector("tbody").replaceChildren(...rows.map(([line, [sum, count]]) => made("tr", {},
+    made("td", {className: "n"}, size(sum)), made("td", {className: "n"}, `${Math.round(100 * sum / total)}%`),
+    made("td", {className: "n"}, String(count)), made("td", {className: "name"}, pick(line, "line")))));
+}
+
+function start(content) {
+  data = content;
+  main.classList.add("scripted");
+  showCharts();
+  showTensors();
+  showLines();
+}
+const store = document.getElementById("data");
+function packed() {
+  const bytes = Uint8Array.from(atob(store.textContent), letter => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+}
+// For tests: fulfilled once the page is there.
+let ready = Promise.resolve();
+if ("packed" in store.dataset) ready = packed().then(start); else start(JSON.parse(store.textContent));

@@ -1,19 +1,28 @@
 """A report as one page that needs no network: memory over the step, the lanes of kernels and copies, and every tensor
 with its reason.
 
-The markup is in `templates/`, its values are computed here, and `page.js` shows details under the pointer. A page stays
-below MOST_BYTES for graphs of any size, on any number of devices: time is divided into columns, each of which shows its
-maximum, and tensors and kernels that are too small to be seen are summed up.
+The markup is in `templates/`, its values are computed here, and `page.js` draws on canvases and shows details under the
+pointer. Without scripts, as in a notebook, charts are SVG with fewer columns.
+
+A page stays below MOST_BYTES for graphs of any size, on any number of devices: time is divided into columns, each of
+which shows its maximum, and tensors and kernels that are too small to be seen are summed up. Data of more than
+MOST_PLAIN bytes is compressed: browsers decompress it themselves.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.report.markup import render, ticks, trusted
+from tfswap.report.markup import render, ticks, trusted, trusted_text
 from tfswap.report.printed import FIGURES, device_rows, merged_rows, notes_of
+from tfswap.report.summary import explains_floor, figures_of, levers_of, unit_of
 from tfswap.report.timeline import (
     COMPUTE,
     COPIES_BETWEEN,
@@ -26,7 +35,6 @@ from tfswap.report.timeline import (
     Run,
     Timeline,
 )
-from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tfswap.report.report import Report
@@ -34,15 +42,18 @@ if TYPE_CHECKING:
 
     Drawn = tuple[Report, Timeline | None]
 
-MOST_BYTES = 6 << 20
-COLUMNS = 3000
-"""Columns of a chart, enough for zooming in on a third of it."""
-LEAST_COLUMNS = 500
-"""Columns of a chart of a step on many devices."""
+MOST_BYTES = 8 << 20
+MOST_PLAIN = 1 << 20
+COLUMNS = 120_000
+"""Columns of a chart's data, for zooming in on single kernels."""
+DRAWN_COLUMNS = 1500
+"""Columns of a chart as SVG."""
+LEAST_COLUMNS = 5000
+"""Columns of the data of a step on many devices."""
 HEIGHT = 1000
-HOLDS = 4000
+HOLDS = 120_000
 """The number of a run's tensors and workspaces, the largest, that the page lists one by one."""
-ROWS = 10_000
+ROWS = 100_000
 """The most rows of the table of tensors: those with a tactic first, then the largest."""
 NAME_LENGTH, REASON_LENGTH = 160, 400
 BLOCK_COLUMNS = 0.7
@@ -53,7 +64,7 @@ STACK = (OTHERS, *range(OTHERS), MARGIN)
 """Kinds of memory from the bottom to the top: persistent bytes first."""
 ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN, COPIES_BETWEEN)
-COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
+COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "copies"}
 BLOCKS = {"run": "kernels", "again": "recomputed kernels", "wait": "waiting for a copy", "copy": "copies"}
 """The legend of the lanes' blocks, by kind."""
 
@@ -63,42 +74,61 @@ class Axes(NamedTuple):
 
     Attributes:
         width_s: the seconds that the width of a chart stands for.
-        columns: the columns of a chart.
+        columns: the columns of a chart's data.
+        drawn: those of a chart as SVG.
         holds: the most buffers of a run that the page lists.
     """
 
     width_s: float
     columns: int
+    drawn: int
     holds: int
 
     @classmethod
-    def of(cls, drawn: Sequence[Drawn]) -> Axes:
-        """For these devices. The more there are, the fewer details each has, so that the page stays small."""
+    def of(cls, drawn: Sequence[Drawn], divisor: int = 1) -> Axes:
+        """For these devices. The more there are, the fewer details each has, so that the page stays small.
+
+        Args:
+            divisor: details are divided by it too.
+        """
         width_s = max((run.total_s for _, timeline in drawn for _, run in _runs(timeline)), default=0.0) or 1.0
-        return cls(width_s, max(LEAST_COLUMNS, COLUMNS // len(drawn)), HOLDS // len(drawn))
+        count = len(drawn)
+        columns = max(LEAST_COLUMNS, COLUMNS // count) // divisor
+        return cls(width_s, columns, max(500, DRAWN_COLUMNS // count), HOLDS // count // divisor)
 
     def states(self, run: Run) -> list[int]:
-        """The states of a run that are drawn."""
-        return sorted({column.state for column in run.columns(self.columns, self.width_s)})
+        """The states of a run that are drawn as SVG."""
+        return sorted({column.state for column in run.columns(self.drawn, self.width_s)})
 
 
 def page(report: Report, drawn: Sequence[Drawn]) -> str:
-    """The whole page.
+    """The whole page, with as many details as it has room for.
 
     Args:
         drawn: the report on each device, with its timeline. None: the device has no charts.
     """
     tensors = merged_rows(report.devices, rest=True)
-    axes, names = Axes.of(drawn), _Names()
+    divisor = 1
+    while len(text := _page(report, drawn, tensors, divisor)) > MOST_BYTES and divisor < LEAST_COLUMNS // 10:
+        divisor *= 2
+    return text
+
+
+def _page(report: Report, drawn: Sequence[Drawn], tensors: Sequence[tuple[TensorRow, str]], divisor: int) -> str:
+    """The page with details divided by `divisor`."""
+    axes, names = Axes.of(drawn, divisor), _Names()
+    shown, left_out = tensors[: ROWS // divisor], tensors[ROWS // divisor :]
     data = {
         "kinds": KINDS,
         "margin": MARGIN,
         "columns": axes.columns,
-        "width": BLOCK_COLUMNS,
+        "stack": STACK,
+        "colours": COLOURS,
         "runs": [_run_data(run, axes, names) for _, timeline in drawn for _, run in _runs(timeline)],
-        "rows": [_row(row, where if len(drawn) > 1 else "", names) for row, where in tensors[:ROWS]],
+        "rows": [_row(row, where if len(drawn) > 1 else "", names) for row, where in shown],
     }
     data["names"] = names.all
+    packed = _packed(data)
     counts = Counter(tactic for row, _ in tensors for tactic in row.tactic.split(", "))
     return render(
         "report.html",
@@ -106,9 +136,11 @@ def page(report: Report, drawn: Sequence[Drawn]) -> str:
         title=report.title,
         tensors=bool(tensors),
         tactics=sorted(counts.items(), key=lambda item: (item[0] == "keep", item[0])),
-        left_out=len(tensors[ROWS:]),
-        largest_left_out=max((row.nbytes for row, _ in tensors[ROWS:]), default=0),
-        data=_script_json(data),
+        left_out=len(left_out),
+        largest_left_out=max((row.nbytes for row, _ in left_out), default=0),
+        data=_script_json(data) if packed is None else trusted_text(packed),
+        is_packed=packed is not None,
+        charts=trusted("charts.js"),
         script=trusted("page.js"),
     )
 
@@ -122,7 +154,7 @@ def cell(report: Report, drawn: Sequence[Drawn], rows: int) -> str:
 def _devices(report: Report, drawn: Sequence[Drawn], axes: Axes) -> dict[str, Any]:
     """The figures and charts of each device, and what they share."""
     return {
-        "columns": axes.columns,
+        "columns": axes.drawn,
         "height": HEIGHT,
         "figures": FIGURES,
         "figures_of_devices": device_rows(report.devices) if len(drawn) > 1 else [],
@@ -133,22 +165,27 @@ def _devices(report: Report, drawn: Sequence[Drawn], axes: Axes) -> dict[str, An
 
 
 def _summary(report: Report) -> dict[str, Any]:
-    """The main figures as cards, and the others."""
+    """The answer, the main figures as cards, the others, and what would lower the smallest limit."""
+    size = unit_of(report).text
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
     peak_row = ("not known", "not reported by the allocator")
     if measured is not None:
-        peak_row = (format_bytes(measured), "by the allocator")
+        peak_row = (size(measured), "by the allocator")
     cards = [
-        ("peak before, predicted", format_bytes(before), "the step as it is"),
-        ("peak planned", format_bytes(planned), change),
+        ("peak before, predicted", size(before), "the step as it is"),
+        ("peak planned", size(planned), change),
         ("peak measured", *peak_row),
-        ("memory limit", "none" if limit is None else format_bytes(limit), "" if report.keeps_limit else "NOT KEPT"),
+        ("memory limit", "none" if limit is None else size(limit), "" if report.keeps_limit else "NOT KEPT"),
         ("step time, predicted", f"x{report.time_ratio:.2f}", f"{report.costs} costs"),
     ]
-    summary = [row for row in report.summary() if row[0] not in ON_CARDS]
-    return {"report": report, "cards": cards, "summary": summary}
+    summary = [figure for figure in figures_of(report) if figure.label not in ON_CARDS]
+    lowering: dict[str, Any] = {"reason": "", "levers": [], "lever_note": ""}
+    if explains_floor(report):
+        lowering = {"reason": report.reason(), "levers": levers_of(report), "lever_note": report.floor.note}
+    shown = {"report": report, "answer": report.answer(), "cards": cards, "summary": summary}
+    return {**shown, "size": size, "unit": unit_of(report).name, **lowering}
 
 
 def _runs(timeline: Timeline | None) -> list[tuple[str, Run]]:
@@ -177,7 +214,7 @@ def _charts(report: Report, timeline: Timeline | None, axes: Axes) -> dict[str, 
         "rules": rules,
         "marks": [(name, _y(nbytes, top)) for name, nbytes in shown],
         "time_ticks": [(t, t / width_s) for t in ticks(0, width_s) if t <= 0.97 * width_s],
-        "runs": [_chart(title, run, axes, top) for title, run in runs],
+        "runs": [{**_chart(title, run, axes, top), "top": top, "marks": shown} for title, run in runs],
     }
 
 
@@ -187,8 +224,8 @@ def _y(nbytes: float, top: float) -> int:
 
 def _chart(title: str, run: Run, axes: Axes, top: float) -> dict[str, Any]:
     """One run's memory, stacked, and its lanes."""
-    columns = run.columns(axes.columns, axes.width_s)
-    end = max(1, round(run.total_s * axes.columns / axes.width_s))
+    columns = run.columns(axes.drawn, axes.width_s)
+    end = max(1, round(run.total_s * axes.drawn / axes.width_s))
     states = axes.states(run)
     kinds = dict(zip(states, run.at(states), strict=True))
     areas: list[tuple[str, str]] = []
@@ -196,7 +233,7 @@ def _chart(title: str, run: Run, axes: Axes, top: float) -> dict[str, Any]:
         edge = [(c, _y(sum(kinds[state][k] for k in STACK[:layer]), top)) for c, state in columns]
         areas.append((KINDS[STACK[layer - 1]], _area(edge, end)))
     drawn = {block.kind for block in run.blocks}
-    blocks = _merged(run, axes)
+    blocks = _merged(run, axes.drawn, axes.width_s)
     lanes = [lane for lane in LANES if run.blocks and (lane != COPIES_BETWEEN or any(b[0] == lane for b in blocks))]
     return {
         "title": title,
@@ -204,7 +241,7 @@ def _chart(title: str, run: Run, axes: Axes, top: float) -> dict[str, Any]:
         "total_s": run.total_s,
         "areas": areas,
         "byte_ticks": [(t, _y(t, top)) for t in _byte_ticks(top)],
-        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], axes)) for lane in lanes],
+        "lanes": [(lane, _bars([b for b in blocks if b[0] == lane], axes.drawn / axes.width_s)) for lane in lanes],
         "key": [(COLOURS[kind], meaning) for kind, meaning in BLOCKS.items() if kind in drawn],
     }
 
@@ -224,9 +261,9 @@ Bar = tuple[str, str, str, float, float, int]
 """Lane, kind, name, start, end, and the number of blocks that were merged into it."""
 
 
-def _merged(run: Run, axes: Axes) -> list[Bar]:
-    """The blocks of all lanes. Neighbours that are too narrow to be seen are merged."""
-    narrow_s = BLOCK_COLUMNS * axes.width_s / axes.columns
+def _merged(run: Run, columns: int, width_s: float) -> list[Bar]:
+    """The blocks of all lanes. Neighbours that are too narrow for this number of columns are merged."""
+    narrow_s = BLOCK_COLUMNS * width_s / columns
     found: list[Bar] = []
     for lane in LANES:
         merged: list[Bar] = []
@@ -246,11 +283,10 @@ def _joined(before: Bar, block: Block) -> Bar:
     return lane, kind, name, start, block.end_s, count + 1
 
 
-def _bars(blocks: Iterable[Bar], axes: Axes) -> list[tuple[str, str]]:
+def _bars(blocks: Iterable[Bar], per_s: float) -> list[tuple[str, str]]:
     """The SVG paths of a lane's blocks, each with its colour."""
     paths: dict[str, list[str]] = {}
     for _, kind, _, start, end, _ in blocks:
-        per_s = axes.columns / axes.width_s
         x, width = start * per_s, max((end - start) * per_s, BLOCK_COLUMNS / 2)
         paths.setdefault(kind, []).append(f"M{x:.1f} 1h{width:.1f}v8h-{width:.1f}z")
     return [(COLOURS[kind], "".join(path)) for kind, path in paths.items()]
@@ -284,22 +320,45 @@ class _Names:
 
 
 def _run_data(run: Run, axes: Axes, names: _Names) -> dict[str, Any]:
-    """The details of a run for page.js."""
+    """The details of a run for page.js, column by column: numbers that rise as their differences, which are short.
+
+    A tensor's begin and end are numbers of drawn columns. Tensors that are in none are left out.
+    """
     columns = run.columns(axes.columns, axes.width_s)
-    states = axes.states(run)
-    kinds = dict(zip(states, run.at(states), strict=True))
+    states = [column.state for column in columns]
+    kinds = run.at(states)
     largest = sorted(run.record.holds, key=lambda hold: -hold.nbytes)[: axes.holds]
+    shown = [(bisect_left(states, h.first), bisect_left(states, h.last), h) for h in largest if h.nbytes]
+    shown = sorted((each for each in shown if each[0] < each[1]), key=lambda each: (each[0], each[1], -each[2].nbytes))
+    per_s = axes.columns / axes.width_s
+    blocks = _merged(run, axes.columns, axes.width_s)
     return {
         "width_s": axes.width_s,
-        "count": max(1, round(run.total_s * axes.columns / axes.width_s)),
-        "peak": next(c.column for c in columns if run.record.in_use_bytes[c.state] == run.record.peak_bytes),
-        "columns": [[column, state, *kinds[state]] for column, state in columns],
-        "holds": [[names.number(run.name(h)), run.kind(h), h.nbytes, h.first, h.last] for h in largest if h.nbytes],
+        "count": max(1, round(run.total_s * per_s)),
+        "peak": max(columns, key=lambda column: run.record.in_use_bytes[column.state]).column,
+        "at": _steps(column.column for column in columns),
+        "kinds": [_steps(row[kind] for row in kinds) for kind in range(len(KINDS))],
+        "name": [names.number(run.name(h)) for *_, h in shown],
+        "kind": [run.kind(h) for *_, h in shown],
+        "nbytes": [h.nbytes for *_, h in shown],
+        "begin": _steps(begin for begin, *_ in shown),
+        "length": [end - begin for begin, end, _ in shown],
         "blocks": [
-            [lane, kind, names.number(name), float(f"{start:.5g}"), float(f"{end:.5g}"), count]
-            for lane, kind, name, start, end, count in _merged(run, axes)
+            [lane, kind, names.number(name), round(start * per_s, 2), round((end - start) * per_s, 2), count]
+            for lane, kind, name, start, end, count in blocks
         ],
     }
+
+
+def _steps(numbers: Iterable[int]) -> list[int]:
+    """Each number's difference from the one before."""
+    return [number - before for before, number in pairwise((0, *numbers))]
+
+
+def _packed(data: dict[str, Any]) -> str | None:
+    """The data compressed, as text; None for data that is small."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(text, 9)).decode() if len(text) > MOST_PLAIN else None
 
 
 def _row(row: TensorRow, where: str, names: _Names) -> dict[str, Any]:

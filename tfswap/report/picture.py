@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 COLUMNS = 1600
 COLOURS = {
-    OTHERS: "#b9c2cc",
-    VARIABLES: "#5b6b7f",
-    INPUTS: "#9aa9bb",
-    ACTIVATIONS: "#2f7ed8",
-    GRADIENTS: "#e58a2b",
-    WORKSPACES: "#2aa08a",
-    MARGIN: "#e6d7f2",
+    OTHERS: "#cdd3da",
+    VARIABLES: "#37424f",
+    INPUTS: "#87929f",
+    ACTIVATIONS: "#0072b2",
+    GRADIENTS: "#e69f00",
+    WORKSPACES: "#14b88a",
+    MARGIN: "#f7ecb0",
 }
-"""The colours of kinds of memory, from the bottom of the stack to its top."""
+"""The colours of kinds of memory, from the bottom of the stack to its top: those of the page."""
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -1,4 +1,5 @@
-"""A report as text: the answer, the figures, what would lower the smallest limit, the tensors with a tactic or of the largest size, and those alive at the peak.
+"""A report as text: the answer, the figures, what would lower the smallest limit, the tensors with a tactic or of the
+largest size, and those alive at the peak.
 
 A step on several devices has a row of figures for each. Tensors that several devices plan alike have one row, which
 names these devices: replicas have the names of the first.
@@ -11,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tfswap.ir.custom_ops import TO_DEVICE
-from tfswap.report.summary import LEVERS, figures_of, levers_of, unit_of
+from tfswap.report.summary import LEVERS, explains_floor, figures_of, levers_of, unit_of
 from tfswap.report.tables import figures, listing, stacked
 from tfswap.support.sizes import Unit, format_count
 
@@ -72,12 +73,13 @@ def printed(report: Report) -> RenderableType:
     if more:
         there.append((size(more), f"in {len(alive) - ALIVE_SHOWN} more", ""))
     parts += ["", _listing(reports, ("bytes", "alive at the peak"), there)]
-    return stacked(*parts, *(line for note in notes_of(reports) for line in ("", f"note: {note}")))
+    notes = [f"note: {note}" for note in notes_of(reports)]
+    return stacked(*parts, *([""] if notes else []), *notes)
 
 
 def _lowering(report: Report, where: str) -> list[RenderableType]:
     """Why no limit is smaller, and what would lower it."""
-    if not report.explains_floor:
+    if not explains_floor(report):
         return []
     parts: list[RenderableType] = ["", f"{report.reason()[:-1]}{where}."]
     if rows := levers_of(report):

@@ -285,11 +285,6 @@ class Report:
         """One sentence: why no limit is smaller than the smallest one."""
         return reason_of(self)
 
-    @property
-    def explains_floor(self) -> bool:
-        """Whether printed reports say what would lower the smallest limit: not where the step fits as it is."""
-        return bool(self.kernels) or not self.keeps_limit
-
     def headline(self) -> str:
         """One line: the peak, and the tactics and time that it needs."""
         return headline_of(self)

@@ -34,7 +34,9 @@ class Figure(NamedTuple):
 def unit_of(report: Report) -> Unit:
     """The unit of all figures of a report."""
     limit = report.memory_limit_bytes or 0
-    return Unit.of(max(report.planned_peak_bytes, report.baseline_peak_bytes, min(limit, 2 * report.planned_peak_bytes)))
+    return Unit.of(
+        max(report.planned_peak_bytes, report.baseline_peak_bytes, min(limit, 2 * report.planned_peak_bytes))
+    )
 
 
 def summary_of(report: Report) -> list[tuple[str, str]]:
@@ -70,6 +72,11 @@ def reason_of(report: Report) -> str:
         f"No limit below {size(report.floor_bytes)} can be kept: {report.largest_kernel}{where} takes "
         f"{size(report.working_set_bytes)} while it runs, and {size(report.persistent_bytes)} are persistent."
     )
+
+
+def explains_floor(report: Report) -> bool:
+    """Whether printed reports say what would lower the smallest limit: not where the step fits as it is."""
+    return bool(report.kernels) or not report.keeps_limit
 
 
 def levers_of(report: Report) -> list[tuple[str, str, str, str, str]]:
@@ -177,9 +184,7 @@ def _encoded(report: Report, size: Callable[[int], str]) -> Figure:
     encoded, reduced = report.encoded, report.reduced
     before, after = sum(row.nbytes for row in encoded), sum(row.encoded_bytes or 0 for row in encoded)
     rounded = f"; {len(reduced)} of them rounded, so that gradients differ" if reduced else ""
-    return Figure(
-        "encoded", size(before), f"in {format_count(len(encoded), 'tensor')}, read as {size(after)}{rounded}"
-    )
+    return Figure("encoded", size(before), f"in {format_count(len(encoded), 'tensor')}, read as {size(after)}{rounded}")
 
 
 def _variables(report: Report, size: Callable[[int], str]) -> Figure:

@@ -148,9 +148,7 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, largest_bytes: int) -> Unit:
         """The unit of a table whose largest size this is."""
-        name, nbytes = max(
-            (one for one in BINARY_UNITS if one[1] <= max(largest_bytes, 1)), key=lambda one: one[1]
-        )
+        name, nbytes = max((one for one in BINARY_UNITS if one[1] <= max(largest_bytes, 1)), key=lambda one: one[1])
         return cls(name, nbytes, 0 if nbytes == 1 else 1 if largest_bytes >= 100 * nbytes else 2)
 
     def number(self, size_bytes: int) -> str:

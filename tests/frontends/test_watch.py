@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -146,6 +148,33 @@ def test_the_command_shows_an_unmodified_program_and_what_limits_cost() -> None:
     assert "its smallest limit" in costs
 
 
+def test_the_command_shows_a_program_on_the_terminal_and_as_a_page(tmp_path: Path) -> None:
+    own, device = pty.openpty()
+    words = [sys.executable, "-m", "tfswap", "watch", "--live", "--html=watch.html", str(SCRIPT), "--epochs", "3"]
+    env = {**os.environ, **ARENA, "TERM": "xterm", "COLUMNS": "100"}
+    run = subprocess.Popen(words, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=device, text=True)
+    os.close(device)
+    written = b""
+    with contextlib.suppress(OSError):  # as its last writer closes it
+        while got := os.read(own, 1 << 16):
+            written += got
+    printed, _ = run.communicate()
+    assert run.returncode == 0
+    os.close(own)
+    assert printed == "['--epochs', '3']\n"
+    assert b"held" in written and b"its smallest limit" in written
+    page = (tmp_path / "watch.html").read_text()
+    assert f"{SCRIPT}:13" in page and "What a limit would cost train_step" in page
+    assert "http-equiv=refresh" not in page
+
+
+def test_a_page_of_another_kind_is_a_usage_error() -> None:
+    words = [sys.executable, "-m", "tfswap", "watch", "--html=watch.png", str(SCRIPT)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "end the name with .html for a page" in run.stderr
+
+
 EXITS = "import sys; sys.exit(3)"
 FAILS = "def inner(): raise ValueError('wrong')\ninner()"
 ENDS = "import os, sys; print('said'); sys.stdout.flush(); os._exit(5)"
@@ -190,7 +219,7 @@ def test_a_report_sums_up_what_is_small_and_says_what_was_not_recorded() -> None
     cost = StepCosts("train_step", 1000, (LimitCost(750, 1.0), LimitCost(500, 1.074)))
     refused = StepCosts("other", refusal="XLA compiles it")
     lines = str(Watched({"GPU:0": device}, (cost, refused))).splitlines()
-    assert lines[0].endswith("in train_step; the allocator's peak is 2.1 KiB, and was not recorded:")
+    assert lines[0].endswith("in train_step; the allocator's peak is 2.15 KiB, and was not recorded:")
     assert [each.split()[2:] for each in lines[2:]][:4] == [
         ["55%", "1", "train.py:9", "MatMul"],
         ["27%", "1", "batch"],

@@ -318,7 +318,8 @@ def _run(options: argparse.Namespace) -> Result:
 
 
 def _watch(options: argparse.Namespace) -> Result:
-    launch("watch", options.program, {WATCH: True})
+    shown = {name: value for name in ("live", "html") if (value := getattr(options, name)) is not None}
+    launch("watch", options.program, {WATCH: True, **shown})
 
 
 def _hook(options: argparse.Namespace) -> Result:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfswap.frontends import cli_values
-from tfswap.frontends.unmodified.launch import TRAINING_ONLY
+from tfswap.frontends.unmodified.launch import LIVE, TRAINING_ONLY
 from tfswap.ir.permits import BITS, TACTICS, VALUES
 from tfswap.kernels.hardware import NAMES
 
@@ -137,7 +137,11 @@ def add_run_flags(commands: Any, command: Callable[..., Any], help_text: str) ->
 
 def add_watch_flags(commands: Any, command: Callable[..., Any], help_text: str) -> None:
     """`tfswap watch`, whose output is the program's."""
-    _program_parser(commands, "watch", command, help_text)
+    parser = _program_parser(commands, "watch", command, help_text)
+    help_text = "show it on the terminal while the program runs"
+    parser.add_argument(LIVE, action="store_true", default=None, help=help_text)
+    help_text = "write it to this page, while the program runs and at its end"
+    parser.add_argument("--html", type=cli_values.page_path, metavar="FILE", help=help_text)
 
 
 def _program_parser(commands: Any, name: str, command: Callable[..., Any], help_text: str) -> argparse.ArgumentParser:

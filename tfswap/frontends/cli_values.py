@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +111,13 @@ def names(text: str) -> list[str]:
 
 def spill_limit(text: str) -> str:
     return checked(text, lambda: parse_limit(text, name="spill_limit"))
+
+
+def page_path(text: str) -> str:
+    """The path of a page, absolute."""
+    from tfswap.report.report import HTML, require_kind
+
+    return checked(os.path.abspath(text), lambda: require_kind(text, (HTML,)))
 
 
 def slowdown(text: str) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tfswap.errors import TfswapError
 from tfswap.report.tables import as_text, listing
+from tfswap.support.files import write_whole
 from tfswap.support.printable import one_line
-from tfswap.support.sizes import format_bytes
+from tfswap.support.sizes import Unit
 
 ROWS, LEAST_SHARE = 20, 0.005
 """The most rows of a table, and the least share of the bytes that a row of its own has."""
 HEADS = ("bytes", "share", "tensors", "source", "what")
+NUMBERS = ("share", "tensors")
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,18 @@ class Watched:
     def __str__(self) -> str:
         shown = [one_line(f"tfswap: {self.note}")] if self.note else []
         for each in self.devices.values():
-            shown += [one_line(_headline(each)), as_text(listing(HEADS, _rows(each)))]
-        return "\n".join([*shown, *(one_line(_cost_line(step)) for step in self.steps)])
+            shown += [one_line(f"tfswap: {headline_of(each)}:"), as_text(listing(HEADS, rows_of(each), NUMBERS))]
+        return "\n".join([*shown, *(one_line(f"tfswap: {cost_line(step)}") for step in self.steps)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as a page that needs no network. Raises TfswapError where `path` does not end with
+        .html, or can't be written.
+        """
+        from tfswap.report.watch_page import watch_page
+
+        if not os.fspath(path).endswith(".html"):
+            raise TfswapError(f"{os.fspath(path)!r} has to end with .html: a watch is saved as a page")
+        write_whole(path, watch_page(self))
 
 
 def merged(owners: Iterable[Owner]) -> tuple[Owner, ...]:
@@ -108,36 +122,51 @@ def merged(owners: Iterable[Owner]) -> tuple[Owner, ...]:
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.what, each.source)))
 
 
-def _headline(seen: WatchedDevice) -> str:
+def headline_of(seen: WatchedDevice) -> str:
+    """One line: how much the device held, when, and whether that is its peak."""
+    size = Unit.of(max(seen.nbytes, seen.peak_bytes)).text
     during = f" in {seen.during}" if seen.during else ""
-    text = f"tfswap: {seen.device} held {format_bytes(seen.nbytes)} at its highest recorded moment{during}"
+    text = f"{seen.device} held {size(seen.nbytes)} at its highest recorded moment{during}"
     if seen.peak_bytes > seen.nbytes:
-        return f"{text}; the allocator's peak is {format_bytes(seen.peak_bytes)}, and was not recorded:"
-    return f"{text}, the allocator's peak:"
+        return f"{text}; the allocator's peak is {size(seen.peak_bytes)}, and was not recorded"
+    return f"{text}, the allocator's peak"
 
 
-def _rows(seen: WatchedDevice) -> list[tuple[str, ...]]:
-    large = [each for each in seen.owners[:ROWS] if each.nbytes >= LEAST_SHARE * seen.nbytes]
-    shown, left = seen.owners[: len(large)], seen.owners[len(large) :]
-    rows = [_row(seen, each.nbytes, each.tensors, each.what, each.source) for each in shown]
+def rows_of(seen: WatchedDevice, most: int = ROWS) -> list[tuple[str, ...]]:
+    """The rows of a table with the heads HEADS, in one unit: at most `most` owners, and what the others have."""
+    size = Unit.of(max((each.nbytes for each in seen.owners), default=0)).text
+    shown, left = divided(seen, most)
+    rows = [_row(seen, size, each.nbytes, each.tensors, each.what, each.source) for each in shown]
     if left:
-        rows.append(_row(seen, sum(o.nbytes for o in left), sum(o.tensors for o in left), "all others", ""))
+        rows.append(_row(seen, size, sum(o.nbytes for o in left), sum(o.tensors for o in left), "all others", ""))
     if seen.unknown_bytes:
-        rows.append(_row(seen, seen.unknown_bytes, 0, "allocated before, and freed since", ""))
+        rows.append(_row(seen, size, seen.unknown_bytes, 0, "allocated before, and freed since", ""))
     return rows
 
 
-def _row(seen: WatchedDevice, nbytes: int, tensors: int, what: str, source: str) -> tuple[str, ...]:
-    return format_bytes(nbytes), f"{100 * nbytes / seen.nbytes:.0f}%", str(tensors or "-"), source, what
+def divided(
+    seen: WatchedDevice, most: int, least_share: float = LEAST_SHARE
+) -> tuple[Sequence[Owner], Sequence[Owner]]:
+    """The owners that have a row of their own, and the others."""
+    count = sum(each.nbytes >= least_share * seen.nbytes for each in seen.owners[:most])
+    return seen.owners[:count], seen.owners[count:]
 
 
-def _cost_line(step: StepCosts) -> str:
+def _row(
+    seen: WatchedDevice, size: Callable[[int], str], nbytes: int, tensors: int, what: str, source: str
+) -> tuple[str, ...]:
+    return size(nbytes), f"{100 * nbytes / seen.nbytes:.0f}%", str(tensors or "-"), source, what
+
+
+def cost_line(step: StepCosts) -> str:
+    """What limits would cost a step, in one line."""
     if step.refusal:
-        return f"tfswap: {step.name}: what a limit would cost is not known: {step.refusal}"
-    fits = [f"{format_bytes(each.limit_bytes)} at {each.time_ratio:.2f} of the time" for each in step.limits]
+        return f"{step.name}: what a limit would cost is not known: {step.refusal}"
+    size = Unit.of(step.peak_bytes).text
+    fits = [f"{size(each.limit_bytes)} at {each.time_ratio:.2f} of the time" for each in step.limits]
     fits[-1] += ", its smallest limit"
     return (
-        f"tfswap: {step.name} takes {format_bytes(step.peak_bytes)} with its variables and arguments, and fits "
+        f"{step.name} takes {size(step.peak_bytes)} with its variables and arguments, and fits "
         f"{'; '.join(fits)} (predicted; tfswap run --memory_limit=)"
     )
 

@@ -21,8 +21,8 @@ from tfswap.frontends.unmodified.settings import environment
 COMMANDS = "run", "watch"
 """The commands that become a program."""
 MODULE = "-m"
-TRAINING_ONLY = "--training_only"
-"""The one option without a value."""
+TRAINING_ONLY, LIVE = "--training_only", "--live"
+"""The options without a value."""
 COMPILED = (".pyz", ".zip", ".pyc")
 """Programs without source text."""
 
@@ -31,12 +31,12 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of a command, and the program with its arguments: whatever comes from its name on.
 
     Args:
-        arguments: the words after the command. Each option but one has a value, in the same word or in the next.
+        arguments: the words after the command. Each option but these has a value, in the same word or in the next.
     """
     first = 0
     while first < len(arguments) and arguments[first].startswith("--"):
         is_one_word = "=" in arguments[first] or any(
-            flag.startswith(arguments[first]) for flag in ("--help", TRAINING_ONLY)
+            flag.startswith(arguments[first]) for flag in ("--help", TRAINING_ONLY, LIVE)
         )
         first += 1 if is_one_word else 2
     if arguments[first : first + 1] == ["-h"]:

@@ -14,9 +14,10 @@ from tfswap.frontends.watching.watch import Watch
 log = logging.getLogger("tfswap")
 
 
-def begin() -> None:
-    """Begin to watch. Where that is not possible, the program runs without, with one line that gives the reason."""
-    watch = Watch()
+def begin(*, live: bool = False, html: str | None = None) -> None:
+    """Begin to watch, with options as of `tfswap.watch`. Where that is not possible, the program runs
+    without, with one line that gives the reason."""
+    watch = Watch(live=live, page=html)
     try:
         watch.start()
     except TfswapError as error:

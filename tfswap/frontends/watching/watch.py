@@ -31,8 +31,10 @@ from tfswap.device.allocator_events import begin_recording, chunks_in_use, devic
 from tfswap.device.memory_owners import owners_in_call
 from tfswap.device.placement import step_devices
 from tfswap.frontends.watching.costs import KnownSteps
+from tfswap.frontends.watching.live import LiveView
 from tfswap.frontends.watching.naming import owners_afterwards, owners_of
 from tfswap.report.peak_owners import Watched, WatchedDevice
+from tfswap.report.report import HTML, require_kind
 
 BUDGET, FREE_S = 0.01, 0.3
 """The share of the time that recordings may take, besides this time at the beginning."""
@@ -91,9 +93,15 @@ class _Recording:
 
 
 class Watch:
-    """Watches this process between `start` and `stop`, or inside of a `with`, which prints what it has seen."""
+    """Watches this process between `start` and `stop`, or inside of a `with`, which prints what it has seen.
 
-    def __init__(self) -> None:
+    Args:
+        live: whether to show it on the terminal meanwhile.
+        page: the path of a page that shows it, meanwhile and in the end; None for none.
+    """
+
+    def __init__(self, *, live: bool = False, page: str | None = None) -> None:
+        self._view = LiveView(lambda: Watched(self.devices(), note=self._note()), live, page)
         self._lock = threading.RLock()
         self._recording: _Recording | None = None
         self._best: dict[str, WatchedDevice] = {}
@@ -129,6 +137,8 @@ class Watch:
         self._stops.callback(ended.set)
         alive = weakref.ref(self)
         os.register_at_fork(before=lambda: (watch := alive()) is not None and watch._end())
+        self._view.start()
+        self._stops.callback(self._view.stop)
         return self
 
     def stop(self) -> None:
@@ -149,8 +159,12 @@ class Watch:
             return
         print(Watched(self.devices(), note=self._note()), file=sys.stderr, flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
-            if costs := self._steps.costs():
+            costs = self._steps.costs()
+            if costs:
                 print(Watched(steps=costs), file=sys.stderr)
+            self._view.save(Watched(self.devices(), costs, self._note()))
+            return
+        self._view.save(Watched(self.devices(), note=self._note()))
 
     def report(self) -> Watched:
         """What was seen until now, with what limits would cost: training steps are planned, which takes seconds."""
@@ -302,7 +316,7 @@ class Watch:
             calls = self._calls
 
 
-def watch() -> Watch:
+def watch(*, live: bool = False, html: str | os.PathLike[str] | None = None) -> Watch:
     """Watch what this process runs, without changing it: which tensors hold the device's memory at its peak.
 
         with tfswap.watch():
@@ -312,7 +326,13 @@ def watch() -> Watch:
     highest moment, and what a limit would cost the training steps that ran. Or call `start()` and `stop()`, and read
     `report()`. `tfswap watch train.py` does the same to a whole program.
 
+    Args:
+        live: show it on the terminal that stderr is while the program runs.
+        html: write it to this page, while the program runs and at the end of the block.
+
     Raises:
-        TfswapError: when it starts, where tfswap's ops can't be built.
+        TfswapError: `html` does not end with .html; when it starts, where tfswap's ops can't be built.
     """
-    return Watch()
+    if html is not None:
+        require_kind(html, (HTML,))
+    return Watch(live=live, page=None if html is None else os.fspath(html))

@@ -23,6 +23,8 @@ from typing import Any
 
 RUN, LIMIT, WATCH = "TFSWAP_RUN", "TFSWAP_MEMORY_LIMIT", "watch"
 """The variables with the options of `tfswap run`, as JSON, and with a limit alone; the option of `tfswap watch`."""
+SHOWN = "live", "html"
+"""The other options of `tfswap watch`."""
 CONTEXT = "tensorflow.python.eager.context"
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.concrete_function"
 SESSIONS = "tensorflow.python.client.session"
@@ -48,7 +50,8 @@ def _begin() -> None:
     if given.get(WATCH):
         if is_first:
             atexit.register(_report_unwatched)
-        wrapt.register_post_import_hook(_watch_device, CONTEXT)
+        shown = {name: given[name] for name in SHOWN if name in given and is_first}
+        wrapt.register_post_import_hook(lambda module: _watch_device(module, shown), CONTEXT)
         return
     if is_first and (given["memory_limit"] or given.get("max_slowdown")):
         atexit.register(_report_nothing)
@@ -104,8 +107,12 @@ def _maker(name: str, plain: Any, given: dict[str, Any]) -> Any:
     return make_function
 
 
-def _watch_device(module: Any) -> None:
-    """Make the start of TensorFlow's devices begin the watch: settings of TensorFlow are the program's until then."""
+def _watch_device(module: Any, shown: dict[str, Any]) -> None:
+    """Make the start of TensorFlow's devices begin the watch: settings of TensorFlow are the program's until then.
+
+    Args:
+        shown: how it is shown, by the first process: others do not write to the same page.
+    """
     kind = module.Context
     plain = kind.ensure_initialized
 
@@ -115,7 +122,7 @@ def _watch_device(module: Any) -> None:
             kind.ensure_initialized = plain
             from tfswap.frontends.watching import process
 
-            process.begin()
+            process.begin(**shown)
 
     kind.ensure_initialized = ensure_initialized
 

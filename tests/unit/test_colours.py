@@ -1,4 +1,4 @@
-"""The colours of charts: told apart by everyone, in light and in dark."""
+"""The colours of charts: distinguished by everyone, in light and in dark."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def palettes() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("who", SEEN_BY)
-def test_kinds_of_memory_and_of_blocks_are_told_apart(theme: str, who: str) -> None:
+def test_kinds_of_memory_and_of_blocks_are_distinguished(theme: str, who: str) -> None:
     colours = palettes()[theme]
     for names in (KINDS, COLOURS.values()):
         for a, b in itertools.combinations(names, 2):

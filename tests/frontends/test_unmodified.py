@@ -67,6 +67,13 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
         pytest.param("unmodified_scripts.py", ["wgan_gp"], 68, ["train_critic"], marks=pytest.mark.slow),
         pytest.param("unmodified_scripts.py", ["two_tower"], 44, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_scripts.py", ["vit"], 84, ["model 'transformer'"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["unet"], 80, ["model 'functional'"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["voxelmorph"], 64, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["borzoi"], 84, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["cyclegan"], 84, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["ddpm"], 100, ["model 'diffusion'"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["ctc"], 60, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_deepmd.py", [], 52, ["run of Adam"], marks=pytest.mark.slow),
     ],
 )
 def test_a_program_that_dies_alone_ends_with_the_values_of_an_uncapped_run(

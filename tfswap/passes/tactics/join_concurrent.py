@@ -105,12 +105,19 @@ def _in(graph: Graph, tensor: Output) -> Output:
 
 def _free_constants(graph: Graph, flow: Dataflow) -> None:
     """Remove control inputs of constants, in place: their tensors exist before the step, and these inputs may wait for
-    a group.
+    a group. What reads such a constant waits for them instead: in TensorFlow 1's graphs, an update may be needed by
+    that alone.
     """
-    constants = {constant.name for constant in flow.constants}
-    for node in graph:
-        if node.name in constants:
+    names = {constant.name for constant in flow.constants}
+    waits: dict[Node, tuple[Node, ...]] = {}
+    for node in graph.topological():
+        awaited = [w for tensor in node.inputs for w in waits.get(tensor.node, ())]
+        if node.name in names:
+            waits[node] = tuple(dict.fromkeys((*node.controls, *awaited)))
             node.controls = ()
+        else:
+            for each in awaited:
+                graph.add_control(node, each)
 
 
 def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:

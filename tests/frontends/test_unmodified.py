@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -24,6 +25,12 @@ ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_
 
 CONDITIONAL = {"two_tower"}
 """Programs whose steps have conditionals: Keras adds sparse gradients in one."""
+
+
+def needs(*packages: str) -> list[pytest.MarkDecorator]:
+    """The marks of a slow test of packages that tfswap's own environment does not have."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return [pytest.mark.slow, pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")]
 
 
 def python(*words: str, text: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -74,6 +81,8 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
         pytest.param("unmodified_nets.py", ["ddpm"], 100, ["model 'diffusion'"], marks=pytest.mark.slow),
         pytest.param("unmodified_nets.py", ["ctc"], 60, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_deepmd.py", [], 52, ["run of Adam"], marks=pytest.mark.slow),
+        pytest.param("unmodified_packages.py", ["gpflow"], 72, ["step"], marks=needs("gpflow")),
+        pytest.param("unmodified_packages.py", ["gpt2"], 100, ["model 'gpt2_causal_lm'"], marks=needs("keras_hub")),
     ],
 )
 def test_a_program_that_dies_alone_ends_with_the_values_of_an_uncapped_run(

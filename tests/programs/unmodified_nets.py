@@ -68,7 +68,9 @@ def voxelmorph() -> None:
     x = layers.Conv3D(16, 3, padding="same")(pair)
     for _ in range(3):
         x = layers.Conv3D(16, 3, padding="same")(layers.LeakyReLU(negative_slope=0.2)(x))
-    net = keras.Model(pair, layers.Conv3D(3, 3, padding="same", kernel_initializer=keras.initializers.RandomNormal())(x))
+    net = keras.Model(
+        pair, layers.Conv3D(3, 3, padding="same", kernel_initializer=keras.initializers.RandomNormal())(x)
+    )
     optimizer = keras.optimizers.Adam(1e-3)
 
     @tf.function
@@ -82,7 +84,9 @@ def voxelmorph() -> None:
         )
         return loss
 
-    losses = [train_step(normal(8, size, size, size, seed=i), normal(8, size, size, size, seed=9)) for i in range(STEPS)]
+    losses = [
+        train_step(normal(8, size, size, size, seed=i), normal(8, size, size, size, seed=9)) for i in range(STEPS)
+    ]
     show(losses, net.get_weights())
 
 

@@ -50,6 +50,7 @@ def planning() -> Iterator[None]:
     try:
         yield
     except InfeasibleMemoryLimit:
+        summary.note_refusal()
         raise
     except TfswapError as error:
         raise Unplannable(str(error)) from error

@@ -84,9 +84,22 @@ _rows: dict[str, Row] = {}
 _as_they_were: dict[tuple[str, str], str] = {}  # the reason, by name and by reason without numbers
 
 
+_refusals: list[int] = []  # empty, or one for each refused limit
+
+
 def is_empty() -> bool:
-    """Whether no step was seen."""
+    """Whether there is no row."""
     return not _rows and not _as_they_were
+
+
+def saw_nothing() -> bool:
+    """Whether no step was seen, not even one whose limit was refused."""
+    return is_empty() and not _refusals
+
+
+def note_refusal() -> None:
+    """A step was refused, since no plan keeps its limit: the error says so."""
+    _refusals.append(1)
 
 
 def row(name: str) -> Row:

@@ -139,7 +139,7 @@ def _report_unwatched() -> None:
 def _report_nothing() -> None:
     """At the end of the process that `tfswap run` became: say so where no step was seen."""
     summary = sys.modules.get(SUMMARY)
-    if (summary is None or summary.is_empty()) and sys.stderr is not None:
+    if (summary is None or summary.saw_nothing()) and sys.stderr is not None:
         print("tfswap: no training step was seen in this process, so none was put under a limit", file=sys.stderr)
 
 

@@ -34,18 +34,15 @@ def main() -> None:
     if options.run is not None:
         print(json.dumps(run(*options.run, options.share)))
         return
-    print(
-        "| tape | outside: as it is | decorated | inside: as it is | limit | decorated | same bits, outside and inside |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    heads = "tape", "outside: as it is", "decorated", "inside: as it is", "limit", "decorated", "same bits, both"
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for kind in KINDS:
         plain, outside, traced, inside = (start(kind, where, options.share) for where in PLACES)
         figures = plain["peak"], outside["peak"], traced["peak"], inside["limit"], inside["peak"]
         mib = [f"{nbytes / (1 << 20):.1f}" for nbytes in figures]
         same = [outside["digest"] == plain["digest"], inside["digest"] == traced["digest"]]
-        print(
-            f"| {kind.replace('_', ' ')} | {' | '.join(mib)} | {', '.join('yes' if each else 'no' for each in same)} |"
-        )
+        words = [kind.replace("_", " "), *mib, ", ".join("yes" if each else "no" for each in same)]
+        print(f"| {' | '.join(words)} |", flush=True)
 
 
 def start(kind: str, where: str, share: str) -> dict[str, Any]:

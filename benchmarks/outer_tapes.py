@@ -115,7 +115,7 @@ def jacobian(forward: Any, x: Any, weights: Any) -> Any:
 
     with tf.GradientTape(persistent=True) as tape:
         y = forward(x)
-    return tape.jacobian(y, weights[0], experimental_use_pfor=False)
+    return tape.jacobian(y, weights[0])
 
 
 def forward_accumulator(forward: Any, x: Any, weights: Any) -> Any:

@@ -35,7 +35,7 @@ def levers(report: Report) -> dict[str, Lever]:
     return {lever.what: lever for lever in report.levers}
 
 
-def test_half_the_batch_needs_at_most_what_is_said(report: Report) -> None:
+def test_half_the_batch_needs_at_most_what_is_reported(report: Report) -> None:
     said = levers(report)[HALF_BATCH]
     assert said.known == "at most" and said.how == "batches of 256 rows instead of 512"
     needed = optimizer(256).floor_bytes()
@@ -43,13 +43,13 @@ def test_half_the_batch_needs_at_most_what_is_said(report: Report) -> None:
     assert said.floor_bytes <= 1.05 * needed
 
 
-def test_a_plan_in_slices_has_the_limit_that_is_said(report: Report) -> None:
+def test_a_plan_in_slices_has_the_limit_that_is_reported(report: Report) -> None:
     said = levers(report)[IN_SLICES]
     assert said.known == "planned"
     assert optimizer(tactics=(*TENSOR_TACTICS, SLICE)).floor_bytes() <= said.floor_bytes < report.floor_bytes
 
 
-def test_variables_at_home_need_at_least_what_is_said(report: Report) -> None:
+def test_variables_at_home_need_at_least_what_is_reported(report: Report) -> None:
     said = levers(report)[AT_HOME]
     assert said.known == "at least"
     assert said.floor_bytes <= optimizer(tactics=(*TENSOR_TACTICS, STATE)).floor_bytes()

@@ -24,7 +24,7 @@ import tfswap
 from tfswap.errors import InvalidModel
 from tfswap.frontends import cli
 from tfswap.support import progress
-from tfswap.support.sizes import format_bytes
+from tfswap.support.sizes import Unit
 
 FLAGS = ("--batch_size=1024",)
 
@@ -502,7 +502,8 @@ def test_what_is_alive_at_the_peak_is_printed(model: str, capsys: pytest.Capture
     name, nbytes = json.loads(out)["alive_at_peak"][0]
     _, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS)
     shown = out.partition("alive at the peak\n")[2]
-    assert shown.splitlines()[0].split() == [*format_bytes(nbytes).split(), name]
+    number, unit, first = shown.splitlines()[0].split()
+    assert first == name and Unit.of(nbytes).text(nbytes) == f"{number} {unit}"
 
 
 def test_a_terminal_sees_progress_and_stdout_has_the_result_alone(

@@ -26,6 +26,7 @@ from tfswap.passes.tactics.encode import encode_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.planner.ordering import choose_order
+from tfswap.report.summary import unit_of
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
 PLAIN = DeviceModel()
@@ -306,4 +307,8 @@ def test_the_report_names_what_is_encoded():
     for row in report.encoded:
         assert row.encoded_bytes == row.nbytes // 32
         assert row.reason.startswith("8.0 KiB in place of it for back")
-    assert "5 tensors, 1.2 MiB read as 40.0 KiB" in str(report)
+    size = unit_of(report).text
+    before, after = (
+        sum(each) for each in zip(*((r.nbytes, r.encoded_bytes or 0) for r in report.encoded), strict=True)
+    )
+    assert f"{size(before)}  in 5 tensors, read as {size(after)}" in str(report)

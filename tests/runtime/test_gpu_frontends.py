@@ -41,7 +41,7 @@ def saved(gpus, load, **options):
             "same": values == expected,
             "out": gpus.counts().bytes_out - out,
             "peak": peak - given,
-            "limit": str(report).splitlines()[0],
+            "limit": next(line for line in str(report).splitlines() if line.startswith("memory limit")),
         }, loaded
 
 

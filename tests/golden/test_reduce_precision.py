@@ -19,6 +19,7 @@ from tfswap.compiler.request import as_rules
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
+from tfswap.ir.permits import SLICE, TENSOR_TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
@@ -284,6 +285,12 @@ def test_the_report_states_the_worst_error():
         assert row.worst_error in row.reason
         assert row.encoded_bytes == row.nbytes // 4 + row.nbytes // 32  # rounded for one kernel, a mask for another
     assert "4 of them rounded, so that gradients differ" in str(report)
+
+
+def test_a_step_with_rounded_tensors_has_no_kernels_in_slices():
+    """A floor tries all forms that the tactics allow."""
+    tactics = (*TENSOR_TACTICS, SLICE)
+    assert optimizer_of(tactics=tactics).floor_bytes() == optimizer_of(tactics=TENSOR_TACTICS).floor_bytes()
 
 
 # --- real steps -------------------------------------------------------------------------------------------

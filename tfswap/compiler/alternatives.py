@@ -234,7 +234,11 @@ class Alternatives:
 
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
-        """The step with kernels in slices of rows, from large slices to small ones."""
+        """The step with kernels in slices of rows, from large slices to small ones. None where the backward pass reads
+        rounded tensors, which are whole.
+        """
+        if self.base.reduced:
+            return []
         found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES, close=self._close)
         return [self.base._replace(sliced=slices) for slices in found]
 

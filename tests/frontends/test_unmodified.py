@@ -77,7 +77,7 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
         pytest.param("unmodified_nets.py", ["unet"], 80, ["model 'functional'"], marks=pytest.mark.slow),
         pytest.param("unmodified_nets.py", ["voxelmorph"], 64, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_nets.py", ["borzoi"], 84, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["cyclegan"], 100, ["train_step"], marks=pytest.mark.slow),
+        pytest.param("unmodified_nets.py", ["cyclegan"], 84, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_nets.py", ["ddpm"], 100, ["model 'diffusion'"], marks=pytest.mark.slow),
         pytest.param("unmodified_nets.py", ["ctc"], 60, ["train_step"], marks=pytest.mark.slow),
         pytest.param("unmodified_deepmd.py", [], 52, ["run of Adam"], marks=pytest.mark.slow),

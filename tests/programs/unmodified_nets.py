@@ -131,11 +131,11 @@ def cyclegan() -> None:
 
     def generator() -> keras.Model:
         image = keras.Input([64, 64, 3])
-        x = layers.Conv2D(32, 7, padding="same")(image)
+        x = layers.Conv2D(16, 3, padding="same")(image)
         for _ in range(3):
-            y = layers.Conv2D(32, 3, padding="same", activation="relu")(layers.GroupNormalization(-1)(x))
-            x = layers.Add()([x, layers.Conv2D(32, 3, padding="same")(y)])
-        return keras.Model(image, layers.Conv2D(3, 7, padding="same", activation="tanh")(x))
+            y = layers.Conv2D(16, 3, padding="same", activation="relu")(layers.GroupNormalization(-1)(x))
+            x = layers.Add()([x, layers.Conv2D(16, 3, padding="same")(y)])
+        return keras.Model(image, layers.Conv2D(3, 3, padding="same", activation="tanh")(x))
 
     def discriminator() -> keras.Model:
         return keras.Sequential(
@@ -167,7 +167,7 @@ def cyclegan() -> None:
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return losses
 
-    found = [loss for i in range(STEPS) for loss in train_step(normal(2, 64, 64, 3, seed=i), normal(2, 64, 64, 3))]
+    found = [loss for i in range(STEPS) for loss in train_step(normal(4, 64, 64, 3, seed=i), normal(4, 64, 64, 3))]
     show(found, [weight for model in models for weight in model.get_weights()])
 
 

@@ -1,0 +1,79 @@
+"""Schedules of tfswap's planner, and of checkpoints, for published graphs: recomputation alone, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from instances.graphs import UNIT_BYTES, Instance
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates
+from tfswap.kernels.target import Target
+from tfswap.planner.live_target import LiveTarget
+from tfswap.planner.ordering import rank_orders
+from tfswap.planner.planner import Planner
+from tfswap.planner.problem import Choice
+from tfswap.planner.solvers import published
+from tfswap.planner.step_orders import StepOrders
+
+ONE_THREAD = DeviceModel()
+
+
+class _OneOrder(StepOrders):
+    """One order, in place of those that tfswap would try."""
+
+    def __init__(self, flow: Dataflow, cost_s: Sequence[float], rates: Rates, order: Sequence[int]):
+        super().__init__(flow, cost_s, rates)
+        self.ranked = [list(order)]
+
+
+def given(instance: Instance, budget: int) -> list[int] | None:
+    """The fastest schedule in the given order that keeps a budget; None where the planner finds none."""
+    return _fastest(instance, [_planner(instance, None)], budget)
+
+
+def own(instance: Instance, budget: int) -> list[int] | None:
+    """As `given`, in any of the orders that tfswap makes of the given one."""
+    return _fastest(instance, _own_planners(instance), budget)
+
+
+def lowest(instance: Instance) -> tuple[int, int]:
+    """The lowest budgets that the planner reaches: in the given order, and in its own orders."""
+    floors = [
+        min(planner.live_floor_bytes for planner in planners)
+        for planners in ([_planner(instance, None)], _own_planners(instance))
+    ]
+    return -(-floors[0] // UNIT_BYTES), -(-floors[1] // UNIT_BYTES)
+
+
+def checkpoints(instance: Instance, budget: int) -> list[int] | None:
+    """The schedule of checkpoints every sqrt(n) layers that keeps a budget, in the given order."""
+    problem = _planner(instance, None).problems[0]
+    choice = published.sqrt(problem, LiveTarget(budget * UNIT_BYTES))
+    return None if choice is None else [instance.order[i] for i in choice.order]
+
+
+def _planner(instance: Instance, order: Sequence[int] | None) -> Planner:
+    flow, costs, cost_s = instance.flow(), Costs.of(ONE_THREAD), instance.cost_s
+    orders = _OneOrder(flow, cost_s, costs.rates, range(len(cost_s)) if order is None else order)
+    return Planner(flow, Target(ONE_THREAD), tactics=("recompute",), costs=costs, cost_s=cost_s, orders=orders)
+
+
+def _own_planners(instance: Instance) -> list[Planner]:
+    return [_planner(instance, order) for order in rank_orders(instance.flow(), instance.cost_s)]
+
+
+def _fastest(instance: Instance, planners: Sequence[Planner], budget: int) -> list[int] | None:
+    """The fastest choice of all ladders for this very target."""
+    choices: list[Choice] = []
+    for planner in planners:
+        problem = planner.problems[0]
+        if problem.live_peak_bytes <= budget * UNIT_BYTES:
+            choices.append(Choice(problem.order, []))
+            continue
+        found = (ladder.choice(budget * UNIT_BYTES) for ladder in planner.ladders)
+        choices += (choice for choice in found if choice is not None)
+    orders = [[instance.order[i] for i in choice.order] for choice in choices]
+    return min(orders, key=instance.extra_time, default=None)

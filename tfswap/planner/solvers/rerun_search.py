@@ -17,7 +17,7 @@ counted here are too few; the result is therefore simulated, and dropped where i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from random import Random
 
 import numpy as np
@@ -35,8 +35,12 @@ MOST_CHAIN = 24
 """The most kernels that are rerun for one tensor."""
 NOISE = 0.5
 """The spread of the random factors on costs, as a standard deviation of their logarithm."""
-MOST_REMOVED = 0.3
-"""The largest share of the reruns that is removed at random."""
+WORSE = 0.1
+"""The share by which a choice that the search goes on with may be slower at first; none in the end."""
+LEAST_S = 1e-12
+"""A rerun that takes no time is better the more it takes off the excess."""
+LEAST_REMOVED, MOST_REMOVED = 8, 0.15
+"""How many reruns may be removed at random: this number or this share of them, whichever is more."""
 
 Reruns = dict[int, frozenset[int]]
 """By position in the problem's order, the kernels that run again before it."""
@@ -81,10 +85,16 @@ class _Step:
         self.rerun_extra = {kernel: max(0, uses.needs[kernel] - int(made[p])) for p, kernel in enumerate(order)}
         self.seconds = {kernel: problem.rerun_s(kernel) for kernel in order}
 
+        ended, flow = uses.ended, problem.flow
+        self._until = {
+            kernel: min((ended[u] for u in flow.reads[kernel] if u in ended), default=len(order))
+            for kernel in order
+            if problem.repeatable[kernel]
+        }
+
     def may_rerun(self, kernel: int, position: int) -> bool:
-        """Whether a kernel may run again before a position."""
-        ended, flow = self.problem.uses.ended, self.problem.flow
-        return self.problem.repeatable[kernel] and all(ended.get(u, position) >= position for u in flow.reads[kernel])
+        """Whether a kernel may run again before a position: none has changed what it reads."""
+        return self._until.get(kernel, -1) >= position
 
 
 class _Layout:
@@ -141,14 +151,18 @@ class _Search:
 
     def run(self, first: Choice | None) -> Choice | None:
         best = None if first is None else self._shaved(self._laid_out(self._reruns_of(first)))
-        tries = 0
+        current, tries = best, 0
         while tries < MOST_TRIES and (tries < LEAST_TRIES or self._visits > 0):
             tries += 1
             if best is None and tries > STARTS:
                 break
-            begin: Reruns = {} if best is None else self._without_some(best)
+            begin: Reruns = {} if current is None else self._without_some(current)
             found = self._repaired(begin, NOISE if tries > 1 else 0.0)
-            if found is not None and (best is None or found.seconds <= best.seconds):
+            if found is None:
+                continue
+            if current is None or found.seconds <= current.seconds * (1 + WORSE * max(0.0, self._visits / VISITS)):
+                current = found
+            if best is None or found.seconds < best.seconds:
                 best = found
         if best is None or best.seconds == 0.0 and first is not None and not best.reruns:
             return first
@@ -176,7 +190,7 @@ class _Search:
         pairs = [(position, kernel) for position, kernels in layout.reruns.items() for kernel in sorted(kernels)]
         if not pairs:
             return {}
-        count = self._random.randint(1, max(1, int(MOST_REMOVED * len(pairs))))
+        count = self._random.randint(1, max(LEAST_REMOVED, int(MOST_REMOVED * len(pairs))))
         if self._random.random() < 0.5:
             middle = self._random.choice(pairs)[0]
             pairs.sort(key=lambda pair: (abs(pair[0] - middle), pair))
@@ -238,54 +252,70 @@ class _Repair:
 
     def best(self) -> tuple[int, set[int]] | None:
         """The stage and the kernels with the least seconds for what they take off the excess."""
+        offers = sorted(self._offers())
+        best, least = None, np.inf
+        for optimistic, end, kernel, relief, factor in offers:
+            if optimistic >= least:
+                break
+            stage = self._layout.stages[end]
+            for price in dict.fromkeys((0.0, least, np.inf)):
+                kernels, harm, seconds = self._chain(kernel, end, stage, relief, price)
+                if relief > harm and (score := seconds * factor / (relief - harm)) < least:
+                    best, least = (stage, kernels), score
+        return best
+
+    def _offers(self) -> Iterator[tuple[float, int, int, int, float]]:
+        """Copies that wait at the peak: (score if nothing else is rerun or held for it, position of its next reader,
+        kernel, relief of the excess, random factor).
+        """
         layout, step = self._layout, self._step
         peak = int(self._over.argmax())
-        best, least = None, np.inf
         for v, instances in layout.instances.items():
-            if v in step.problem.refusals:
-                continue
             uses = next((uses for uses in instances if uses[0] < peak < uses[-1]), None)
-            if uses is None:
+            if uses is None or v in step.problem.refusals:
                 continue
             after = bisect_left(uses, peak)
             if uses[after] == peak:
                 continue
             last, end = uses[after - 1], uses[after]
             kernel = step.problem.flow.values[v].producer
-            stage = layout.stages[end]
-            if not step.may_rerun(kernel, stage):
-                continue
-            relief = int(np.minimum(self._over[last + 1 : end], step.nbytes[v]).sum())
-            kernels, harm = self._chain(kernel, end, stage)
-            if relief <= harm:
-                continue
-            seconds = sum(step.seconds[k] for k in kernels) + 1e-12
-            score = seconds / (relief - harm) * (self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0)
-            if score < least:
-                best, least = (stage, kernels), score
-        return best
-
-    def _chain(self, kernel: int, end: int, stage: int) -> tuple[set[int], int]:
-        """The kernels that run before `end` to rerun this one, and the excess that holding what they read adds."""
-        step, kernels, harm = self._step, {kernel}, 0
-        pending, seen = [kernel], set[int]()
-        while pending:
-            for u in step.reads[pending.pop()]:
-                if u in seen:
+            # Just before its next reader, or as soon as there is room: what it is computed from may be there still.
+            over = np.flatnonzero(self._over[peak:end])
+            for at in dict.fromkeys((end, peak + int(over[-1]) + 1)):
+                stage = layout.stages[at]
+                if kernel in layout.reruns.get(stage, ()) or not step.may_rerun(kernel, stage):
                     continue
+                relief = int(np.minimum(self._over[last + 1 : at], step.nbytes[v]).sum())
+                factor = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
+                yield (step.seconds[kernel] + LEAST_S) * factor / relief, at, kernel, relief, factor
+
+    def _chain(self, kernel: int, end: int, stage: int, most: int, price: float) -> tuple[set[int], int, float]:
+        """The kernels that run before `end` to rerun this one, the excess that holding what they read adds, and their
+        seconds.
+
+        Args:
+            most: an excess from which on the chain is of no use.
+            price: seconds per byte of excess, by which it is decided what is held and what is rerun too.
+        """
+        step, kernels, harm = self._step, {kernel}, 0
+        pending, seen, room = [kernel], set[int](), int(self._room[end])
+        while pending and harm < most:
+            for u in step.reads[pending.pop()]:
+                until = end if u in seen else self._held_until(u, end)
                 seen.add(u)
-                until = self._held_until(u, end)
                 if until >= end:
                     continue
-                held = self._harm(until + 1, end + 1, step.nbytes[u])
+                nbytes = step.nbytes[u]
+                held = self._harm(until + 1, end + 1, nbytes)
                 producer = step.problem.flow.values[u].producer
-                may = held and len(kernels) < MOST_CHAIN and step.may_rerun(producer, stage)
-                again = self._harm(end, end + 1, step.nbytes[u]) if may else held
-                if again < held:
+                again = max(0, nbytes - room) - max(0, -room)
+                worth = again < held and (held - again) * price > step.seconds[producer]
+                if worth and len(kernels) < MOST_CHAIN and step.may_rerun(producer, stage):
                     kernels.add(producer)
                     pending.append(producer)
-                harm += min(again, held)
-        return kernels, harm
+                    held = again
+                harm += held
+        return kernels, harm, sum(step.seconds[k] for k in kernels) + LEAST_S
 
     def _held_until(self, v: int, position: int) -> int:
         """The last position at which the copy of `v` before a position is held."""

@@ -5,8 +5,9 @@
 
 FOLDER has graphs as in github.com/haoming-codes/moccasin (instances/graphs.py describes the format). They are only read.
 
-Each instance is scheduled at 90%, 80% and 60% of the peak of its given order, and at the lowest budget that tfswap
-reaches in that order. Live bytes are the measure, times are the instance's own. "extra" is the time of what runs again,
+Each instance is scheduled at 90%, 80% and 60% of the peak of its given order, and at the lowest budget that tfswap's
+search is found to meet in that order. "ladders" are the default solvers, "search" is planner/solvers/rerun_search.py;
+both in the given order, and the search in the orders that tfswap makes of it too. Live bytes are the measure, times are the instance's own. "extra" is the time of what runs again,
 as a share of each node's once; "-" where a solver found no schedule, "none" where CP-SAT has proven that its
 formulation has none. "bound" is what CP-SAT has proven of that formulation: two runs of a node, in the given order.
 Budgets below the largest inputs and output of a node are left out.
@@ -32,7 +33,7 @@ from instances.graphs import DamagedInstance, Instance, read_instance
 SHARES = (0.9, 0.8, 0.6)
 MOST_ROUNDED = 100
 """The most nodes of graphs for which Checkmate's program is solved: it has some nodes times edges columns."""
-OURS, OTHERS = ("given", "own"), ("cpsat", "sqrt", "checkmate")
+OURS, OTHERS = ("ladders", "search", "own_orders"), ("cpsat", "sqrt", "checkmate")
 CLOSE, QUICK = 1.01, 0.01
 """The times to reach: of the step, and of the search, as shares of CP-SAT's."""
 
@@ -66,11 +67,14 @@ class Cell:
             raise AssertionError(f"{self.instance.name}: a schedule for {self.budget} has a peak of {peak}")
         return {"extra": self.instance.extra_time(order)}
 
-    def _given(self) -> dict[str, Any]:
-        return self._judged(planned.given(self.instance, self.budget))
+    def _ladders(self) -> dict[str, Any]:
+        return self._judged(planned.ladders(self.instance, self.budget))
 
-    def _own(self) -> dict[str, Any]:
-        return self._judged(planned.own(self.instance, self.budget))
+    def _search(self) -> dict[str, Any]:
+        return self._judged(planned.search(self.instance, self.budget))
+
+    def _own_orders(self) -> dict[str, Any]:
+        return self._judged(planned.own_orders(self.instance, self.budget))
 
     def _sqrt(self) -> dict[str, Any]:
         return self._judged(planned.checkpoints(self.instance, self.budget))
@@ -90,7 +94,7 @@ def cells(instance: Instance, limit_s: float) -> Iterator[Cell]:
         budget = math.floor(instance.peak * share)
         if budget >= instance.floor:
             yield Cell(instance, share, budget, limit_s)
-    lowest, _ = planned.lowest(instance)
+    lowest = planned.lowest(instance)
     yield Cell(instance, lowest / instance.peak, lowest, limit_s)
 
 
@@ -101,8 +105,9 @@ def percent(share: float | None) -> str:
 def line(row: dict[str, Any]) -> str:
     """A row of a Markdown table."""
     exact, name = row["cpsat"], f"{row['instance'][:24]} ({row['nodes']})"
-    texts = [name, f"{row['share']:.1%}", *(percent(row["given"]["extra"]), seconds(row["given"]))]
-    texts += [percent(row["own"]["extra"]), seconds(row["own"])]
+    texts = [name, f"{row['share']:.1%}"]
+    for solver in OURS:
+        texts += [percent(row[solver]["extra"]), seconds(row[solver])]
     texts += ["none" if exact["impossible"] else percent(exact["extra"]), seconds(exact), percent(exact["bound"])]
     texts += [percent(row["sqrt"]["extra"])]
     texts += ["" if row["checkmate"].get("left_out") else percent(row["checkmate"]["extra"])]
@@ -114,21 +119,21 @@ def seconds(figures: dict[str, Any]) -> str:
 
 
 HEADER = (
-    "| instance (nodes) | budget | tfswap, given order | s | tfswap, own orders | s | CP-SAT | s | bound | sqrt(n) "
-    "| Checkmate |\n| " + " | ".join(["---"] * 11) + " |"
+    "| instance (nodes) | budget | ladders | s | search | s | search, own orders | s | CP-SAT | s | bound | sqrt(n) "
+    "| Checkmate |\n| " + " | ".join(["---"] * 13) + " |"
 )
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
     """How tfswap's planner compares with CP-SAT."""
-    for name, shown in (("given", "in the given order"), ("own", "in its own orders")):
+    for name, shown in zip(OURS, ("ladders", "search", "search in its own orders"), strict=True):
         both = [row for row in rows if row[name]["extra"] is not None and row["cpsat"]["extra"] is not None]
         close = sum((1 + row[name]["extra"]) <= CLOSE * (1 + row["cpsat"]["extra"]) for row in both)
         quick = sum(row[name]["s"] <= QUICK * row["cpsat"]["s"] for row in both)
         alone = sum(row[name]["extra"] is not None and row["cpsat"]["extra"] is None for row in rows)
         missed = sum(row[name]["extra"] is None and row["cpsat"]["extra"] is not None for row in rows)
         yield (
-            f"tfswap {shown}: within {CLOSE - 1:.0%} of CP-SAT's time in {close} of the {len(both)} budgets that both "
+            f"{shown}: within {CLOSE - 1:.0%} of CP-SAT's time in {close} of the {len(both)} budgets that both "
             f"meet, in {QUICK:.0%} of its seconds in {quick}; {alone} that CP-SAT does not meet, {missed} that it alone "
             "does"
         )

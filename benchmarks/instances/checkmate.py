@@ -10,8 +10,8 @@ available. The program gets less than the budget, by ALLOWANCE, since rounding a
 from __future__ import annotations
 
 import numpy as np
-from instances.graphs import Instance
 
+from instances.graphs import Instance
 from tfswap.planner.solvers.milp_program import OPTIMAL, Program
 
 ALLOWANCE = 0.1

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from instances.graphs import Instance
-
 from tfswap.errors import TfswapError
 
 

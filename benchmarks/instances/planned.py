@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from instances.graphs import UNIT_BYTES, Instance
-
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.device import DeviceModel
@@ -19,6 +18,7 @@ from tfswap.planner.solvers import published
 from tfswap.planner.step_orders import StepOrders
 
 ONE_THREAD = DeviceModel()
+BISECTIONS = 6
 
 
 class _OneOrder(StepOrders):
@@ -29,40 +29,44 @@ class _OneOrder(StepOrders):
         self.ranked = [list(order)]
 
 
-def given(instance: Instance, budget: int) -> list[int] | None:
-    """The fastest schedule in the given order that keeps a budget; None where the planner finds none."""
-    return _fastest(instance, [_planner(instance, None)], budget)
+def ladders(instance: Instance, budget: int) -> list[int] | None:
+    """The fastest schedule of the default solvers in the given order that keeps a budget; None where there is none."""
+    return _fastest(instance, [_planner(instance)], budget)
 
 
-def own(instance: Instance, budget: int) -> list[int] | None:
-    """As `given`, in any of the orders that tfswap makes of the given one."""
-    return _fastest(instance, _own_planners(instance), budget)
+def search(instance: Instance, budget: int) -> list[int] | None:
+    """As `ladders`, by the search over reruns."""
+    return _fastest(instance, [_planner(instance, "search")], budget)
 
 
-def lowest(instance: Instance) -> tuple[int, int]:
-    """The lowest budgets that the planner reaches: in the given order, and in its own orders."""
-    floors = [
-        min(planner.live_floor_bytes for planner in planners)
-        for planners in ([_planner(instance, None)], _own_planners(instance))
-    ]
-    return -(-floors[0] // UNIT_BYTES), -(-floors[1] // UNIT_BYTES)
+def own_orders(instance: Instance, budget: int) -> list[int] | None:
+    """As `search`, in each of the orders that tfswap makes of the given one."""
+    orders = rank_orders(instance.flow(), instance.cost_s)
+    return _fastest(instance, [_planner(instance, "search", order) for order in orders], budget)
+
+
+def lowest(instance: Instance) -> int:
+    """The lowest budget that the search is found to meet in the given order, by bisection."""
+    met, unmet = -(-_planner(instance).live_floor_bytes // UNIT_BYTES), instance.floor - 1
+    for _ in range(BISECTIONS):
+        middle = (met + unmet) // 2
+        order = search(instance, middle) if unmet < middle < met else None
+        met, unmet = (met, middle) if order is None else (instance.peak_of(order), unmet)
+    return met
 
 
 def checkpoints(instance: Instance, budget: int) -> list[int] | None:
     """The schedule of checkpoints every sqrt(n) layers that keeps a budget, in the given order."""
-    problem = _planner(instance, None).problems[0]
+    problem = _planner(instance).problems[0]
     choice = published.sqrt(problem, LiveTarget(budget * UNIT_BYTES))
     return None if choice is None else [instance.order[i] for i in choice.order]
 
 
-def _planner(instance: Instance, order: Sequence[int] | None) -> Planner:
+def _planner(instance: Instance, solver: str = "default", order: Sequence[int] | None = None) -> Planner:
     flow, costs, cost_s = instance.flow(), Costs.of(ONE_THREAD), instance.cost_s
     orders = _OneOrder(flow, cost_s, costs.rates, range(len(cost_s)) if order is None else order)
-    return Planner(flow, Target(ONE_THREAD), tactics=("recompute",), costs=costs, cost_s=cost_s, orders=orders)
-
-
-def _own_planners(instance: Instance) -> list[Planner]:
-    return [_planner(instance, order) for order in rank_orders(instance.flow(), instance.cost_s)]
+    target = Target(ONE_THREAD)
+    return Planner(flow, target, tactics=("recompute",), solver=solver, costs=costs, cost_s=cost_s, orders=orders)
 
 
 def _fastest(instance: Instance, planners: Sequence[Planner], budget: int) -> list[int] | None:

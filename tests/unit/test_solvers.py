@@ -40,13 +40,15 @@ from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import make_problem
-from tfswap.planner.solvers import belady, cheapest_eviction
+from tfswap.planner.solver_table import RECOMPUTE
+from tfswap.planner.solvers import belady, cheapest_eviction, rerun_search
 from tfswap.simulator.memory import simulate_memory
 
 SOLVERS = {
     "furthest": belady.solve,
     "recompute": cheapest_eviction.solver(cheapest_eviction.Prices(copy=math.inf)),
     "both": cheapest_eviction.solver(cheapest_eviction.Prices(copy=1.0)),
+    "search": rerun_search.solver(RECOMPUTE[0]),
 }
 
 

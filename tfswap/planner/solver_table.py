@@ -6,7 +6,7 @@ The order is that in which ties between plans are decided. The published policie
 from __future__ import annotations
 
 from tfswap.planner.problem import NEVER, Solver
-from tfswap.planner.solvers import belady, cheapest_eviction, meng, milp, published
+from tfswap.planner.solvers import belady, cheapest_eviction, meng, milp, published, rerun_search
 
 MOVES = frozenset(("swap", "recompute"))
 """The tactics that solvers choose among."""
@@ -33,10 +33,13 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     "superneurons": dict.fromkeys(
         (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (published.superneurons,)
     ),
+    "search": dict.fromkeys(
+        (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (rerun_search.solver(RECOMPUTE[0]),)
+    ),
     "exact": {frozenset({"swap", "recompute"}): (milp.solve,)},
 }
 """By name and tactics. The default ones are used together: the fastest plan that fits wins. The exact one is for steps
-of some dozen kernels.
+of some dozen kernels, and the search takes about a second for each target.
 """
 RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
     frozenset({"recompute"}): (

@@ -23,14 +23,14 @@ from random import Random
 import numpy as np
 
 from tfswap.planner.live_target import LiveTarget
-from tfswap.planner.problem import Choice, Problem
+from tfswap.planner.problem import Choice, Problem, Solver
 
-VISITS = 400_000
+VISITS = 200_000
 """About how many kernels all replays of a search visit: it bounds its time."""
 LEAST_TRIES, MOST_TRIES = 4, 400
 """Of repairs."""
-STARTS = 4
-"""Of these tries, those that begin with no rerun while no choice is known."""
+STARTS = 8
+"""Of these tries, those without a choice that meets the target."""
 MOST_CHAIN = 24
 """The most kernels that are rerun for one tensor."""
 NOISE = 0.5
@@ -46,13 +46,14 @@ Reruns = dict[int, frozenset[int]]
 """By position in the problem's order, the kernels that run again before it."""
 
 
-def solve(problem: Problem, target: LiveTarget, first: Choice | None = None) -> Choice | None:
-    """The fastest choice found within a target, without swaps; None where there is none.
+def solver(first: Solver) -> Solver:
+    """A solver that begins with another's choice, which has no swaps, or with none where that finds none."""
 
-    Args:
-        first: a choice without swaps that the search begins with.
-    """
-    return _Search(problem, target.alone()).run(first)
+    def solve(problem: Problem, target: LiveTarget) -> Choice | None:
+        most_bytes = target.alone()
+        return _Search(problem, most_bytes).run(first(problem, LiveTarget(most_bytes)))
+
+    return solve
 
 
 class _Step:
@@ -150,26 +151,21 @@ class _Search:
         self._per_replay = len(problem.order) + sum(len(self._step.reads[kernel]) for kernel in problem.order)
 
     def run(self, first: Choice | None) -> Choice | None:
-        best = None if first is None else self._shaved(self._laid_out(self._reruns_of(first)))
-        current, tries = best, 0
-        while tries < MOST_TRIES and (tries < LEAST_TRIES or self._visits > 0):
-            tries += 1
-            if best is None and tries > STARTS:
+        best = current = None if first is None else self._repaired(self._reruns_of(first), 0.0)
+        tries = 0
+        while tries < (STARTS if best is None else MOST_TRIES) and (tries < LEAST_TRIES or self._visits > 0):
+            if best is not None and not any(best.reruns.values()):
                 break
-            begin: Reruns = {} if current is None else self._without_some(current)
-            found = self._repaired(begin, NOISE if tries > 1 else 0.0)
+            found = self._repaired({} if current is None else self._without_some(current), NOISE if tries else 0.0)
+            tries += 1
             if found is None:
                 continue
             if current is None or found.seconds <= current.seconds * (1 + WORSE * max(0.0, self._visits / VISITS)):
                 current = found
             if best is None or found.seconds < best.seconds:
                 best = found
-        if best is None or best.seconds == 0.0 and first is not None and not best.reruns:
-            return first
-        choice = best.choice()
-        if self._problem.live_peak_of(choice) > self._most:
-            return first
-        return choice
+        choice = None if best is None else best.choice()
+        return first if choice is None or self._problem.live_peak_of(choice) > self._most else choice
 
     def _reruns_of(self, choice: Choice) -> Reruns:
         found: dict[int, set[int]] = {}

@@ -33,7 +33,7 @@ STARTS = 8
 """Of these tries, those without a choice that meets the target."""
 MOST_CHAIN = 24
 """The most kernels that are rerun for one tensor."""
-NOISE = 0.5
+NOISE = 0.8
 """The spread of the random factors on costs, as a standard deviation of their logarithm."""
 WORSE = 0.1
 """The share by which a choice that the search goes on with may be slower at first; none in the end."""

@@ -3,18 +3,19 @@
     python benchmarks/solver_instances.py FOLDER                    # all instances in a folder
     python benchmarks/solver_instances.py FOLDER --only VGG random_layered_n100 --limit-s 60
 
-FOLDER has graphs as in github.com/haoming-codes/moccasin (instances/graphs.py describes the format). They are only read.
+FOLDER has graphs as in github.com/haoming-codes/moccasin; instances/graphs.py describes the format.
 
 Each instance is scheduled at 90%, 80% and 60% of the peak of its given order, and at the lowest budget that tfswap's
-search is found to meet in that order. "ladders" are the default solvers, "search" is planner/solvers/rerun_search.py;
-both in the given order, and the search in the orders that tfswap makes of it too. Live bytes are the measure, times are the instance's own. "extra" is the time of what runs again,
-as a share of each node's once; "-" where a solver found no schedule, "none" where CP-SAT has proven that its
-formulation has none. "bound" is what CP-SAT has proven of that formulation: two runs of a node, in the given order.
-Budgets below the largest inputs and output of a node are left out.
+search is found to meet in that order; budgets below the largest inputs and output of a node are left out. "ladders" are
+the planner's default solvers and "search" is planner/solvers/rerun_search.py, both in the given order, and "own orders"
+the search in the orders that tfswap makes of it. Live bytes are the measure, and times are the instance's own. A cell is
+the time of what runs again, as a share of each node's once: "-" where a solver found no schedule, "none" where CP-SAT
+has proven that its formulation has none, which allows two runs of a node, in the given order. "bound" is what CP-SAT has
+proven of that formulation.
 
 Every schedule is replayed by instances/graphs.py, which no solver uses: each input is there, and the peak is within the
-budget. Seconds are by the clock. CP-SAT has one worker, as tfswap has, and --limit-s for each budget; the paper's are
-1,800 s below 500 nodes, and 3,600 s from there on.
+budget. Seconds are by the clock, of one process on one thread. CP-SAT has one worker and --limit-s for each budget; the
+paper gives it 1,800 s below 500 nodes, and 3,600 s from there on.
 """
 
 from __future__ import annotations
@@ -133,9 +134,8 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         alone = sum(row[name]["extra"] is not None and row["cpsat"]["extra"] is None for row in rows)
         missed = sum(row[name]["extra"] is None and row["cpsat"]["extra"] is not None for row in rows)
         yield (
-            f"{shown}: within {CLOSE - 1:.0%} of CP-SAT's time in {close} of the {len(both)} budgets that both "
-            f"meet, in {QUICK:.0%} of its seconds in {quick}; {alone} that CP-SAT does not meet, {missed} that it alone "
-            "does"
+            f"{shown}: both meet {len(both)} budgets, in {close} of them within {CLOSE - 1:.0%} of CP-SAT's time, and "
+            f"in {quick} in {QUICK:.0%} of its seconds; {alone} that CP-SAT does not meet, {missed} that it alone meets"
         )
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     if not paths:
         parser.error(f"{args.folder} has no file *.json whose name begins with one of {args.only}")
     earlier = json.loads(args.others.read_text("utf-8")) if args.others else []
-    known = {(row["instance"], row["budget"]): {n: row[n] for n in OTHERS} for row in earlier}
+    known = {(row["instance"], row["budget"]): {n: row[n] for n in OTHERS if n in row} for row in earlier}
     rows: list[dict[str, Any]] = []
     print(HEADER, flush=True)
     for path in paths:

@@ -1,9 +1,10 @@
 """Moccasin's formulation of rematerialisation, solved by OR-Tools' CP-SAT.
 
-Bartan, Li, Teague, Lott, Dilkina, "Moccasin: Efficient Tensor Rematerialization for Neural Networks" (ICML 2023), section
-2: each node has up to two retention intervals, each of which begins with a run of it and holds its output. Their staged
-event domain (section 2.3): stage j has a place for each of the first j nodes of the given order, of which the last is
-for the first run of node j. At each run all inputs are within an interval. The intervals' bytes never exceed the budget.
+Bartan, Li, Teague, Lott, Dilkina, "Moccasin: Efficient Tensor Rematerialization for Neural Networks" (ICML 2023):
+each node has up to two retention intervals, each of which begins with a run of it and holds its output. Events are
+staged: stage j has a place for each of the first j nodes of the given order, and the last of these is for the first run
+of node j. At each run there is an interval of each input that holds it. The bytes of all intervals never exceed the
+budget.
 """
 
 from __future__ import annotations

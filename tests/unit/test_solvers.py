@@ -48,7 +48,7 @@ SOLVERS = {
     "furthest": belady.solve,
     "recompute": cheapest_eviction.solver(cheapest_eviction.Prices(copy=math.inf)),
     "both": cheapest_eviction.solver(cheapest_eviction.Prices(copy=1.0)),
-    "search": rerun_search.solver(RECOMPUTE[0]),
+    "search": rerun_search.solver(RECOMPUTE[0], visits=1000),
 }
 
 

@@ -1,8 +1,8 @@
 """Searches for cheaper choices of what is recomputed: takes some of a choice's reruns out, and repairs it.
 
 A choice is a set of reruns, each before a position of the step's order. Every tensor is held from a run of its kernel
-to the last kernel that reads it before the next run. So a rerun also holds what it reads for longer, or reruns that too,
-whichever fits: cheapest_eviction.py goes through the order once and has freed by then what no later kernel reads.
+to the last kernel that reads it before the next run. So a rerun holds what it reads for longer, or reruns that too: by
+what is cheaper. cheapest_eviction.py goes through the order once, and has freed by then what no later kernel reads.
 
 Repair: at the position with the most live bytes, the rerun with the least seconds for the bytes that it takes off the
 excess of all positions, as long as there is any. What repair made needless is taken out. Then some reruns are removed
@@ -26,7 +26,6 @@ from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import Choice, Problem, Solver
 
 VISITS = 200_000
-"""About how many kernels all replays of a search visit: it bounds its time."""
 LEAST_TRIES, MOST_TRIES = 4, 400
 """Of repairs."""
 STARTS = 8
@@ -46,12 +45,16 @@ Reruns = dict[int, frozenset[int]]
 """By position in the problem's order, the kernels that run again before it."""
 
 
-def solver(first: Solver) -> Solver:
-    """A solver that begins with another's choice, which has no swaps, or with none where that finds none."""
+def solver(first: Solver, visits: int = VISITS) -> Solver:
+    """A solver that begins with another's choice, which has no swaps, or with none where that finds none.
+
+    Args:
+        visits: about how many kernels all replays for one target visit: it bounds the time.
+    """
 
     def solve(problem: Problem, target: LiveTarget) -> Choice | None:
         most_bytes = target.alone()
-        return _Search(problem, most_bytes).run(first(problem, LiveTarget(most_bytes)))
+        return _Search(problem, most_bytes, visits).run(first(problem, LiveTarget(most_bytes)))
 
     return solve
 
@@ -144,10 +147,10 @@ class _Layout:
 class _Search:
     """The search for one target."""
 
-    def __init__(self, problem: Problem, most_bytes: int):
+    def __init__(self, problem: Problem, most_bytes: int, visits: int):
         self._problem, self._step, self._most = problem, _Step(problem), most_bytes
         self._random = Random(1)
-        self._visits = VISITS
+        self._visits = self._all_visits = visits
         self._per_replay = len(problem.order) + sum(len(self._step.reads[kernel]) for kernel in problem.order)
 
     def run(self, first: Choice | None) -> Choice | None:
@@ -160,7 +163,8 @@ class _Search:
             tries += 1
             if found is None:
                 continue
-            if current is None or found.seconds <= current.seconds * (1 + WORSE * max(0.0, self._visits / VISITS)):
+            worse = WORSE * max(0.0, self._visits / self._all_visits)
+            if current is None or found.seconds <= current.seconds * (1 + worse):
                 current = found
             if best is None or found.seconds < best.seconds:
                 best = found

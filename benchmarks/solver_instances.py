@@ -8,10 +8,11 @@ FOLDER has graphs as in github.com/haoming-codes/moccasin; instances/graphs.py d
 Each instance is scheduled at 90%, 80% and 60% of the peak of its given order, and at the lowest budget that tfswap's
 search is found to meet in that order; budgets below the largest inputs and output of a node are left out. "ladders" are
 the planner's default solvers and "search" is planner/solvers/rerun_search.py, both in the given order, and "own orders"
-the search in the orders that tfswap makes of it. Live bytes are the measure, and times are the instance's own. A cell is
-the time of what runs again, as a share of each node's once: "-" where a solver found no schedule, "none" where CP-SAT
-has proven that its formulation has none, which allows two runs of a node, in the given order. "bound" is what CP-SAT has
-proven of that formulation.
+the search in the orders that tfswap makes of it. Live bytes are the measure, and times are the instance's own.
+
+A cell is the time of what runs again, as a share of each node's once: "-" where a solver found no schedule, "none"
+where CP-SAT has proven that its formulation has none, which allows two runs of a node, in the given order. "bound" is
+what it has proven of that formulation.
 
 Every schedule is replayed by instances/graphs.py, which no solver uses: each input is there, and the peak is within the
 budget. Seconds are by the clock, of one process on one thread. CP-SAT has one worker and --limit-s for each budget; the
@@ -29,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from instances import checkmate, moccasin, planned
-from instances.graphs import DamagedInstance, Instance, read_instance
+from instances.graphs import Instance, read_instance
+
+from tfswap.errors import TfswapError
 
 SHARES = (0.9, 0.8, 0.6)
 MOST_ROUNDED = 100
@@ -157,16 +160,16 @@ def main() -> None:
     known = {(row["instance"], row["budget"]): {n: row[n] for n in OTHERS if n in row} for row in earlier}
     rows: list[dict[str, Any]] = []
     print(HEADER, flush=True)
-    for path in paths:
-        try:
+    try:
+        for path in paths:
             instance = read_instance(path)
-        except DamagedInstance as error:
-            parser.error(str(error))
-        for cell in cells(instance, args.limit_s):
-            rows.append(cell.compare(known.get((instance.name, cell.budget), {})))
-            print(line(rows[-1]), flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+            for cell in cells(instance, args.limit_s):
+                rows.append(cell.compare(known.get((instance.name, cell.budget), {})))
+                print(line(rows[-1]), flush=True)
+                if args.json:
+                    args.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    except TfswapError as error:
+        parser.error(str(error))
     print("", *summary(rows), sep="\n")
 
 

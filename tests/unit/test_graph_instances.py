@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import solver_instances
 from hypothesis import given
 from hypothesis import strategies as st
 from instances import checkmate, moccasin, planned
@@ -183,10 +185,50 @@ def passes(layers: int) -> Instance:
 
 def test_rounding_keeps_the_budget():
     pytest.importorskip("scipy")
-    instance = passes(6)
+    instance = passes(5)
     budget = instance.peak * 90 // 100
     order, best = checkmate.solve(instance, budget, 10.0), planned.search(instance, budget)
     assert order is not None and best is not None
     assert instance.peak_of(order) <= budget
     assert instance.extra_time(best) <= instance.extra_time(order)
     assert checkmate.solve(instance, instance.floor - 1, 10.0) is None
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["solver_instances.py", *map(str, arguments)])
+    solver_instances.main()
+
+
+def test_the_benchmark_compares_all_solvers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    pytest.importorskip("ortools.sat.python.cp_model")
+    pytest.importorskip("scipy")
+    instance = passes(4)
+    links = [{"source": u, "target": v} for v, inputs in enumerate(instance.inputs) for u in inputs]
+    nodes = [{"id": v, "cost_ram": instance.sizes[v], "cost_cpu": instance.times[v]} for v in instance.order]
+    (tmp_path / "passes_nx.json").write_text(json.dumps({"nodes": nodes, "links": links}))
+    results = tmp_path / "results"
+    compared(monkeypatch, tmp_path, "--limit-s", 5, "--json", results)
+    table = capsys.readouterr().out
+    rows = json.loads(results.read_text())
+    assert [row["share"] for row in rows[:3]] == list(solver_instances.SHARES)
+    assert all(row["instance"] == "passes" and row["search"]["extra"] is not None for row in rows)
+    assert all(row["search"]["extra"] <= row["cpsat"]["extra"] + 1e-9 for row in rows if not row["cpsat"]["impossible"])
+    assert table.count("| passes (8) |") == len(rows)
+    assert f"both meet {sum(row['cpsat']['extra'] is not None for row in rows)} budgets" in table
+    compared(monkeypatch, tmp_path, "--others", results)
+    assert json.loads(results.read_text()) == rows
+
+
+def test_the_benchmark_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, tmp_path)
+    assert "has no file *.json" in capsys.readouterr().err
+    (tmp_path / "net.json").write_text(json.dumps(RANDOM))
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, tmp_path)
+    assert "pip install 'tfswap[bench]'" in capsys.readouterr().err
+    (tmp_path / "net.json").write_text("{")
+    with pytest.raises(SystemExit):
+        compared(monkeypatch, tmp_path)
+    assert "net.json can't be read as JSON" in capsys.readouterr().err

@@ -17,7 +17,7 @@ counted here are too few; the result is therefore simulated, and dropped where i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from random import Random
 
 import numpy as np
@@ -111,7 +111,7 @@ class _Layout:
         seconds: of all reruns.
     """
 
-    def __init__(self, step: _Step, reruns: Mapping[int, Collection[int]]):
+    def __init__(self, step: _Step, reruns: Reruns):
         self.step, self.reruns = step, reruns
         self.kernels: list[int] = []
         self.stages: list[int] = []
@@ -219,7 +219,7 @@ class _Search:
         for stage, kernel in sorted(pairs, key=lambda pair: (-self._step.seconds[pair[1]], pair)):
             if self._fits_without(layout, stage, kernel):
                 fewer = dict(layout.reruns)
-                fewer[stage] -= {kernel}
+                fewer[stage] = fewer[stage] - {kernel}
                 shorter = self._laid_out(fewer)
                 if int(shorter.live.max(initial=0)) <= self._most:
                     layout = shorter

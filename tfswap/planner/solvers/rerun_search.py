@@ -154,12 +154,15 @@ class _Search:
         self._per_replay = len(problem.order) + sum(len(self._step.reads[kernel]) for kernel in problem.order)
 
     def run(self, first: Choice | None) -> Choice | None:
-        best = current = None if first is None else self._repaired(self._reruns_of(first), 0.0)
-        tries = 0
+        # A good choice of one pass may be far from a better one: of it and of none, the better begin.
+        begins: list[Reruns] = [{}] if first is None else [self._reruns_of(first), {}]
+        begun = [layout for begin in begins if (layout := self._repaired(begin, 0.0)) is not None]
+        best = current = min(begun, key=lambda layout: layout.seconds, default=None)
+        tries = 1
         while tries < (STARTS if best is None else MOST_TRIES) and (tries < LEAST_TRIES or self._visits > 0):
             if best is not None and not any(best.reruns.values()):
                 break
-            found = self._repaired({} if current is None else self._without_some(current), NOISE if tries else 0.0)
+            found = self._repaired({} if current is None else self._without_some(current), NOISE)
             tries += 1
             if found is None:
                 continue

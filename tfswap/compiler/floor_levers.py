@@ -53,7 +53,7 @@ def _in_slices(optimizer: Optimizer, floor_bytes: int, kernels: int) -> tuple[Le
     if SLICE in options.tactics or options.portable or options.solver != "default" or not device.has_own_kernels:
         return None, ""
     if kernels > MOST_KERNELS:
-        return None, f'kernels in slices may lower it too: with {kernels} kernels, ask by tactics with "slice" added'
+        return None, f'"slice" in tactics may lower it too: not planned here, since the step has {kernels} kernels'
     tried: list[Rewriting] = search.alternatives.in_row_slices[::-1][:MOST_TRIES]
     for rewriting in tried:
         variant = search.variants[rewriting]

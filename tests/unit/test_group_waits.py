@@ -1,4 +1,4 @@
-"""Constants that joined kernels read: what waited by them still waits."""
+"""Constants that joined kernels read: what only they waited for still runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfswap.passes.tactics.join_concurrent import _free_constants
 pytestmark = pytest.mark.fast
 
 
-def test_what_reads_a_constant_waits_for_what_the_constant_has_waited_for() -> None:
+def test_what_only_a_constant_waits_for_is_a_target() -> None:
     """TensorFlow 1's `minimize(loss, global_step)` counts by a constant that waits for the updates."""
     graph = parse_graph(
         "%step = VarHandleOp() -> resource[]\n%weight = VarHandleOp() -> resource[]\n%x = Placeholder() -> float32[4]\n"
@@ -26,6 +26,6 @@ def test_what_reads_a_constant_waits_for_what_the_constant_has_waited_for() -> N
     facts: Any = SimpleNamespace(constants={one, same})
     _free_constants(graph, facts)
     assert one.controls == same.controls == ()
-    assert count.controls == (update,)
+    assert count.controls == () and graph.targets == [count, update]
     graph.prune()
     assert "update" in graph, "the update is in the step still"

@@ -71,7 +71,7 @@ def test_large_steps_have_a_note_in_place_of_plans_in_slices(monkeypatch: pytest
     made = optimizer()
     report = made.report(made.plan(made.floor_bytes() + 100_000))
     assert IN_SLICES not in levers(report)
-    assert 'not planned here, since the step has' in str(report)
+    assert "not planned here, since the step has" in str(report)
 
 
 def test_a_printed_report_begins_with_the_answer(report: Report) -> None:

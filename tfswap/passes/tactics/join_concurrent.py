@@ -13,7 +13,7 @@ from tfswap.analysis.groups import Concurrent, passes_on_buffers
 from tfswap.ir.custom_ops import GROUP
 from tfswap.ir.graph import Dtype, Graph, Measured, Node, Output
 from tfswap.ir.node_copies import add_copy
-from tfswap.ir.op_traits import only_waits
+from tfswap.ir.op_traits import acts, only_waits
 from tfswap.ir.types import TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
@@ -105,19 +105,18 @@ def _in(graph: Graph, tensor: Output) -> Output:
 
 def _free_constants(graph: Graph, flow: Dataflow) -> None:
     """Remove control inputs of constants, in place: their tensors exist before the step, and these inputs may wait for
-    a group. What reads such a constant waits for them instead: in TensorFlow 1's graphs, an update may be needed by
+    a group. An effect that nothing else needs becomes a target: in TensorFlow 1's graphs, an update may be needed by
     that alone.
     """
     names = {constant.name for constant in flow.constants}
-    waits: dict[Node, tuple[Node, ...]] = {}
-    for node in graph.topological():
-        awaited = [w for tensor in node.inputs for w in waits.get(tensor.node, ())]
+    awaited: list[Node] = []
+    for node in graph:
         if node.name in names:
-            waits[node] = tuple(dict.fromkeys((*node.controls, *awaited)))
+            awaited += node.controls
             node.controls = ()
-        else:
-            for each in awaited:
-                graph.add_control(node, each)
+    needed = graph.needed([*(tensor.node for tensor in graph.fetches), *graph.targets])
+    lost = graph.needed(awaited) - needed
+    graph.targets = [*graph.targets, *(node for node in graph if node in lost and acts(node.op))]
 
 
 def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:

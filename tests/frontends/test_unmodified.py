@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from folders import ROOT
@@ -409,6 +410,36 @@ def test_runs_of_sessions_are_planned_in_the_program_s_own_graph() -> None:
     assert [line.split()[0] for line in planned[2:]] == ["4", "2"]
     assert "branched" in as_it_was
     assert "TensorFlow 1 conditional" in as_it_was
+
+
+def test_a_session_s_step_that_passed_its_limit_is_planned_again_with_more_room() -> None:
+    def program() -> Any:
+        from session_steps import twice
+
+        from tfswap.frontends.unmodified import sessions
+
+        plain = twice()
+        begin(memory_limit="8MiB")
+        margins, peaks = list[int](), [(8 << 20) + 4096, 1]
+        made, note = sessions.SessionStep._made, sessions.SessionStep._note
+
+        def planned(self: Any, *args: Any) -> Any:
+            margins.append(self._margin_bytes)
+            return made(self, *args)
+
+        def noted(self: Any, form: Any, _: Any) -> None:
+            """The first run passes the limit."""
+            nothing, peak = (sessions.arena.MemoryInfo(0, nbytes) for nbytes in (0, peaks.pop(0)))
+            with mock.patch.object(sessions.arena, "memory_info", lambda _: peak):
+                note(self, form, nothing)
+
+        with (
+            mock.patch.object(sessions.SessionStep, "_made", planned),
+            mock.patch.object(sessions.SessionStep, "_note", noted),
+        ):
+            return {"same": twice() == plain, "margins": margins}
+
+    assert on_arena(program, mib=64) == {"same": True, "margins": [0, 4096]}
 
 
 def test_evaluate_predict_forward_functions_and_loaded_models_keep_the_limit(tmp_path: Path) -> None:

@@ -188,11 +188,12 @@ class ArenaInUse(NamedTuple):
 
     Attributes:
         snapshot: the arena before the step, without its constants.
-        others_bytes: as of Optimizer.
+        others_bytes, extra_margin_bytes: as of Optimizer.
     """
 
     snapshot: ArenaSnapshot
     others_bytes: int = 0
+    extra_margin_bytes: int = 0
 
 
 def plan_offline(

@@ -47,6 +47,10 @@ STEPS = "_tfswap_steps"
 """The attribute of a session: its SessionSteps."""
 TRIES = 3
 """How often a step is planned before a run. What TensorFlow makes for a plan is in the arena of the next."""
+OWN_BYTES = 256
+"""The least bytes that a session allocates for itself while a step runs, as for feeds. Its moments are not known, nor
+are the holes in the arena: requests get chunks of their own sizes.
+"""
 REFUSED = "tfswap: this step was planned for a limit of"
 """How the error begins by which a step's gate refuses it, before its first kernel (limit_check.cc)."""
 BATCHES = frozenset(
@@ -169,6 +173,8 @@ class SessionStep:
         self._ops = ops
         self._graph = ops[0].graph
         self._forms: list[Form] = []
+        self._margin_bytes = 0  # left free in addition, since a run has shown the need
+        self._has_room = True  # whether there was a plan with that margin
         self._batches = [output for op in ops if op.type in BATCHES for output in op.outputs]
         self._lock = threading.RLock()
         names = [*(op.name for op in run.targets), *(t.name for t in run.fetches)]
@@ -227,6 +233,9 @@ class SessionStep:
             limit = report.memory_limit_bytes
             if limit is not None and after.peak_bytes > limit:
                 log.warning("tfswap: %s: its peak, %d bytes, has passed the limit", self.__name__, after.peak_bytes)
+                if self._has_room:  # it is planned again
+                    self._margin_bytes += after.peak_bytes - limit
+                    self._forms.clear()
         self.latest_report = report
         summary.row(self.__name__).note_call(self)
 
@@ -240,9 +249,13 @@ class SessionStep:
         try:
             form = self._planned(run, taken, larger)
         except InfeasibleMemoryLimit:
-            if larger == shapes:
+            if larger != shapes:
+                form = self._planned(run, taken, shapes)
+            elif self._margin_bytes:
+                self._margin_bytes, self._has_room = 0, False
+                return self._form(run, taken)
+            else:
                 raise
-            form = self._planned(run, taken, shapes)
         self._forms.append(form)
         return form
 
@@ -265,7 +278,8 @@ class SessionStep:
             make_one_region(_device(), limit)
         sizes = [np.asarray(value).nbytes for value in run.feeds.values()]
         room = room_bytes([np.asarray(value).nbytes for value in taken.values()])
-        found = ArenaInUse(arena.snapshot(_device()).with_allocations(sizes), BATCHES_AHEAD * room)
+        others = max(OWN_BYTES, BATCHES_AHEAD * room)
+        found = ArenaInUse(arena.snapshot(_device()).with_allocations(sizes), others, self._margin_bytes)
         planned = step.planned(
             self.__name__, self._given.request, lambda _, given: {name: known[name] for name in given}, found
         )

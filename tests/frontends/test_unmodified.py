@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from folders import ROOT
 from processes import on_arena, run_forked
+from slow import slow
 
 from tfswap.frontends import cli
 from tfswap.frontends.unmodified import installed_hook
@@ -66,22 +67,24 @@ def as_main(program: str, arguments: Sequence[str]) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("name", "arguments", "mib", "steps"),
     [
-        ("unmodified_loop.py", ["strategy", "4096"], 64, ["train_step"]),
         ("unmodified_keras.py", ["4096"], 64, ["model 'functional'", "model 'gan'"]),
-        pytest.param("unmodified_loop.py", ["plain", "4096"], 64, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_session.py", ["session", "4096"], 94, ["run of Adam"], marks=pytest.mark.slow),
-        pytest.param("unmodified_session.py", ["monitored", "8192"], 72, ["run of Momentum"], marks=pytest.mark.slow),
-        pytest.param("unmodified_scripts.py", ["dqn"], 48, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_scripts.py", ["wgan_gp"], 68, ["train_critic"], marks=pytest.mark.slow),
-        pytest.param("unmodified_scripts.py", ["two_tower"], 44, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_scripts.py", ["vit"], 84, ["model 'transformer'"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["unet"], 80, ["model 'functional'"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["voxelmorph"], 64, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["borzoi"], 84, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["cyclegan"], 84, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["ddpm"], 100, ["model 'diffusion'"], marks=pytest.mark.slow),
-        pytest.param("unmodified_nets.py", ["ctc"], 60, ["train_step"], marks=pytest.mark.slow),
-        pytest.param("unmodified_deepmd.py", [], 52, ["run of Adam"], marks=pytest.mark.slow),
+        *slow(
+            ("unmodified_loop.py", ["strategy", "4096"], 64, ["train_step"]),
+            ("unmodified_loop.py", ["plain", "4096"], 64, ["train_step"]),
+            ("unmodified_session.py", ["session", "4096"], 94, ["run of Adam"]),
+            ("unmodified_session.py", ["monitored", "8192"], 72, ["run of Momentum"]),
+            ("unmodified_scripts.py", ["dqn"], 48, ["train_step"]),
+            ("unmodified_scripts.py", ["wgan_gp"], 68, ["train_critic"]),
+            ("unmodified_scripts.py", ["two_tower"], 44, ["train_step"]),
+            ("unmodified_scripts.py", ["vit"], 84, ["model 'transformer'"]),
+            ("unmodified_nets.py", ["unet"], 80, ["model 'functional'"]),
+            ("unmodified_nets.py", ["voxelmorph"], 64, ["train_step"]),
+            ("unmodified_nets.py", ["borzoi"], 84, ["train_step"]),
+            ("unmodified_nets.py", ["cyclegan"], 84, ["train_step"]),
+            ("unmodified_nets.py", ["ddpm"], 100, ["model 'diffusion'"]),
+            ("unmodified_nets.py", ["ctc"], 60, ["train_step"]),
+            ("unmodified_deepmd.py", [], 52, ["run of Adam"]),
+        ),
         pytest.param("unmodified_packages.py", ["gpflow"], 72, ["step"], marks=needs("gpflow")),
         pytest.param("unmodified_packages.py", ["gpt2"], 100, ["model 'gpt2_causal_lm'"], marks=needs("keras_hub")),
     ],
@@ -315,7 +318,7 @@ CAPPED = "72"
 """MiB of an arena in which a step runs out of memory."""
 
 
-@pytest.mark.parametrize(("at", "steps"), [(0, 5), (3, 5), pytest.param(120, 200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("at", "steps"), [(0, 5), *slow((3, 5), (120, 200))])
 def test_a_step_that_runs_out_of_memory_is_run_again_with_the_bits_of_a_run_that_never_did(at: int, steps: int) -> None:
     def trained() -> Any:
         import keras

@@ -78,11 +78,15 @@ def run(kind: str, where: str, share: str) -> dict[str, Any]:
             forward = tfswap.optimize(tf.function(forward), memory_limit=share)
         elif where == "plain":
             forward = tf.function(forward)
-        step: Any = lambda h: KINDS[kind](forward, h, weights)  # noqa: E731
+
+        def derived(h: Any) -> Any:
+            return KINDS[kind](forward, h, weights)
+
+        step: Any = derived
         if where == "inside":
-            step = tfswap.optimize(tf.function(step), memory_limit=share)
+            step = tfswap.optimize(tf.function(derived), memory_limit=share)
         elif where == "traced" or kind == "another_function":
-            step = tf.function(step)
+            step = tf.function(derived)
         results = step(x)
         digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in tf.nest.flatten(results))).hexdigest()
         peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from tfswap.analysis.cost import LOOPED_S, concurrent_seconds, spread_over
@@ -368,12 +368,11 @@ def side_by_side(
     return tuple(found)
 
 
-def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval | Eviction]) -> Callable[[int], bool]:
+def overlaps(flow: Dataflow, order: Sequence[int], evictions: Sequence[Interval | Eviction]) -> Callable[[int], bool]:
     """Whether the kernel at a position may run concurrently with the one before it, in this order with these evictions:
     both run once, neither needs the other, and no eviction lies between the two alone.
     """
     runs = Counter(order)
-    evictions = list(evictions)
     # Copies back come before both kernels of a pair, and a reader of the old buffer may not come after them.
     reloaded_immediately = {a.release for a in evictions if a.release in (a.back, a.use)}
     reloaded_immediately |= {a.back for a in evictions if a.release == a.back - 1}

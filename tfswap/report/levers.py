@@ -89,9 +89,8 @@ def half_batch(record: Record, floor_bytes: int, fixed: Iterable[Shape]) -> Leve
             return False
         return shape[0] is not None and shape[0] % rows == 0
 
-    saved = _peak_with(record, lambda v, nbytes: round_up(-(-nbytes // 2)) if halves(v) else round_up(nbytes))
     how = HOW[HALF_BATCH].format(rows // 2, rows)
-    return Lever(HALF_BATCH, floor_bytes - saved, AT_MOST, how)
+    return Lever(HALF_BATCH, floor_bytes - _freed_bytes(record, halves), AT_MOST, how)
 
 
 def smaller_floats(record: Record, floor_bytes: int) -> Lever:
@@ -103,8 +102,7 @@ def smaller_floats(record: Record, floor_bytes: int) -> Lever:
     def halves(v: int) -> bool:
         return values[v].producer != PERSISTENT and values[v].tensor.type.dtype == "float32"
 
-    saved = _peak_with(record, lambda v, nbytes: round_up(-(-nbytes // 2)) if halves(v) else round_up(nbytes))
-    return Lever(SMALLER_FLOATS, floor_bytes - saved, AT_LEAST, HOW[SMALLER_FLOATS])
+    return Lever(SMALLER_FLOATS, floor_bytes - _freed_bytes(record, halves), AT_LEAST, HOW[SMALLER_FLOATS])
 
 
 def at_home(movable_bytes: Sequence[int], floor_bytes: int) -> Lever | None:
@@ -161,19 +159,15 @@ def _fed(flow: Dataflow) -> set[int]:
     return fed
 
 
-def _peak_with(record: Record, resized: Callable[[int, int], int]) -> int:
-    """The bytes by which a run's peak falls where its tensors take other bytes.
-
-    Args:
-        resized: the bytes of a value's chunk, from the value and its bytes.
-    """
+def _freed_bytes(record: Record, halves: Callable[[int], bool]) -> int:
+    """The bytes by which a run's peak falls where the values for which `halves` is true are half as large."""
     change = [0] * (len(record.in_use_bytes) + 1)
     values = record.flow.values
     for hold in record.holds:
-        if hold.value == NO_ID:
+        if hold.value == NO_ID or not halves(hold.value):
             continue
         nbytes = values[hold.value].nbytes
-        less = round_up(nbytes) - resized(hold.value, nbytes)
+        less = round_up(nbytes) - round_up(-(-nbytes // 2))
         change[hold.first] -= less
         change[hold.last] += less
     most = total = 0

@@ -15,19 +15,15 @@ from tfswap.errors import TfswapError
 Limit = int | str | Mapping[str, int | str] | None
 """A memory limit: of every device, or by device; None for the device's own."""
 
+_BINARY_UNITS = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 UNIT_BYTES = {
     "B": 1,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
+    **{name.upper(): nbytes for name, nbytes in _BINARY_UNITS},
 }
-
-BINARY_UNITS = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 
 MAX_BYTES = 2**63 - 1
 """TensorFlow's allocators count bytes in 64 bits: no device has more."""
@@ -124,12 +120,13 @@ def _shown(value: object) -> str:
 
 def format_bytes(size_bytes: int) -> str:
     """A size for people: "463.2 MiB"."""
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    name, nbytes = _unit_below(abs(size_bytes))
+    return f"{size_bytes / nbytes:.{0 if nbytes == 1 else 1}f} {name}"
+
+
+def _unit_below(size_bytes: int) -> tuple[str, int]:
+    """The largest unit that is no larger than a size, and its bytes."""
+    return next((unit for unit in reversed(_BINARY_UNITS) if unit[1] <= size_bytes), _BINARY_UNITS[0])
 
 
 class Unit(NamedTuple):
@@ -148,7 +145,7 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, largest_bytes: int) -> Unit:
         """The unit of a table whose largest size this is."""
-        name, nbytes = max((one for one in BINARY_UNITS if one[1] <= max(largest_bytes, 1)), key=lambda one: one[1])
+        name, nbytes = _unit_below(largest_bytes)
         return cls(name, nbytes, 0 if nbytes == 1 else 1 if largest_bytes >= 100 * nbytes else 2)
 
     def number(self, size_bytes: int) -> str:

@@ -132,7 +132,7 @@ IMAGE = """
 %pool = MaxPool(%relu) {T=float32, ksize=(1, 2, 2, 1), strides=(1, 2, 2, 1), data_format=b'NHWC', padding=b'VALID'} -> float32[1,32,32,16]
 feeds %x, %f
 fetches %pool
-"""  # noqa: E501
+"""  # noqa: E501 - a node of a graph in text is one line
 
 
 def test_rows_of_one_image_and_those_around_them() -> None:

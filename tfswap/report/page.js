@@ -99,13 +99,7 @@ function showTensors() {
     draw();
   }));
   function restart() { shown = SHOWN; draw(); }
-  find.addEventListener("input", restart);
-  find.addEventListener("keydown", event => { if (event.key === "Escape") { find.value = ""; restart(); } });
-  addEventListener("keydown", event => {
-    if (event.key !== "/" || event.target === find) return;
-    event.preventDefault();
-    find.focus();
-  });
+  searching(find, restart);
   for (const button of switches) button.addEventListener("click", () => {
     const {tactic} = button.dataset, pressed = !tactics.delete(tactic);
     if (pressed) tactics.add(tactic);

@@ -141,6 +141,7 @@ def _page(report: Report, drawn: Sequence[Drawn], tensors: Sequence[tuple[Tensor
         data=_script_json(data) if packed is None else trusted_text(packed),
         is_packed=packed is not None,
         charts=trusted("charts.js"),
+        search=trusted("search.js"),
         script=trusted("page.js"),
     )
 

@@ -13,12 +13,4 @@ function filter() {
   const share = total ? Math.round(100 * sum / total) : 0;
   document.querySelector(".found").textContent = word ? `${count} row${count === 1 ? "" : "s"}, ${(sum / 2 ** 20).toFixed(1)} MiB, ${share}%` : "";
 }
-if (find) {
-  find.addEventListener("input", filter);
-  find.addEventListener("keydown", event => { if (event.key === "Escape") { find.value = ""; filter(); } });
-  addEventListener("keydown", event => {
-    if (event.key !== "/" || event.target === find) return;
-    event.preventDefault();
-    find.focus();
-  });
-}
+if (find) searching(find, filter);

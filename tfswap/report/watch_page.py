@@ -28,6 +28,7 @@ def watch_page(seen: Watched, refresh_s: int | None = None) -> str:
         note=seen.note,
         devices=[_device(each) for each in seen.devices.values()],
         steps=[_step(each) for each in seen.steps],
+        search=trusted("search.js"),
         script=trusted("watch.js"),
     )
 

@@ -51,11 +51,13 @@ their way there, and for swapped tensors.
 """
 ROW_SLICES = (2, 4, 8, 16, 32, 64)
 """Into how many slices kernels with the largest tensor are cut."""
+CHAIN_SLICES = (2, 4, 8, 16)
+"""Into how many slices whole chains of kernels are cut."""
 APART = 0.1
 """Accesses with more than this share of the step's time between them do not read the same copy of a variable."""
 MOST_VARIANTS = (
-    1 + STAGES + 4 + len(ROW_SLICES) + (STAGES + 2) + 3 + 2 * STAGES
-    + (STAGES + 5 + len(ROW_SLICES) + len(SLICES)) * len(MEMORY_SHARES)
+    1 + STAGES + 4 + len(ROW_SLICES) + len(CHAIN_SLICES) + (STAGES + 2) + 3 + 2 * STAGES
+    + (STAGES + 5 + len(ROW_SLICES) + len(CHAIN_SLICES) + len(SLICES)) * len(MEMORY_SHARES)
 )  # fmt: skip
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
@@ -240,6 +242,18 @@ class Alternatives:
         if self.base.reduced:
             return []
         found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES, close=self._close)
+        return [self.base._replace(sliced=slices) for slices in found]
+
+    @functools.cached_property
+    def in_chains(self) -> list[Rewriting]:
+        """The step with all kernels of the largest chains in slices of rows, as `in_row_slices`: micro-batches, where
+        a chain is the whole forward and backward pass.
+        """
+        if self.base.reduced:
+            return []
+        found = choose_slices(
+            self._variants.plain.graph, self._device, CHAIN_SLICES, close=self._close, chains=True
+        )
         return [self.base._replace(sliced=slices) for slices in found]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:

@@ -223,7 +223,7 @@ class Search:
         best = self.planners.fastest(self.rewritings, Planner.candidate, limit_bytes, best)
         if (state := self.state) is not None:
             best = state.fastest(best, limit_bytes)
-        best = best or self.planners.fastest(self._sliced, Planner.candidate, limit_bytes)
+        best = self._fastest_in_slices(best, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -243,10 +243,23 @@ class Search:
                     best = faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
 
+    def _fastest_in_slices(self, best: Found | None, limit_bytes: int) -> Found | None:
+        """`best`, or the step with kernels in slices of rows: whole chains, if these are faster; others, which takes
+        long, where nothing else has a plan.
+        """
+        if not self._allows(SLICE):
+            return best
+        chains = self.alternatives.in_chains
+        if best is not None:
+            chains = [form for form in chains if self.planners.unmoved_s(form) < best.candidate.timing.total_s]
+        for candidate in (Planner.unmoved_candidate, Planner.candidate):
+            best = self.planners.fastest(chains, candidate, limit_bytes, best)
+        return best or self.planners.fastest(self.alternatives.in_row_slices, Planner.candidate, limit_bytes)
+
     @property
     def _sliced(self) -> list[Rewriting]:
-        """The step with kernels in slices of rows. Planning these takes long."""
-        return self.alternatives.in_row_slices if self._allows(SLICE) else []
+        """The step with kernels in slices of rows."""
+        return [*self.alternatives.in_chains, *self.alternatives.in_row_slices] if self._allows(SLICE) else []
 
     def fitting(self, plan: Plan, limit_bytes: int) -> Found | None:
         """The fastest form of a plan's order and evictions within the limit; None if none fits.

@@ -20,7 +20,7 @@ ENOUGH = 0.8
 
 
 def choose_slices(
-    graph: Graph, device: DeviceModel, shares: Iterable[int], *, close: bool = False
+    graph: Graph, device: DeviceModel, shares: Iterable[int], *, close: bool = False, chains: bool = False
 ) -> list[tuple[Slices, ...]]:
     """Kernels in slices, from large slices of few kernels to small ones of many.
 
@@ -30,18 +30,34 @@ def choose_slices(
         shares: into how many slices kernels with the largest tensor are cut. Kernels run in slices where one of their
             tensors is larger than half a slice of that.
         close: also with other last bits.
+        chains: with all kernels of the same chains, which then run slice by slice from end to end.
     """
     constants = graph.small_constants
     slicings = ((node, slicing_of(node, device, constants, close=close)) for node in graph.topological())
     possible = {node: slicing for node, slicing in slicings if slicing is not None}
     sizes = {node: max(kind.nbytes or 0 for kind in row_tensors(node, slicing)) for node, slicing in possible.items()}
     largest = max(sizes.values(), default=0)
+    chain_of = _chains(possible) if chains else {node: node for node in possible}
     chosen: dict[tuple[Slices, ...], None] = {}
     for share in shares:
-        heavy = {node: possible[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
-        counts = {node: ceil(sizes[node] * share / largest) for node in heavy}
-        chosen[tuple(group._replace(close=close) for group in _groups(heavy, counts, sizes))] = None
+        heavy = {chain_of[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
+        cut = {node: slicing for node, slicing in possible.items() if chain_of[node] in heavy}
+        counts = {node: share if chains else ceil(sizes[node] * share / largest) for node in cut}
+        chosen[tuple(group._replace(close=close) for group in _groups(cut, counts, sizes))] = None
     return [groups for groups in chosen if groups and sum(map(_count_slices, groups)) <= MOST_SLICES]
+
+
+def _chains(possible: Mapping[Node, Slicing]) -> dict[Node, Node]:
+    """By kernel, the first one of its chain: kernels that make rows that others of them read by rows."""
+    from networkx.utils import UnionFind
+
+    joined: UnionFind[Node] = UnionFind(possible)
+    for node, slicing in possible.items():
+        for position in slicing.rows:
+            source = node.inputs[position].node
+            if source in possible and possible[source].kind is Kind.ROWS:
+                joined.union(source, node)
+    return {node: joined[node] for node in possible}
 
 
 def _count_slices(slices: Slices) -> int:

@@ -372,7 +372,8 @@ def slicing_of(
         close: also with other last bits.
     """
     found = _slicing(node, device, constants, CLOSE_LINES.get(node.op), exact=False) if close else None
-    return found or _slicing(node, device, constants, LINES.get(node.op), exact=not close)
+    found = found or _slicing(node, device, constants, LINES.get(node.op), exact=not close)
+    return found._replace(multiple=1) if close and found is not None else found
 
 
 class Sliceable(NamedTuple):

@@ -150,7 +150,7 @@ def accumulating(model: Model, parts: int) -> Callable[[Any, Any], Any]:
         return loss / parts
 
     @tf.function
-    def update() -> None:
+    def update_all() -> None:
         update(model.variables, slots, sums)
         for total in sums:
             total.assign(tf.zeros_like(total))
@@ -160,7 +160,7 @@ def accumulating(model: Model, parts: int) -> Callable[[Any, Any], Any]:
 
     def step(*_: Any) -> Any:
         loss = tf.add_n([accumulate(x, y) for x, y in pieces])
-        update()
+        update_all()
         return loss
 
     return step

@@ -11,7 +11,7 @@ The bits are those of the whole kernels (kernels/slice_lines.py), or close to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from operator import floordiv
@@ -20,6 +20,7 @@ from typing import cast
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import is_const
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import slicing_of
@@ -42,9 +43,23 @@ def slice_kernels(graph: Graph, target: Target, sliced: Sequence[Slices]) -> int
     Raises InvalidModel where a kernel can't run so here.
     """
     before = len(graph)
+    _have_readers_wait(graph, {name for slices in sliced for name in slices.kernels})
     for slices in sliced:
         _Slicer(graph, slices, _members(graph, target.device, slices)).cut()
     return len(graph) - before
+
+
+def _have_readers_wait(graph: Graph, kernels: Collection[str]) -> None:
+    """Have the readers of a constant that waits for one of these kernels wait for it instead, in place, so that each
+    slice waits for slices alone. TensorFlow's gradients and Grappler make constants with control inputs.
+    """
+    waits = {n: n.controls for n in graph if is_const(n.op) and any(c.name in kernels for c in n.controls)}
+    for node in graph:
+        read = [tensor.node for tensor in node.inputs if tensor.node in waits]
+        if read:
+            node.controls = tuple(dict.fromkeys((*node.controls, *(c for constant in read for c in waits[constant]))))
+    for constant in waits:
+        constant.controls = ()
 
 
 def _members(graph: Graph, device: DeviceModel, slices: Slices) -> dict[Node, RowSlices]:
@@ -85,15 +100,20 @@ def _stretches(graph: Graph, members: Mapping[Node, RowSlices]) -> dict[Node, in
     for place, node in enumerate(graph.topological()):
         member = members.get(node)
         rows = set() if member is None else {node.inputs[p] for p in member.slicing.rows}
-        befores = [level[c] + (c in members) for c in node.controls]
+        befores = [level[c] + (c in members and (member is None or not _in_rows(members[c]))) for c in node.controls]
         for tensor in node.inputs:
             source = members.get(tensor.node)
-            in_rows = source is not None and source.slicing.kind is Kind.ROWS and tensor in rows
+            in_rows = source is not None and _in_rows(source) and tensor in rows
             befores.append(level[tensor.node] + (source is not None and not in_rows))
         level[node] = max(befores, default=0)
         if member is not None:
             last[level[node]] = place
     return {node: last[level[node]] for node in members}
+
+
+def _in_rows(member: RowSlices) -> bool:
+    """Whether the slices of a kernel are rows of its result."""
+    return member.slicing.kind is Kind.ROWS
 
 
 class _Slicer(SliceTensors):
@@ -212,7 +232,7 @@ class _Slicer(SliceTensors):
             attrs: dict[str, object] = {"T": Dtype(dtype), "begin": begin, "rows": end - begin}
             attrs |= {name: getattr(window, field) for name, field in _WINDOW.items()}
             kind = of_rows(columns_kind, end - begin)
-            before = (*self.instead(node.controls), *([] if total is None else [total.node]))
+            before = (*self.awaited(node), *([] if total is None else [total.node]))
             columns = self.add(node, custom_ops.COLUMNS, (images,), attrs, (kind,), begin, before)
             product = {"T": Dtype(dtype), "transpose_a": True, "transpose_b": False}
             factors = columns.out(), self.part(flat, begin, end)
@@ -235,7 +255,7 @@ class _Slicer(SliceTensors):
             inputs = (self.range_of(node.inputs[0], gradient, begin * each, end * each), *before)
             attrs: dict[str, object] = {"T": dtype, "N": len(before), "begin": begin * each * rows, "rows": count}
             attrs |= {"blocks": sums.blocks, "unrolled": sums.unrolled}
-            controls = self.instead(node.controls)
+            controls = self.awaited(node)
             made = self.add(node, custom_ops.ADD_ROWS, inputs, attrs, (kind,), begin, controls)
             self.made[node].append(made)
             before = (made.out(),)
@@ -262,7 +282,7 @@ class _Slicer(SliceTensors):
                 shape = tuple(map(floordiv, shape, read))
             inputs[slicing.shape] = self.shape(node, shape)
             attrs = {**attrs, **{name: Dtype("int32") for name in _SHAPE_TYPES if name in attrs}}
-        made = self.add(node, node.op, inputs, attrs, kinds, begin, self.instead(node.controls))
+        made = self.add(node, node.op, inputs, attrs, kinds, begin, self.awaited(node))
         self.made[node].append(made)
         return made
 
@@ -275,7 +295,7 @@ class _Slicer(SliceTensors):
         attrs = {name: value for name, value in without_colocation(node.attrs).items() if name != "Tshape"}
         op = "Conv3D" if len(cast("tuple[int, ...]", gradient.type.shape)) == 5 else "Conv2D"
         inputs = gradient, self._flipped(node)
-        made = self.add(node, op, inputs, attrs, kinds, begin, self.instead(node.controls))
+        made = self.add(node, op, inputs, attrs, kinds, begin, self.awaited(node))
         self.made[node].append(made)
         return made
 

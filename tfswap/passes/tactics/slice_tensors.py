@@ -141,6 +141,10 @@ class SliceTensors:
         """Nodes, and what is in the place of those that run in slices."""
         return dict.fromkeys(made for node in nodes for made in self.made.get(node, (node,)))
 
+    def awaited(self, node: Node) -> Iterable[Node]:
+        """What the present slice of a kernel waits for: of others in slices, those that come before it."""
+        return (n for n in self.instead(node.controls) if self.rank.get(n, self._now)[:2] <= self._now[:2])
+
     def add(
         self,
         like: Node,

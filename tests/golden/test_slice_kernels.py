@@ -170,3 +170,35 @@ def test_a_chain_has_rows_in_common() -> None:
     assert choose_slices(parse_graph(CHAIN), DEVICE, (4,)) == [(Slices(whole, 4, 16),)]
     (apart,) = choose_slices(parse_graph(CHAIN), DEVICE, (32,))
     assert [each.of for each in apart] == [2048, 16], "sixteen slices are too large"
+
+
+NORMALISED = """
+%x = Placeholder() {dtype=float32} -> float32[8,64,64]
+%axes = Const() {dtype=int32} -> int32[2] = (1, 2)
+%mean = Mean(%x, %axes) {T=float32, keep_dims=true} -> float32[8,1,1]
+%scale = Rsqrt(%mean) {T=float32} -> float32[8,1,1]
+%scaled = Mul(%x, %scale) {T=float32} -> float32[8,64,64]
+%two = Const() {dtype=float32} ^scaled -> float32[]
+%twice = Mul(%scaled, %two) {T=float32} -> float32[8,64,64]
+%rows = Reshape(%twice, %axes) {T=float32, Tshape=int32} -> float32[512,64]
+%other = Mul(%w, %two) {T=float32} -> float32[512,8]
+%w = Placeholder() {dtype=float32} -> float32[512,8]
+%gradient = MatMul(%rows, %other) {T=float32, transpose_a=true, transpose_b=false} -> float32[64,8]
+feeds %x, %w
+fetches %gradient
+"""
+IN_CHAIN = ("mean", "scale", "scaled", "twice", "rows", "other", "gradient")
+
+
+def test_all_kernels_of_a_chain_run_slice_by_slice() -> None:
+    graph = parse_graph(NORMALISED)
+    assert choose_slices(graph, DEVICE, (4,)) == [(Slices(("mean", "twice", "rows"), 2, 8),)]
+    (groups,) = choose_slices(graph, DEVICE, (4,), close=True, chains=True)
+    assert groups == (Slices(IN_CHAIN, 2, 8, True),)
+    slice_kernels(graph, TARGET, groups)
+    order = [node.name for node in graph.topological()]
+    ends = [order.index(node.name) for node in graph if node.op == "MatMul"]
+    begins = [order.index(node.name) for node in graph if node.op == "Mean"]
+    assert all(end < begin for end, begin in zip(ends[:-1], begins[1:], strict=True)), order
+    twice = [node for node in graph if node.op == "Mul" and node.controls]
+    assert [len(node.controls) for node in twice] == [1] * 8, "a slice of its readers waits for a slice"

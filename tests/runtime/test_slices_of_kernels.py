@@ -88,6 +88,25 @@ def attention():
     return step, _normal(SEQUENCES, LENGTH, HEADS * HEAD), weights
 
 
+def normalised():
+    """A step of dense layers, each normalised over a sequence, its argument, and its variables."""
+    import tensorflow as tf
+
+    weights = [tf.Variable(0.1 * _normal(WIDTH, WIDTH)) for _ in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                inner = tf.tensordot(tf.nn.relu(h), weight, 1)
+                mean, variance = tf.nn.moments(inner, [1, 2], keepdims=True)
+                h += (inner - mean) * tf.math.rsqrt(variance + 1e-5)
+            loss = tf.reduce_mean(h * h)
+        return _descend(tape, loss, weights)
+
+    return step, _normal(16, 2 * LENGTH, WIDTH), weights
+
+
 def volume():
     """A step of convolutions of one volume, with pooling and a concatenation, its argument, and its variables."""
     import tensorflow as tf
@@ -133,6 +152,7 @@ def trained(make, limit=None, tactics=KNOWN_TACTICS, steps=3, values="bits"):
         "planned": plan.planned_peak_bytes,
         "sliced": [each.rows for each in plan.sliced],
         "floor": step.report().floor_bytes,
+        "seconds": plan.seconds,
         "report": str(step.report()),
     }
 
@@ -163,4 +183,15 @@ def test_rows_of_one_volume_train_in_a_part_of_a_gradients_columns() -> None:
     sliced = on_arena(lambda: trained(volume, columns_bytes // 4, values="close"), **TWO_THREADS)
     assert sliced["sliced"] and "kernels in slices add in another order" in sliced["report"]
     assert set(sliced["peaks"]) == {sliced["planned"]} and sliced["planned"] <= columns_bytes // 4
+    assert sliced["result"][0] == pytest.approx(plain["result"][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("onednn", ["0", *slow("1")])
+def test_a_step_whose_sequences_are_independent_runs_in_micro_batches(onednn: str) -> None:
+    environment = TWO_THREADS | {"TF_ENABLE_ONEDNN_OPTS": onednn}
+    plain = on_arena(lambda: trained(normalised), **environment)
+    whole = on_arena(lambda: trained(normalised, "40%", [t for t in KNOWN_TACTICS if t != SLICE]), **environment)
+    sliced = on_arena(lambda: trained(normalised, "40%", values="close"), **environment)
+    assert sliced["sliced"] and sliced["seconds"] < whole["seconds"]
+    assert set(sliced["peaks"]) == {sliced["planned"]}
     assert sliced["result"][0] == pytest.approx(plain["result"][0], rel=1e-5)

@@ -19,7 +19,7 @@ from typing import cast
 from tfswap.ir.graph import Node
 from tfswap.kernels.einsum import terms_of
 from tfswap.kernels.slices import Kind, Slicing
-from tfswap.kernels.slices_call import Call, Line, rows_of_images, rows_of_inputs
+from tfswap.kernels.slices_call import Call, Line, Rule, rows_of_images, rows_of_inputs
 from tfswap.kernels.temporaries import known_shape
 from tfswap.kernels.windows import window_of
 
@@ -119,6 +119,16 @@ def _filter_gradient(call: Call) -> Slicing | None:
     return Slicing((0, 2), Kind.SUM, axes=2, unit=0, window=window, image=True, halo=window.halo)
 
 
+def _gradients_with_bias(call: Call) -> Slicing | None:
+    """oneDNN's kernel of a filter's gradient and a bias'. Images."""
+    return Slicing((0, 2), Kind.SUM, unit=0) if call.input(0)[0] > 1 else None
+
+
+def _images_with_places(*rows: int) -> Rule:
+    """Images by themselves: oneDNN's pooling, which keeps the positions of its maxima, in the images' order."""
+    return lambda call: Slicing(rows) if call.output[0] > 1 else None
+
+
 def _depthwise_filter_gradient(_: Call) -> Slicing:
     return Slicing((0, 2), Kind.SUM, unit=0)
 
@@ -154,6 +164,13 @@ CLOSE_LINES: dict[str, Line] = {
     "Sum": _REDUCTION,
     "_FusedConv2D": _IMAGES,
     "_FusedMatMul": Line(_matmul),
+    "_MklNativeConv2DBackpropFilterWithBias": Line(_gradients_with_bias),
+    "_MklNativeConv2DWithBias": _IMAGES,
+    "_MklNativeFusedConv2D": _IMAGES,
+    "_MklNativeMaxPool": Line(_images_with_places(0)),
+    "_MklNativeMaxPool3D": Line(_images_with_places(0)),
+    "_MklNativeMaxPool3DGrad": Line(_images_with_places(0, 1, 2, 3)),
+    "_MklNativeMaxPoolGrad": Line(_images_with_places(0, 1, 2, 3)),
 }
 """The ops whose kernels run in slices by other rules than those of `LINES`, or by none of these."""
 
@@ -176,7 +193,7 @@ def added_terms(node: Node) -> int:
         return _summed_in_einsum(node, shapes)
     if node.op == "BatchMatMulV2":
         return shapes[0][-2 if node.attrs.get("adj_x") else -1]
-    if node.op.endswith(("BackpropFilter", "BackpropFilterV2")):
+    if "BackpropFilter" in node.op:
         return prod(shapes[2][:-1])
     if node.op.endswith(("BackpropInput", "BackpropInputV2")):
         return prod(shapes[1]) // shapes[1][-2]

@@ -191,7 +191,7 @@ class _Slicer(SliceTensors):
         """Add up the results of `unit` rows each, in order. They are computed as soon as slices have made these."""
         rows = rows_of(member.inputs[0])
         unit = member.slicing.unit or member.rows * rows // self.of
-        total: Output | None = None
+        totals: tuple[Output, ...] = ()
         done = 0
         for _, end in self.each_slice(node):
             made_rows = end * rows // self.of
@@ -199,26 +199,31 @@ class _Slicer(SliceTensors):
                 upto = min(done + unit, rows)
                 slices, before, _ = self._reads(node, member, done, upto, rows)
                 if (window := member.slicing.window) is None:
-                    term = self._copy(node, member.slicing, slices, node.outputs, done).out()
-                    total = self._sum(node, total, term, done)
+                    term = self._copy(node, member.slicing, slices, node.outputs, done)
+                    terms = [term.out(index) for index in range(len(node.outputs))]
+                    totals = tuple(self._sum(node, totals[i : i + 1], each, done) for i, each in enumerate(terms))
                 else:
                     if member.slicing.image:
                         window = window.in_rows(rows_of(slices[2].type), before)
-                    total = self._products(node, window, self._images(member.slicing, slices[0]), slices[2], total)
+                    totals = (
+                        self._products(node, window, self._images(member.slicing, slices[0]), slices[2], totals),
+                    )
                 done = upto
-        assert total is not None, "a tensor in slices has rows"
-        self.wholes[node.out()] = self.shaped(total, node.outputs[0])
-        self.made[node] += dict.fromkeys((total.node, self.wholes[node.out()].node))
+        for index, (total, kind) in enumerate(zip(totals, node.outputs, strict=True)):
+            self.wholes[node.out(index)] = whole = self.shaped(total, kind)
+            self.made[node] += dict.fromkeys((total.node, whole.node))
 
-    def _sum(self, node: Node, total: Output | None, term: Output, begin: int) -> Output:
-        """The sum with one more term."""
-        if total is None:
+    def _sum(self, node: Node, total: Sequence[Output], term: Output, begin: int) -> Output:
+        """The sum with one more term; the first term where there is no sum yet."""
+        if not total:
             return term
-        made = self.add(node, "AddV2", (total, term), {"T": Dtype(term.type.dtype)}, (term.type,), begin)
+        made = self.add(node, "AddV2", (*total, term), {"T": Dtype(term.type.dtype)}, (term.type,), begin)
         self.made[node].append(made)
         return made.out()
 
-    def _products(self, node: Node, window: Window, images: Output, gradient: Output, total: Output | None) -> Output:
+    def _products(
+        self, node: Node, window: Window, images: Output, gradient: Output, total: tuple[Output, ...]
+    ) -> Output:
         """A filter's gradient added to a sum: products of columns with the gradient, for some positions of the window
         each. One starts when the one before is added, so that no two of them are held.
         """
@@ -232,16 +237,15 @@ class _Slicer(SliceTensors):
             attrs: dict[str, object] = {"T": Dtype(dtype), "begin": begin, "rows": end - begin}
             attrs |= {name: getattr(window, field) for name, field in _WINDOW.items()}
             kind = of_rows(columns_kind, end - begin)
-            before = (*self.awaited(node), *([] if total is None else [total.node]))
+            before = (*self.awaited(node), *(each.node for each in total))
             columns = self.add(node, custom_ops.COLUMNS, (images,), attrs, (kind,), begin, before)
             product = {"T": Dtype(dtype), "transpose_a": True, "transpose_b": False}
             factors = columns.out(), self.part(flat, begin, end)
             kind = TensorType(dtype, (*cast("tuple[int, ...]", kind.shape)[1:], made))
             result = self.add(node, "MatMul", factors, product, (kind,), begin)
             self.made[node] += columns, result
-            total = self._sum(node, total, result.out(), begin)
-        assert total is not None, "a gradient has rows"
-        return total
+            total = (self._sum(node, total, result.out(), begin),)
+        return total[0]
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""

@@ -142,8 +142,10 @@ class SliceTensors:
         return dict.fromkeys(made for node in nodes for made in self.made.get(node, (node,)))
 
     def awaited(self, node: Node) -> Iterable[Node]:
-        """What the present slice of a kernel waits for: of others in slices, those that come before it."""
-        return (n for n in self.instead(node.controls) if self.rank.get(n, self._now)[:2] <= self._now[:2])
+        """What the present slice of a kernel waits for: of kernels of its stretch, the same slice."""
+        stretch, number, _ = self._now
+        ranks = ((each, self.rank.get(each, self._now)) for each in self.instead(node.controls))
+        return (each for each, rank in ranks if rank[0] < stretch or rank[:2] == (stretch, number))
 
     def add(
         self,

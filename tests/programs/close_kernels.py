@@ -12,7 +12,9 @@ R = tf.raw_ops
 ROUNDING = 2.0**-20
 """Of functions of sums: a share of the result's magnitude."""
 POOL = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
-NOT_LINEAR = ("LogSoftmax", "Max", "Min", "Softmax", "MaxPool3D", "MaxPool3DGrad")
+FUNCTIONS = ("Erf", "Exp", "Log", "Rsqrt", "RsqrtGrad", "Sigmoid", "Softplus", "Tanh")
+"""Ops that are computed in packets of elements, and otherwise one by one, with other last bits."""
+NOT_LINEAR = ("LogSoftmax", "Max", "Min", "Softmax", *FUNCTIONS)
 EQUATIONS = ("abc,cde->abde", "acbe,aecd->acbd", "abc,abd->cd", "abcd,ade->abce", "abc->b")
 
 
@@ -21,6 +23,10 @@ class CloseCases(Cases):
 
     def of(self, op):
         """A call of an op, as a function and its arguments."""
+        if "MaxPool" in op and op.startswith("_MklNative"):
+            return self.pool_with_places(op)
+        if op.startswith("_MklNativeConv2D"):
+            return self.with_bias(op)
         if "3D" in op:
             return self.volume(op)
         if op.startswith("Depthwise"):
@@ -77,6 +83,37 @@ class CloseCases(Cases):
         backward = lambda w, g: R.Conv3DBackpropInputV2(input_sizes=shape, filter=w, out_backprop=g, **attrs)  # noqa: E731
         return backward, [kernel, grad]
 
+    def pool_with_places(self, op):
+        """A call of a pooling and its gradient, which oneDNN gives the positions of the maxima."""
+        volume = "3D" in op
+        axes = 3 if volume else 2
+        pool, grad = (R.MaxPool3D, R.MaxPool3DGrad) if volume else (R.MaxPool, R.MaxPoolGrad)
+        attrs = {"ksize": [1, *axes * [2], 1], "strides": [1, *axes * [2], 1], "padding": "VALID"}
+        # The positions of an image, one byte each, begin where kernels need it.
+        x = self.tensor(self.size(2, 8), *axes * [8], 16 * self.size(1, 4))
+        gradient = self.tensor(x.shape[0], *axes * [4], x.shape[-1])
+
+        def both(x, g):
+            pooled = pool(input=x, **attrs)
+            return grad(orig_input=x, orig_output=pooled, grad=g, **attrs), pooled
+
+        return both, [x, gradient]
+
+    def with_bias(self, op):
+        """A call of a convolution and a bias, or of their gradients, which oneDNN's graph pass makes one kernel."""
+        image, kernel, stride = self.convolution()
+        attrs = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+        if op == "_MklNativeConv2DWithBias":
+            added = lambda x, w, b: R.BiasAdd(value=R.Conv2D(input=x, filter=w, **attrs), bias=b)  # noqa: E731
+            return added, [self.tensor(*image), self.tensor(*kernel), self.tensor(kernel[3])]
+        gradient = self.tensor(image[0], -(-image[1] // stride), -(-image[2] // stride), kernel[3])
+
+        def both(x, g):
+            of_filter = R.Conv2DBackpropFilter(input=x, filter_sizes=kernel, out_backprop=g, **attrs)
+            return of_filter, R.BiasAddGrad(out_backprop=g)
+
+        return both, [self.tensor(*image), gradient]
+
     def depthwise(self, op):
         shape = [self.size(2, 8), 9, self.size(4, 20), self.size(1, 12)]
         sizes = [3, 3, shape[-1], 2]
@@ -102,7 +139,9 @@ def beyond_bounds(seed, tries, threads):
     cases, device = CloseCases(seed), this_device(threads)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found = {}
-    for op in CLOSE_LINES:
+    for op in (*CLOSE_LINES, *FUNCTIONS):
+        if op.startswith("_MklNative") and not device.onednn:
+            continue
         compared, wrong = 0, []
         for _ in range(MOST_CALLS * tries):
             if compared == tries:
@@ -111,11 +150,12 @@ def beyond_bounds(seed, tries, threads):
             made = in_slices(op, call, arguments, device, cases, close=True)
             if made is None:
                 continue
-            (whole, *_), (parts, *_), node, described = made
+            wholes, parts, node, described = made
             compared += 1
-            of_magnitudes = tf.function(call)(*map(tf.abs, arguments))
-            magnitude = np.abs(whole) + 1 if op in NOT_LINEAR else np.asarray(of_magnitudes)
-            if not (np.abs(whole - parts) <= (most_difference(node) + ROUNDING) * magnitude + 1e-30).all():
-                wrong.append(described)
+            of_magnitudes = tf.nest.flatten(tf.function(call)(*map(tf.abs, arguments)))
+            for whole, part, magnitude in zip(wholes, parts, of_magnitudes, strict=True):
+                of = np.abs(whole) + 1 if op in NOT_LINEAR or "MaxPool" in op else np.asarray(magnitude)
+                if not (np.abs(whole - part) <= (most_difference(node) + ROUNDING) * of + 1e-30).all():
+                    wrong.append(described)
         found[op] = compared, wrong
     return found

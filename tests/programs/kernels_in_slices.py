@@ -16,6 +16,8 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
 from tfswap.kernels.slices import Kind, reads_in_place, slices_of
 from tfswap.kernels.target import Target
+from tfswap.passes.prepare.onednn_fusion import fuse_onednn
+from tfswap.passes.prepare.pool_argmax import keep_pool_argmax
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
 
@@ -281,6 +283,9 @@ def in_slices(op, call, arguments, device, cases, *, close=False):
     """The results of a call whole and in slices, its kernel, and a description of it; None where it can't run so."""
     concrete = tf.function(call).get_concrete_function(*arguments)
     graph = import_function(concrete)
+    if op.startswith("_MklNative"):
+        fuse_onednn(graph, Target(device))
+        keep_pool_argmax(graph, Target(device))
     node = next(node for node in graph if node.op == op)
     slicing = slicing_of(node, device, graph.small_constants, close=close)
     if slicing is None:

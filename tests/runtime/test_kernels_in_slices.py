@@ -34,4 +34,4 @@ def test_slices_that_add_in_another_order_differ_by_no_more_than_their_bound(one
     found = last_json(run_forked(program, TF_ENABLE_ONEDNN_OPTS=onednn, TF_NUM_INTRAOP_THREADS="2"))
     assert {op: wrong for op, (_, wrong) in found.items() if wrong} == {}
     assert {op for op, (compared, _) in found.items() if not compared} == set()
-    assert found.keys() == CLOSE_LINES.keys()
+    assert found.keys() > {op for op in CLOSE_LINES if onednn == "1" or not op.startswith("_MklNative")}

@@ -251,9 +251,7 @@ class Alternatives:
         """
         if self.base.reduced:
             return []
-        found = choose_slices(
-            self._variants.plain.graph, self._device, CHAIN_SLICES, close=self._close, chains=True
-        )
+        found = choose_slices(self._variants.plain.graph, self._device, CHAIN_SLICES, close=self._close, chains=True)
         return [self.base._replace(sliced=slices) for slices in found]
 
     def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:

@@ -183,6 +183,14 @@ class Planners:
         """A lower bound of the seconds of a variant's plans."""
         return min(judged.seconds for judged in self.of(self.variants[form]).unmoved)
 
+    def least_evicted_s(self, form: Rewriting, limit_bytes: int) -> float:
+        """About the least seconds of a variant's plans within the limit: those of its kernels, and of one copy of each
+        byte above the limit.
+        """
+        rates = self._costs.rates
+        evicted_bytes = max(0, self.unmoved_bytes(form) - limit_bytes)
+        return self.unmoved_s(form) + evicted_bytes / max(rates.in_bytes_per_s, rates.out_bytes_per_s)
+
     def least_at_home_s(self, rewriting: Rewriting, nbytes: int, limit_bytes: int) -> float:
         """About the least seconds of plans with variables at home: those of a plan with them in the arena and as much
         more room, or of one copy of each, which overlaps with kernels as far as these are not delayed.

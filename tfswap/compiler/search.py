@@ -18,6 +18,7 @@ from tfswap.compiler.concurrency import concurrent_rewritings
 from tfswap.compiler.options import Options
 from tfswap.compiler.planners import Bounds, Planners, faster, lower
 from tfswap.compiler.rewriting import Found, Rewriting
+from tfswap.compiler.slice_plans import SlicePlans
 from tfswap.compiler.state_plans import StatePlans
 from tfswap.compiler.variants import Variants
 from tfswap.ir.permits import CLOSE, SLICE, STATE
@@ -72,6 +73,7 @@ class Search:
         self._rung_of: dict[Rewriting, Rung] = {}
         self._least: Found | None = None
         self.planners = Planners(self.variants, target, options, costs, self._bounds_of, snapshot)
+        self._slices = SlicePlans(self.alternatives, self.planners, allowed=self._allows(SLICE))
 
     def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
         """As `Planners.assume_arena`."""
@@ -114,7 +116,7 @@ class Search:
     def _lowest_forms(self) -> list[Rewriting]:
         """Those holding the least of their kind: with encodings, with the most moved in loops, both, in slices."""
         encoded = [] if self._encoded is None else [self._encoded]
-        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside, *self._sliced))
+        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside, *self._slices.forms))
         return [form for form in found if form != self.variants.base]
 
     def _allows(self, tactic: str) -> bool:
@@ -223,7 +225,7 @@ class Search:
         best = self.planners.fastest(self.rewritings, Planner.candidate, limit_bytes, best)
         if (state := self.state) is not None:
             best = state.fastest(best, limit_bytes)
-        best = self._fastest_in_slices(best, limit_bytes)
+        best = self._slices.fastest(best, limit_bytes)
         if best is not None and all(
             best.candidate.timing.total_s <= self.planners.unmoved_s(f) for f in self._inner_forms
         ):
@@ -242,24 +244,6 @@ class Search:
                 if self.planners.has_room(variant):
                     best = faster(best, variant, candidate, self.planners.of(variant), limit_bytes)
         return best
-
-    def _fastest_in_slices(self, best: Found | None, limit_bytes: int) -> Found | None:
-        """`best`, or the step with kernels in slices of rows: whole chains, if these are faster; others, which takes
-        long, where nothing else has a plan.
-        """
-        if not self._allows(SLICE):
-            return best
-        chains = self.alternatives.in_chains
-        if best is not None:
-            chains = [form for form in chains if self.planners.unmoved_s(form) < best.candidate.timing.total_s]
-        for candidate in (Planner.unmoved_candidate, Planner.candidate):
-            best = self.planners.fastest(chains, candidate, limit_bytes, best)
-        return best or self.planners.fastest(self.alternatives.in_row_slices, Planner.candidate, limit_bytes)
-
-    @property
-    def _sliced(self) -> list[Rewriting]:
-        """The step with kernels in slices of rows."""
-        return [*self.alternatives.in_chains, *self.alternatives.in_row_slices] if self._allows(SLICE) else []
 
     def fitting(self, plan: Plan, limit_bytes: int) -> Found | None:
         """The fastest form of a plan's order and evictions within the limit; None if none fits.
@@ -314,7 +298,7 @@ class Search:
         # The last variants of a kind evict most, and rule out most of the others.
         least: Found | None = None
         last = [] if (state := self.state) is None else state.last
-        for variant, planner in [*self.planners.used([*self.rewritings, *last, *self._sliced])][::-1]:
+        for variant, planner in [*self.planners.used([*self.rewritings, *last, *self._slices.forms])][::-1]:
             least = lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))

@@ -166,7 +166,6 @@ CLOSE_LINES: dict[str, Line] = {
     "_FusedMatMul": Line(_matmul),
     "_MklNativeConv2DBackpropFilterWithBias": Line(_gradients_with_bias),
     "_MklNativeConv2DWithBias": _IMAGES,
-    "_MklNativeFusedConv2D": _IMAGES,
     "_MklNativeMaxPool": Line(_images_with_places(0)),
     "_MklNativeMaxPool3D": Line(_images_with_places(0)),
     "_MklNativeMaxPool3DGrad": Line(_images_with_places(0, 1, 2, 3)),

@@ -205,9 +205,7 @@ class _Slicer(SliceTensors):
                 else:
                     if member.slicing.image:
                         window = window.in_rows(rows_of(slices[2].type), before)
-                    totals = (
-                        self._products(node, window, self._images(member.slicing, slices[0]), slices[2], totals),
-                    )
+                    totals = (self._products(node, window, self._images(member.slicing, slices[0]), slices[2], totals),)
                 done = upto
         for index, (total, kind) in enumerate(zip(totals, node.outputs, strict=True)):
             self.wholes[node.out(index)] = whole = self.shaped(total, kind)

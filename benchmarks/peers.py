@@ -3,6 +3,7 @@
     python benchmarks/peers.py                                   # two transformers and two ResNets, half an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json
     python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
+    python benchmarks/peers.py --only "accumulate 2" "accumulate 4" --close     # also in slices, with close values
     python benchmarks/peers.py transformer --together 0.5        # two tools in one step, at half of the memory
 
 One training step in plain TensorFlow, with the same weights, as
@@ -67,6 +68,7 @@ from papers.harness.peer_nets import (
 )
 from papers.harness.turns import Child
 
+from tfswap.ir.permits import KNOWN_TACTICS
 from tfswap.support import progress
 
 MIB = 2**20
@@ -83,6 +85,8 @@ PARTS = {"accumulate 2": 2, "accumulate 4": 4}
 TWO = "two devices"
 PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS, TWO)
 ALONE = "tfswap"
+CLOSE = "tfswap, close values"
+"""With kernels in slices too, which may add in another order."""
 COMBINED = ("recompute_grad", "xla blocks", *PARTS)
 """What tfswap can be used with in one step. A step that is one XLA program has nothing for tfswap to plan."""
 
@@ -251,7 +255,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     with scope:
         started = time.perf_counter()
         if limit_bytes:
-            step = under_limit(step, limit_bytes, model, reported)
+            options = {"tactics": KNOWN_TACTICS, "values": "close"} if variant == CLOSE else {}
+            step = under_limit(step, limit_bytes, model, reported, options)
         elif variant in MEMORY_OPTIMIZERS:
             reported["added_nodes"] = added_by_grappler(lambda: step(*model.arguments))
         else:
@@ -277,13 +282,13 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
             print(json.dumps([*took, peak, resident_bytes("VmHWM") - before]), flush=True)
 
 
-def under_limit(step: Any, limit_bytes: int, model: Model, reported: dict[str, Any]) -> Any:
+def under_limit(step: Any, limit_bytes: int, model: Model, reported: dict[str, Any], options: Mapping[str, Any]) -> Any:
     """`step` under this limit, or under its floor, and called once."""
     import tfswap
 
     reported["asked_bytes"] = limit_bytes
     while True:
-        made = tfswap.optimize(step, memory_limit=limit_bytes)
+        made = tfswap.optimize(step, memory_limit=limit_bytes, **options)
         try:
             made(*model.arguments)
             break
@@ -362,7 +367,9 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     for peer in running:
         peer.step()
         if peer.label != "memory optimizer off":
-            pairs.append((peer, Variant(model, ALONE, folder, peer.peak_bytes, f"tfswap as {peer.label}")))
+            for variant in (ALONE, CLOSE) if args.close else (ALONE,):
+                label = f"{variant} as {peer.label}"
+                pairs.append((peer, Variant(model, variant, folder, peer.peak_bytes, label)))
     running += [ours for _, ours in pairs]
     take_turns(running, args.rounds, f"rounds of {model}")
     for variant in running:
@@ -425,10 +432,10 @@ def row_of(variant: Variant, references: Sequence[Variant]) -> dict[str, Any]:
 
 def show(model: str, rows: Sequence[dict[str, Any]]) -> None:
     print(f"{model}, medians of {len(rows[0]['took_s'])} rounds; the machine's load is {os.getloadavg()[0]:.1f}")
-    print(f"{'':<29}{'MiB':>14}{'':>10}{'over unoptimised':>18}{'over the peer':>15}")
-    print(f"{'':<29}{'peak':>7}{'resident':>9}{'step s':>8}{'wall':>10}{'CPU':>8}{'wall':>8}{'CPU':>7}  values")
+    print(f"{'':<36}{'MiB':>14}{'':>10}{'over unoptimised':>18}{'over the peer':>15}")
+    print(f"{'':<36}{'peak':>7}{'resident':>9}{'step s':>8}{'wall':>10}{'CPU':>8}{'wall':>8}{'CPU':>7}  values")
     for row in rows:
-        line = f"{row['label']:<29}{row['peak_bytes'] / MIB:>7.1f}{row['resident_bytes'] / MIB:>9.0f}"
+        line = f"{row['label']:<36}{row['peak_bytes'] / MIB:>7.1f}{row['resident_bytes'] / MIB:>9.0f}"
         line += f"{statistics.median(t.wall_s for t in row['took_s']):>8.3f}"
         line += "{:>10.2f}{:>8.2f}".format(*row["over_unoptimised"])
         line += "{:>8.2f}{:>7.2f}  ".format(*row["over_peer"]) if "over_peer" in row else f"{'':>17}"
@@ -453,6 +460,7 @@ def main() -> int:
     parser.add_argument(
         "--together", type=float, metavar="SHARE", help="two tools in one step, at this share of the unoptimised peak"
     )
+    parser.add_argument("--close", action="store_true", help='tfswap also with "slice" and values="close"')
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--limit_bytes", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--values", type=Path, help=argparse.SUPPRESS)

@@ -295,3 +295,40 @@ def test_a_kernel_that_is_moved_ahead_takes_the_copies_at_its_place_along() -> N
     moved = home_copies._moved(choice, {3: 1})
     assert moved.order == [10, 13, 11, 12, 14]
     assert moved.intervals == [Interval(0, 1, 2, 4, 4), Interval(1, 3, 4, 4, 5)]
+
+
+def read_twice() -> tuple[Dataflow, Choice, Rates]:
+    """A step that reads a variable in its first kernel and in its last, and copies it for each. A copy takes ten times
+    as long as a kernel.
+    """
+    step = state_graphs.Step()
+    read = step.read("read", step.variable("v"))
+    kernels = [step.compute("first", read, read)]
+    for number in range(4):
+        kernels.append(step.compute(f"kernel{number}", kernels[-1], kernels[-1]))
+    step.fetches.append(step.compute("last", read, kernels[-1]).out())
+    flow = at_home(step)
+    names = "read", *(node.name for node in kernels), "read", "last"
+    return flow, Choice([flow.place[name] for name in names], []), rates_of(flow, copy_s=10.0)
+
+
+def test_a_variable_stays_between_two_reads_where_memory_has_room() -> None:
+    flow, choice, rates = read_twice()
+    load = flow.place["read"]
+    cost_s = Costs(rates).of_step(flow)
+    tight, roomy = with_home_copies(flow, choice, cost_s, rates, NOTHING_KNOWN)
+    assert (tight.order.count(load), roomy.order.count(load)) == (2, 1)
+    assert live_peak(flow, tight.order) == live_peak(flow, choice.order) < live_peak(flow, roomy.order)
+    before, after = (simulate_time(flow, build_schedule(*c), cost_s, rates).total_s for c in (tight, roomy))
+    assert before - after > 5.0, "the second copy overlaps with four kernels, and the last one waits for it"
+
+
+def test_what_is_read_first_is_copied_first() -> None:
+    """The first kernels wait for copies: none that is read later may be ahead of them."""
+    flow = dense(8)
+    rates = rates_of(flow, copy_s=3.0)
+    choice = Choice(Planner(flow, Target(CPU), costs=Costs(rates)).problems[0].order, [])
+    *_, placed = with_home_copies(flow, choice, Costs(rates).of_step(flow), rates, NOTHING_KNOWN)
+    loads = [kernel for kernel in placed.order if kernel in flow.loads]
+    readers = [next(i for i, k in enumerate(placed.order) if flow.loads[load] in flow.reads[k]) for load in loads]
+    assert readers == sorted(readers)

@@ -86,11 +86,15 @@ class _Load(NamedTuple):
 
     Attributes:
         position: of the kernel that starts it.
+        first: the position of the kernel that reads it first.
+        dropped: the position of the last kernel that read it before, where the choice drops it then; -1 for none.
         wanted: the position before which it should start, for no kernel to wait.
         spare_s: seconds that it should end earlier, since the model of its time is not exact.
     """
 
     position: int
+    first: int
+    dropped: int
     wanted: int
     nbytes: int
     tier: int
@@ -135,7 +139,8 @@ class _Copies:
             finish = min(lanes.get(tier, math.inf), float(starts[first[position]]))
             lanes[tier] = finish - PREFETCH_SLACK * seconds
             wanted = max(reads.earliest(position), int(starts.searchsorted(lanes[tier], side="right")) - 1)
-            found.append(_Load(position, wanted, nbytes, tier, (PREFETCH_SLACK - 1) * seconds))
+            spare_s = (PREFETCH_SLACK - 1) * seconds
+            found.append(_Load(position, first[position], reads.dropped(position), wanted, nbytes, tier, spare_s))
         return found[::-1]
 
     def placed(self, room_bytes: float) -> _Placed:
@@ -144,7 +149,7 @@ class _Copies:
             self._flow, self._choice, self._steps, self._computing_s, self._rates, self._latest, self._spare_bytes
         )
         run.within(self._live, room_bytes, self._loads)
-        return _Placed(_moved(self._choice, run.moved), run.now)
+        return _Placed(_moved(self._choice, run.moved, run.kept.keys()), run.now)
 
 
 def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
@@ -160,8 +165,10 @@ def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
 class _Run:
     """A step in its course, whose copies are placed as memory has room and their lanes are free.
 
-    A copy from a home starts when it is wanted and its lane is about to be free, in the order of the first reads. The
-    tensor of a copy to a home stays until that has ended, or until its room is needed.
+    A copy from a home starts when it is wanted and its lane is about to be free, in the order of the first reads. One
+    that the choice drops and copies again stays meanwhile, as long as no copy that is read earlier needs its room: as
+    in integrated prefetching and caching (Cao et al., A study of integrated prefetching and caching strategies, 1995).
+    The tensor of a copy to a home stays until that has ended, or until its room is needed.
 
     Args:
         latest: as of `_latest`.
@@ -170,6 +177,7 @@ class _Run:
     Attributes:
         now: the time of the kernels.
         moved: by position of a kernel, the position of the one that it comes before.
+        kept: by position, the copies from homes that are left out, since the one before stays.
     """
 
     def __init__(
@@ -192,6 +200,7 @@ class _Run:
         self._held_bytes, self._old_bytes = 0, Counter[int]()
         self.now = 0.0
         self.moved: dict[int, int] = {}
+        self.kept: dict[int, _Load] = {}
 
     def within(self, live: Sequence[int], room_bytes: float, loads: Sequence[_Load]) -> None:
         """Place the copies.
@@ -204,11 +213,16 @@ class _Run:
         self._live = np.array(live, dtype=np.int64)
         self._most = max(live, default=0) + room_bytes
         waiting = deque(loads)
+        dropped: dict[int, list[_Load]] = {}
+        for load in loads if room_bytes else ():  # without more room, what is dropped leaves fewer holes
+            dropped.setdefault(load.dropped, []).append(load)
         for position in range(len(self._order)):
             self._commit(position)
             self._load(position, waiting)
             for step in self._steps[self._begins[position] : self._begins[position + 1]]:
                 self._run(step, position)
+            for load in dropped.get(position, ()):
+                self._keep(load)
         for position in self._stored:
             self._end(position, len(self._order))
 
@@ -216,6 +230,8 @@ class _Run:
         """Wait for copies to homes where they have ended, or must have before the kernel at `position`; the others keep
         their tensors.
         """
+        if not self._stored:
+            return
         for commit in [*self._stored]:
             if self._latest[self._order[commit]] <= position or self._ends(commit) <= self.now:
                 self._end(commit, position)
@@ -247,23 +263,57 @@ class _Run:
 
     def _load(self, position: int, waiting: deque[_Load]) -> None:
         """Start copies from homes before the kernel at `position`."""
+        if not waiting or (waiting[0].position > position and waiting[0].wanted > position):
+            return
         kernel = self._order[position]
         end_s = self._lanes.read(self._flow.reads[kernel], self.now) + self._computing_s[kernel]
         while waiting:
             load = waiting[0]
-            if load.position > position and load.position not in self.moved:
+            if load.position == position and load.position not in self.kept:
+                break  # it starts here, before those that are read later
+            if load.position > position and load.position not in self.moved and load.position not in self.kept:
                 if load.wanted > position or self._lanes.free_in(load.tier) > end_s + load.spare_s:
                     break
                 stored = {self._order[commit] for commit in self._stored}
                 if not stored.isdisjoint(self._flow.kernels_before(self._order[load.position])):
                     break  # its home has no value yet
                 steps = slice(self._begins[position], self._at[load.position])
-                if int(self._live[steps].max(initial=0)) + load.nbytes > self._most:
+                if not self._make_room(steps, load):
                     break
                 self._live[steps] += load.nbytes
                 self.moved[load.position] = position
                 self._lanes.load(self._order[load.position], self.now)
             waiting.popleft()
+
+    def _keep(self, load: _Load) -> None:
+        """Have the tensor of a load stay from its last reader until then, where memory has room."""
+        kernel, value = self._order[load.dropped], self._flow.loads[self._order[load.position]]
+        taken = itertools.chain(self._flow.forwards[kernel], self._flow.temp_forwards.get(kernel, {}).items())
+        is_taken = any(value in candidates for _, candidates in taken)  # its buffer would not be forwarded
+        steps = slice(self._at[load.dropped] + (not is_taken), self._at[load.position])
+        if self._has_room(steps, load.nbytes):
+            self._live[steps] += load.nbytes
+            self.kept[load.position] = load
+
+    def _has_room(self, steps: slice, nbytes: int) -> bool:
+        return int(self._live[steps].max(initial=0)) + nbytes <= self._most
+
+    def _make_room(self, steps: slice, load: _Load) -> bool:
+        """Whether there is room for a load, also in place of tensors that stay and are read later."""
+        if self._has_room(steps, load.nbytes):
+            return True
+        released: list[_Load] = []
+        kept = (kept for kept in self.kept.values() if self._begins[kept.position] >= steps.start)
+        later = sorted((each for each in kept if each.first > load.first), key=lambda each: each.first)
+        while not (has_room := self._has_room(steps, load.nbytes)) and later:
+            released.append(later.pop())
+            self._live[steps.start : self._at[released[-1].position]] -= released[-1].nbytes
+        for each in released:
+            if has_room:
+                del self.kept[each.position]
+            else:
+                self._live[steps.start : self._at[each.position]] += each.nbytes
+        return has_room
 
     def _run(self, step: Step, position: int) -> None:
         """A kernel, or a copy of a swapped tensor."""
@@ -282,7 +332,7 @@ class _Run:
             lanes.store(subject, self.now)
         elif subject not in flow.loads:
             self.now = lanes.read(flow.reads[subject], self.now) + self._computing_s[subject]
-        elif position not in self.moved:
+        elif position not in self.moved and position not in self.kept:
             lanes.load(subject, self.now)
 
 
@@ -311,6 +361,12 @@ class _Reads:
         """The first kernel that reads what the load at `position` fills."""
         reads = self._positions.get(self._flow.loads[self._order[position]], ())
         return next((p for p in reads if p > position), position)
+
+    def dropped(self, position: int) -> int:
+        """The last kernel that reads what the load at `position` has filled before; -1 where it runs first there."""
+        kernel = self._order[position]
+        reads = [p for p in self._positions.get(self._flow.loads[kernel], ()) if p < position]
+        return reads[-1] if reads and self.loaded[kernel][0] < position else -1
 
     def earliest(self, position: int) -> int:
         """The earliest position before which the load at `position` can start: after all that it waits for, and after

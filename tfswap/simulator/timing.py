@@ -216,7 +216,10 @@ class CopyLanes:
 
     def read(self, values: Iterable[int], now: float) -> float:
         """When a kernel can start that reads these values."""
-        return max([now, *(self.in_end[v] for v in values if v in self.in_end)])
+        ends = self.in_end
+        for value in values if ends else ():
+            now = max(now, ends.get(value, now))
+        return now
 
     def start_out(self, value: int, now: float) -> Span:
         span = self._copy(value, self._tiers.get(value, HOST), _OUT, self.read((value,), now))

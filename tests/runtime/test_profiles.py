@@ -11,6 +11,7 @@ import pytest
 from layered_steps import Layer, training_step
 from processes import on_arena
 from test_costs import CPU, MIB, RATES, step_graph
+from test_state_homes import Step
 
 from tfswap.analysis.cost import Costs, fitted, kernel_seconds, work_seconds
 from tfswap.compiler.compiler import Optimizer
@@ -23,6 +24,8 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import NAMES, THIS, default_rates, described
 from tfswap.kernels.profile import Density, Profile, Timed, types_of
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.state_homes import keep_at_home
 from tfswap.report.curve import Curve, Point
 
 
@@ -42,6 +45,18 @@ def test_a_measured_kernel_is_found_by_name_then_by_likeness():
     wider = training_step([Layer("dense"), Layer("relu")] * 3, rows=512, width=64)
     assert profile.seconds(wider["relu1"]) is None
     assert profile.coverage([graph["relu1"], wider["relu1"]]) == 0.5
+
+
+def test_an_update_of_a_variable_at_home_takes_the_time_of_the_update_in_place():
+    step = Step()
+    variable = step.variable("v")
+    read = step.read("read", variable)
+    value = step.compute("value", read, read)
+    write = step.write("AssignSubVariableOp", "write", variable, value)
+    profile = Profile("cpu", "", "", RATES, None, (Timed("write", write.op, types_of(write), 2.0),))
+    keep_at_home(step, Target(CPU), ["v"])
+    (result,) = (node for node in step if node.op == "Sub")
+    assert (profile.seconds(result), profile.seconds(value)) == (2.0, None)
 
 
 def test_costs_come_from_the_profile_and_then_from_its_rates():

@@ -55,6 +55,12 @@ READ_VARIABLE = "ReadVariableOp"
 SHARE_READS = "DisableCopyOnRead"
 """Turns a variable's copy-on-read mode off."""
 
+UPDATE_ARITHMETIC = {
+    "AssignAddVariableOp": "AddV2",
+    "AssignSubVariableOp": "Sub",
+}
+"""The updates in place that are an operation on the variable and another tensor, and these operations."""
+
 VARIABLE_SHAPE = "VariableShape"
 """The shape of a variable."""
 

@@ -2,7 +2,9 @@
 
 A kernel is identified by its node's name, its op, and the types of its inputs and outputs, so a profile also holds for
 a later trace of the step. A kernel with an unknown name (a layer was renamed, a model built twice) has the median time
-of the kernels with the same op and types. Where there is no such kernel, it has no time here.
+of the kernels with the same op and types. Where there is no such kernel, it has no time here. An addition whose like
+was not measured has the time of an update in place: that is what becomes of one where the variable is at home on the
+host.
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ from typing import NamedTuple
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Node, Output
+from tfswap.ir.op_traits import UPDATE_ARITHMETIC
+from tfswap.ir.types import TensorType
 from tfswap.kernels.hardware import Rates
 from tfswap.support.files import read_saved, write_whole
 from tfswap.support.json_fields import decode_saved
 
 FORMAT_VERSION = 1
+
+HANDLE = TensorType("resource", ())
+UPDATES = {arithmetic: update for update, arithmetic in UPDATE_ARITHMETIC.items()}
+"""By op, the update in place that computes it."""
 
 MAY_BE_ZERO = frozenset({"launch_s", "copy_latency_s", "copy_share", "peer_bytes_per_s"})
 """Rates by which nothing is divided."""
@@ -102,7 +110,11 @@ class Profile:
         """The seconds of the kernel of `node` once it has started; None where no such kernel was measured."""
         types = types_of(node)
         found = self._exact.get((node.name, node.op, types))
-        return self._alike.get((node.op, types)) if found is None else found
+        if found is None:
+            found = self._alike.get((node.op, types))
+        if found is None and node.op in UPDATES:
+            found = self._alike.get((UPDATES[node.op], f"{HANDLE},{node.inputs[1].type}->"))
+        return found
 
     @cached_property
     def _shares(self) -> dict[tuple[str, str], float]:

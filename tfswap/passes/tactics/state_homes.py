@@ -16,13 +16,20 @@ the buffers of these variables, whose handles are marked (ir/homes.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.homes import home_bytes, is_at_home, is_on_disk, mark_at_home
-from tfswap.ir.op_traits import READ_VARIABLE, control_flow, is_elementwise, reads_rows, writes_variable
+from tfswap.ir.op_traits import (
+    READ_VARIABLE,
+    UPDATE_ARITHMETIC,
+    control_flow,
+    is_elementwise,
+    reads_rows,
+    writes_variable,
+)
 from tfswap.ir.types import TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.target import Target
@@ -31,9 +38,6 @@ from tfswap.passes.nodes import VARIANT, await_copy, followers
 from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
 from tfswap.support.reach import reach
-
-ARITHMETIC: Final = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-"""The updates in place that are an operation on the variable and another tensor."""
 
 
 def movable_variables(graph: Graph) -> dict[str, TensorType]:
@@ -130,7 +134,7 @@ def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
     for handle, nodes in _accesses(graph.topological(), kinds).items():
         written: list[Node] = []  # the latest write
         for node in nodes:
-            if node.op in ARITHMETIC:
+            if node.op in UPDATE_ARITHMETIC:
                 _split(graph, node, kinds[handle], written)
             written = written if node.op == READ_VARIABLE else [node]
     in_rows = _reads_of_rows(graph, kinds)
@@ -321,7 +325,7 @@ def _split(graph: Graph, update: Node, kind: TensorType, written: Sequence[Node]
         device=update.device,
     )
     result = graph.add(
-        ARITHMETIC[update.op],
+        UPDATE_ARITHMETIC[update.op],
         graph.unique_name(f"{stem}/result"),
         (read.out(), term),
         attrs={"T": Dtype(kind.dtype)},

@@ -398,29 +398,10 @@ class Graph:
         """The nodes in topological order; ties by insertion order. Raises ValueError, with the cycle, where there is
         one.
         """
-        done: dict[Node, None] = {}
-        waiting: dict[Node, int] = {}  # nodes whose inputs come later, with the number of these: traced graphs have few
-        users: dict[Node, list[tuple[int, Node]]] = {}  # the same nodes, by their missing inputs
-        for rank, node in enumerate(self):
-            missing = {source for source, _ in node.inputs if source not in done}
-            missing.update(source for source in node.controls if source not in done)
-            if missing:
-                waiting[node] = len(missing)
-                for source in missing:
-                    users.setdefault(source, []).append((rank, node))
-                continue
-            ready = [(rank, node)]
-            while ready:
-                _, first = heapq.heappop(ready)
-                done[first] = None
-                for user in users.pop(first, ()):
-                    waiting[user[1]] -= 1
-                    if not waiting[user[1]]:
-                        del waiting[user[1]]
-                        heapq.heappush(ready, user)
-        if waiting:
+        found = in_topological_order(self)
+        if len(found) < len(self):
             raise ValueError(f"the graph has a cycle: {cycle_text(self)}")
-        return list(done)
+        return found
 
     def to_networkx(self) -> Any:
         """The nodes and edges as a networkx.MultiDiGraph (`networkx_graph.to_networkx`)."""
@@ -434,3 +415,33 @@ class Graph:
     def needed(roots: Iterable[Node]) -> set[Node]:
         """`roots`, and all nodes that they read or await, directly or not."""
         return set(reach(roots, lambda node: (*[source for source, _ in node.inputs], *node.controls)))
+
+
+def in_topological_order(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes in topological order, without those that wait for a cycle; ties by their order."""
+    done: dict[Node, None] = {}
+    waiting: dict[Node, int] = {}  # nodes whose inputs come later, with the number of these: traced graphs have few
+    users: dict[Node, list[tuple[int, Node]]] = {}  # the same nodes, by their missing inputs
+    for rank, node in enumerate(nodes):
+        missing: dict[Node, None] = {}
+        for source, _ in node.inputs:
+            if source not in done:
+                missing[source] = None
+        for source in node.controls:
+            if source not in done:
+                missing[source] = None
+        if missing:
+            waiting[node] = len(missing)
+            for source in missing:
+                users.setdefault(source, []).append((rank, node))
+            continue
+        ready = [(rank, node)]
+        while ready:
+            _, first = heapq.heappop(ready)
+            done[first] = None
+            for user in users.pop(first, ()):
+                waiting[user[1]] -= 1
+                if not waiting[user[1]]:
+                    del waiting[user[1]]
+                    heapq.heappush(ready, user)
+    return list(done)

@@ -441,7 +441,7 @@ def results(net, x, share=None, steps=4, device="CPU:0"):
 
 
 IN_PLACE = {
-    "adam": (lambda: (Fused("ResourceApplyAdam", 2), tf.constant(draws(32, 256))), 0.3, 0.9),
+    "adam": (lambda: (Fused("ResourceApplyAdam", 2), tf.constant(draws(32, 256))), 0.3, 0.8),
     "momentum": (lambda: (Fused("ResourceApplyMomentum", 1), tf.constant(draws(32, 256))), 0.4, 0.7),
     "descent": (lambda: (Fused("ResourceApplyGradientDescent", 0), tf.constant(draws(32, 256))), 0.8, 0.2),
     "table": (lambda: (Table("keras"), tf.constant([[7, 5, 7, 19999]] * 16)), 0.7, 0.9),

@@ -13,8 +13,10 @@ their time.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.analyse import analyse_body
@@ -53,16 +55,19 @@ ROW_SLICES = (2, 4, 8, 16, 32, 64)
 """Into how many slices kernels with the largest tensor are cut."""
 CHAIN_SLICES = (2, 4, 8, 16)
 """Into how many slices whole chains of kernels are cut."""
+FEWER_STAY = (8, 16, 32)
+"""The shares of the variables' bytes that stay on the device where nearly all are at home: one of this many."""
 APART = 0.1
 """Accesses with more than this share of the step's time between them do not read the same copy of a variable."""
 MOST_VARIANTS = (
     1 + STAGES + 4 + len(ROW_SLICES) + len(CHAIN_SLICES) + (STAGES + 2) + 3 + 2 * STAGES
-    + (STAGES + 5 + len(ROW_SLICES) + len(CHAIN_SLICES) + len(SLICES)) * len(MEMORY_SHARES)
+    + (STAGES + len(FEWER_STAY) + 5 + len(ROW_SLICES) + len(CHAIN_SLICES) + len(SLICES)) * len(MEMORY_SHARES)
 )  # fmt: skip
 """The most variants of a step: unchanged; with stages of loops' tensors swapped; with some recomputed; with swapped
 ones prefetched; with kernels that read encodings, alone and with the last stages; with whole tensors in a smaller form;
-as sparse rows; with kernels in slices; with variables at home on the host, alone, with encodings, with the last stages,
-and with kernels in slices; and with their updates in slices; these also with some of them on disk.
+as sparse rows; with kernels in slices; with variables at home on the host, alone, with nearly all of them there, with
+encodings, with the last stages, and with kernels in slices; and with their updates in slices; these also with some of
+them on disk.
 """
 
 
@@ -81,6 +86,7 @@ class Alternatives:
         self._costs = costs
         self._close = close
         self._at_home: dict[frozenset[str], list[Rewriting]] = {}
+        self._nearly_all: dict[frozenset[str], list[Rewriting]] = {}
         self._sliced: dict[Rewriting, list[Rewriting]] = {}
         self._in_tiers: dict[Rewriting, list[Rewriting]] = {}
 
@@ -185,9 +191,28 @@ class Alternatives:
             known: the handles of variables that can be moved now.
         """
         if known not in self._at_home:
-            found = self._homes(planner_of, known)
+            ranked, sizes = self._ranked(planner_of, known)
+            found = self._homes(ranked, in_stages(sizes))
             self._at_home[known] = [*found, *(form._replace(at_home=found[-1].at_home) for form in forms if found)]
         return self._at_home[known]
+
+    def nearly_all_at_home(self, planner_of: Callable[[Variant], Planner], known: frozenset[str]) -> list[Rewriting]:
+        """With the variables at home but for a few, which are used for the longest time, from fewer to more at home.
+
+        Each that stays saves a copy in each direction. So do the first weights of a net, for which its first kernels
+        would wait, and whose last update would be copied when no kernel is left.
+        """
+        if known not in self._nearly_all:
+            ranked, sizes = self._ranked(planner_of, known)
+            sums = list(itertools.accumulate(sizes))
+            counts = (bisect_left(sums, sums[-1] * (1 - 1 / n)) + 1 for n in FEWER_STAY if sums)
+            self._nearly_all[known] = self._homes(ranked, (n for n in dict.fromkeys(counts) if n < len(ranked)))
+        return self._nearly_all[known]
+
+    def is_stage_at_home(self, rewriting: Rewriting) -> bool:
+        """Whether a rewriting is one of `at_home`, also on disk: not one of `nearly_all_at_home`, nor in slices."""
+        few = {each.at_home for found in self._nearly_all.values() for each in found}
+        return bool(rewriting.at_home) and not rewriting.slice_bytes and rewriting.at_home not in few
 
     def in_tiers(self, at_home: Rewriting, planner_of: Callable[[Variant], Planner], tiers: Tiers) -> list[Rewriting]:
         """`at_home` with its variables in host memory, and with more and more of them on disk where that has no room
@@ -254,15 +279,18 @@ class Alternatives:
         found = choose_slices(self._variants.plain.graph, self._device, CHAIN_SLICES, close=self._close, chains=True)
         return [self.base._replace(sliced=slices) for slices in found]
 
-    def _homes(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> list[Rewriting]:
-        """Those stages: first come variables that are used for the shortest time, as an optimizer's slots."""
+    def _ranked(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> tuple[list[str], list[int]]:
+        """The variables that may leave and their bytes: first those that are used for the shortest time, as slots."""
         problem = planner_of(self._variants.plain).problems[0]
         sizes = {name: nbytes for name, nbytes in self._movable.items() if name in known}
         spans = _used_for(problem, sizes)
         ranked = sorted(
             (n for n in sizes if sizes[n] >= problem.smallest_bytes), key=lambda n: (spans[n], -sizes[n], n)
         )
-        counts = in_stages([sizes[name] for name in ranked])
+        return ranked, [sizes[name] for name in ranked]
+
+    def _homes(self, ranked: Sequence[str], counts: Iterable[int]) -> list[Rewriting]:
+        """With the first of these variables at home."""
         return [self.base._replace(at_home=tuple(sorted(ranked[:count]))) for count in counts]
 
     @functools.cached_property

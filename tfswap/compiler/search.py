@@ -86,7 +86,7 @@ class Search:
         self._least = None
 
     def _bounds_of(self, rewriting: Rewriting) -> Bounds:
-        is_first = rewriting in self._stages or (rewriting.at_home and not rewriting.slice_bytes)
+        is_first = rewriting in self._stages or self.alternatives.is_stage_at_home(rewriting)
         share = (1.0 if is_first else OTHER_SHARE) / len(self._stages)
         rung = self._rung_of.get(rewriting)
         if rung is None:

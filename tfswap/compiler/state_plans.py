@@ -11,6 +11,10 @@ from tfswap.compiler.planners import Planners, lower
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.planner.planner import Planner
 
+NEARLY_ALL_KERNELS = 10_000
+"""The most kernels of steps that are planned with nearly all variables at home where there are other plans. In larger
+steps planning would take longer than tracing."""
+
 
 class StatePlans:
     """Searches the plans of one step with variables at home on the host, as far as these can be moved in the arena.
@@ -36,10 +40,35 @@ class StatePlans:
         """
         if any(self._planners.least_bytes(rewriting.at_home) > limit_bytes for rewriting in self._at_home[:1]):
             return best  # the step begins with more in the arena, whatever leaves it
-        for rewriting in self._at_home:
-            if best is None or self._least_s(rewriting, limit_bytes) < best.candidate.timing.total_s:
-                best = self._planners.fastest([rewriting], Planner.candidate, limit_bytes, best)
+        for rewriting in self._with_room(self._at_home):
+            best = self._faster(rewriting, limit_bytes, best)
+        if self._limits_host if best is None else self._is_small:
+            for rewriting in self._nearly_all:
+                best = self._faster(rewriting, limit_bytes, best)
         return self._fastest_sliced(limit_bytes) if best is None else best
+
+    @property
+    def _nearly_all(self) -> list[Rewriting]:
+        """With nearly all variables at home. Where host memory has no room for all, only these may have a plan."""
+        if not self._last:
+            return []
+        found = self._alternatives.nearly_all_at_home(self._planners.of, self._planners.variables)
+        return self._with_room([placed for stage in found for placed in self._in_tiers(stage)])
+
+    @property
+    def _limits_host(self) -> bool:
+        return self._planners.host_tiers.host_bytes is not None
+
+    @property
+    def _is_small(self) -> bool:
+        problem = self._planners.of(self._planners.variants.plain).problems[0]
+        return len(problem.order) <= NEARLY_ALL_KERNELS
+
+    def _faster(self, rewriting: Rewriting, limit_bytes: int, best: Found | None) -> Found | None:
+        """`best`, or a faster plan within the limit."""
+        if best is not None and self._least_s(rewriting, limit_bytes) >= best.candidate.timing.total_s:
+            return best
+        return self._planners.fastest([rewriting], Planner.candidate, limit_bytes, best)
 
     def _least_s(self, rewriting: Rewriting, limit_bytes: int) -> float:
         """As `Planners.least_at_home_s`."""
@@ -47,13 +76,16 @@ class StatePlans:
 
     @property
     def last(self) -> list[Rewriting]:
-        """Those that hold the least: all forms with all variables at home, and the last with the smallest slices."""
-        return [*self._full, *self._sliced[-1:]]
+        """Those that hold the least: all forms with all variables at home, and the last with the smallest slices;
+        with nearly all of them, where host memory may have no room for all.
+        """
+        few = self._nearly_all[-1:] if self._limits_host else []
+        return [*few, *self._full, *self._sliced[-1:]]
 
     @property
     def _full(self) -> list[Rewriting]:
         """All forms with all variables at home."""
-        return [r for r in self._at_home if r.at_home == self._at_home[-1].at_home]
+        return self._with_room([r for r in self._at_home if r.at_home == self._at_home[-1].at_home])
 
     @property
     def all_at_home(self) -> tuple[str, ...]:
@@ -75,7 +107,14 @@ class StatePlans:
     @property
     def _sliced(self) -> list[Rewriting]:
         """With updates in slices, from large slices to small ones; first with the most in host memory."""
-        return [r for at_home in self._last for r in self._alternatives.in_slices(at_home)]
+        return [r for at_home in self._with_room(self._last) for r in self._alternatives.in_slices(at_home)]
+
+    def _with_room(self, rewritings: Sequence[Rewriting]) -> list[Rewriting]:
+        """Those whose variables have room in host memory. It is known before their graphs are made."""
+        room_bytes, bytes_of = self._planners.host_tiers.host_bytes, self._alternatives.bytes_at_home
+        if room_bytes is None:
+            return list(rewritings)
+        return [r for r in rewritings if bytes_of(r) - bytes_of(r._replace(at_home=r.on_disk)) <= room_bytes]
 
     def _fastest_sliced(self, limit_bytes: int) -> Found | None:
         """The plan with the largest slices that fits without evictions, or else with them: smaller ones take longer."""

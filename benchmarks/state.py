@@ -15,9 +15,9 @@ are over the time that one thread takes for a memcpy of all bytes that a step mo
 unlimited step's, and that of the unlimited step's time.
 
 With `--bandwidth` copies take as long as on such a link, and the step is planned with a profile that has measured it.
-The least time is the longest of three: that of the step without a limit; that of all copies to the device; that of the
-weights' copies to the device, which the first gradient needs, and then of all new values back, which end within the
-step. All else can overlap. The stall is the time above the unlimited step's, over the least possible one.
+The least time is that of `least_step.py`: of kernels that together take the time of the step without a limit, in the
+plan's order, with the copies that the variables at home need, wherever they are placed. The stall is the time above the
+unlimited step's, over the least possible one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+
+from least_step import needs_of_planned
 
 STEPS = 4
 ROOM_MIB = 1
@@ -95,13 +97,21 @@ def step_of(model: Any, optimizer: Any) -> Any:
 
 
 def train(
-    layers: int, rows: int, width: int, batch: int, cap_mib: int | None, profiles: bool, optimizer_name: str
+    layers: int,
+    rows: int,
+    width: int,
+    batch: int,
+    cap_mib: int | None,
+    bandwidth: float | None,
+    optimizer_name: str,
+    unlimited_s: float,
 ) -> dict[str, Any]:
     """The figures of some steps, under a cap or without one.
 
     Args:
         rows: of an embedding table; 0 for dense layers.
-        profiles: whether the step is profiled before it is planned.
+        bandwidth: of the link, in bytes per second, with which the step is planned; None where it is not profiled.
+        unlimited_s: the seconds of the step without a limit, where these are known.
     """
     import tensorflow as tf
 
@@ -118,7 +128,7 @@ def train(
     y = tf.zeros((batch,), tf.int32)
     called: Any = step
     profile = None
-    if profiles:
+    if bandwidth is not None and cap_mib is not None:
         profile = tfswap.profile(tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20), x, y)
     if cap_mib is not None:
         called = tfswap.optimize(step, memory_limit=(cap_mib - ROOM_MIB) << 20, profile=profile)
@@ -144,9 +154,9 @@ def train(
         moved = tfswap.ops.stats()  # of the last step
         found |= {"planned": max(planned), "in": moved.in_bytes, "out": moved.out_bytes}
         found |= {"memcpy_s": memcpy_s(moved.in_bytes + moved.out_bytes)}
-        weights = {variable.path for variable in model.variables}
-        found |= {"home": called.report().at_home_bytes}
-        found |= {"weights": sum(v.nbytes for v in called.report().variables if v.name in weights and v.home)}
+        if bandwidth is not None:
+            needs = needs_of_planned(called)
+            found |= {"least_s": needs.least_seconds(unlimited_s, lambda nbytes: nbytes / bandwidth)}
         found |= {"floor": called.report().floor_bytes, "slice": called.plan().slice_bytes}
     return found
 
@@ -173,11 +183,12 @@ def measured(
     cap_mib: int | None,
     link: float | None = None,
     optimizer: str = OPTIMIZERS[0],
+    unlimited_s: float = 0.0,
 ) -> dict[str, Any]:
     """`train` in a process of its own, with copies as on such a link."""
     table_mib = rows * width * 4 // 2**20
     room_mib = cap_mib or (layers + 8) * width * width * 4 * 4 // 2**20 + 7 * table_mib + 64
-    of_child = [layers, rows, width, batch, cap_mib, link is not None, optimizer]
+    of_child = [layers, rows, width, batch, cap_mib, link, optimizer, unlimited_s]
     speed = {} if link is None else {"TFSWAP_COPY_BANDWIDTH": str(link)}
     return in_arena([__file__, "--child", json.dumps(of_child)], room_mib, **speed)
 
@@ -224,9 +235,8 @@ def compare_branches(layers: int, width: int, batch: int, cap_mib: int) -> None:
 def compare_on_link(layers: int, width: int, batch: int, cap_mib: int, link: float, optimizer: str) -> None:
     """Print a row of the step on a link next to the least time that its copies and its kernels allow."""
     plain = measured(layers, 0, width, batch, None, optimizer=optimizer)
-    ours = measured(layers, 0, width, batch, cap_mib, link, optimizer)
-    copies_s = max(ours["in"], ours["weights"] + ours["home"]) / link
-    least_s, stall_s = max(plain["s"], copies_s), ours["s"] - plain["s"]
+    ours = measured(layers, 0, width, batch, cap_mib, link, optimizer, plain["s"])
+    copies_s, least_s, stall_s = ours["in"] / link, ours["least_s"], ours["s"] - plain["s"]
     stalls = f"{stall_s / (least_s - plain['s']):.2f}" if least_s > plain["s"] else "none must be"
     moved = f"{ours['in'] / 2**20:,.0f} | {ours['out'] / 2**20:,.0f} | {copies_s / plain['s']:.2f}"
     times = f"{ours['s'] / plain['s']:.2f} | {ours['s'] / least_s:.2f} | {stalls}"

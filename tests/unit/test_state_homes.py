@@ -113,6 +113,18 @@ def test_an_update_gets_a_new_value_where_it_was_computed(op: str) -> None:
     assert {t.node.name for t in change.inputs} == {"moved" if op == "AddV2" else "after"}
 
 
+def test_writes_of_a_variable_stay_in_order_where_the_second_needs_the_first_ones_value() -> None:
+    """The second waits for the first by way of a read, which is left out."""
+    step = Step()
+    v = step.variable("v")
+    first = step.write(custom_ops.ASSIGN_IN_PLACE, "first", v, step.read("other", step.variable("w")))
+    after = step.read("after", v, first)
+    second = step.write(custom_ops.ASSIGN_IN_PLACE, "second", v, step.compute("twice", after, after))
+    keep_at_home(step, TARGET, ["v"])
+    step.prune()
+    assert "after" not in step and first in second.controls
+
+
 def test_a_new_value_that_the_step_returns_is_read_from_its_home() -> None:
     step = Step()
     slot, weight = step.variable("slot"), step.variable("weight")

@@ -37,7 +37,7 @@ from tfswap.ir.op_traits import READ_VARIABLE, reads_rows, writes_variable
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
-from tfswap.passes.tactics.sliced_updates import MOST_SLICES, count_slices
+from tfswap.passes.tactics.sliced_updates import MOST_SLICES
 from tfswap.passes.tactics.state_homes import movable_variables
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.planner import Planner
@@ -244,9 +244,8 @@ class Alternatives:
     def in_slices(self, at_home: Rewriting) -> list[Rewriting]:
         """`at_home` with updates in slices, from large slices to small ones."""
         if at_home not in self._sliced:
-            graph = self._variants.unordered_at_home(at_home.at_home)
             largest = max(self._movable[name] for name in at_home.at_home)
-            counts = {largest // share: count_slices(graph, largest // share) for share in SLICES}
+            counts = self._variants.slice_counts(at_home, (largest // share for share in SLICES))
             found = [at_home._replace(slice_bytes=each) for each, count in counts.items() if 0 < count <= MOST_SLICES]
             self._sliced[at_home] = [self._with_other_slices(rewriting) for rewriting in found]
         return self._sliced[at_home]

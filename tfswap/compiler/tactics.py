@@ -155,6 +155,9 @@ BODIES = (
     PlanRow[ResolvedRewriting](order_bodies, ResolvedRewriting.order_bodies, "bodies have all kernels but copies"),
 )
 
+BEFORE_SLICES = BODIES[: [row.apply for row in BODIES].index(slice_updates)]
+"""What comes before updates are cut into slices."""
+
 FORM = (
     PlanRow[ResolvedRewriting](
         slice_kernels,

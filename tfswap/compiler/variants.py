@@ -19,7 +19,7 @@ from tfswap.analysis.loop_recompute import Passage, Saved, find_passages
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.rewriting import PLAIN, Rewriting, Variant
-from tfswap.compiler.tactics import BODIES, FORM, BodyKey, ResolvedRewriting
+from tfswap.compiler.tactics import BEFORE_SLICES, BODIES, FORM, BodyKey, ResolvedRewriting
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import passed_on
@@ -28,7 +28,7 @@ from tfswap.passes.contract import apply_plan_table
 from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
-from tfswap.passes.tactics.state_homes import keep_at_home
+from tfswap.passes.tactics.sliced_updates import count_slices
 from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.concurrent import ListSchedule, find_members, schedule_group
@@ -171,11 +171,18 @@ class Variants:
         recompute_in_loops(graph, self._target, recomputed)
         return graph
 
-    def unordered_at_home(self, names: Collection[str]) -> Graph:
-        """A copy of the step with bodies that have no order, and with these variables at home on the host."""
-        graph = self.unordered.copy()
-        keep_at_home(graph, self._target, names)
-        return graph
+    def slice_counts(self, at_home: Rewriting, sizes: Iterable[int]) -> dict[int, int]:
+        """By size of slices in bytes, the number of slices in which updates of `at_home` then run."""
+        found: dict[int, int] = {}
+        graph: Graph | None = None
+        for nbytes in sizes:
+            if graph is None or graph.bodies:  # conditionals are cut by the size of slices
+                sliced = at_home._replace(slice_bytes=nbytes)
+                graph = self.unordered.copy()
+                resolved = ResolvedRewriting(sliced, self._target, self.problem_of, self._problems)
+                apply_plan_table(BEFORE_SLICES, graph, self._target, resolved)
+            found[nbytes] = count_slices(graph, nbytes)
+        return found
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:

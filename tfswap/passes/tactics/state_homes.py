@@ -179,13 +179,18 @@ def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
         if after and node not in kept and is_elementwise(node.op):
             updates.update([node] if all(n in updates or writes_variable(n.op) for n in after) else ())
     for each in accesses:
-        written = None
+        write = written = None
+        passed = False  # whether some kernels no longer wait for the write
         for node in each:
             if node.op != READ_VARIABLE:
+                if passed and write is not None:  # or it would wait for the write only by way of these
+                    node.controls = tuple(dict.fromkeys((*node.controls, write)))
+                write, passed = node, False
                 written = node.inputs[1] if node.op == custom_ops.ASSIGN_IN_PLACE else None
             elif written is not None and written.type == node.outputs[0]:
                 for reader in updates.intersection(later[node]):
                     reader.inputs = tuple(written if t.node is node else t for t in reader.inputs)
+                    passed = True
 
 
 def _store_and_commit(graph: Graph, write: Node) -> None:

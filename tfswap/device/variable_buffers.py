@@ -151,15 +151,22 @@ class StepVariables:
         if bytes(self._states) == self._usual:
             return frozenset()
         found: list[str] = []
-        at_home, on_disk, spill_dir = self._places
+        others: list[Any] = []  # handles of variables that get a buffer of their own in the arena
+        home: list[tuple[str, Any]] = []
+        back: list[tuple[str, Any]] = []
         for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
-            if name in at_home or state in HOMES:
+            if name in self._places.at_home or state in HOMES:
                 if self._is_elsewhere(name, state):
-                    move_home(handle, host=name in at_home, disk=name in on_disk, spill_dir=spill_dir)
+                    (home if name in self._places.at_home else back).append((name, handle))
             elif state == SHARED and name not in self._inner and name not in self._read:
                 found.append(name)
             elif self._is_other(name, state):
-                own_buffer(handle)
+                others.append(handle)
+        for name, handle in (*home, *back):  # first those that leave the arena, where the others need room
+            on_disk = name in self._places.on_disk
+            move_home(handle, host=name in self._places.at_home, disk=on_disk, spill_dir=self._places.spill_dir)
+        for handle in others:
+            own_buffer(handle)
         return frozenset(found)
 
     def _is_other(self, name: str, state: int) -> bool:

@@ -202,7 +202,7 @@ class Watched {
       tensorflow::tf_shared_lock variable_lock(*variable->mu());
       if (!variable->is_initialized) continue;
       bytes[i] = variable->tensor()->TotalBytes();
-      if ((StateOf(variable.get()) & ~kOnDisk) == kAtHome) continue;
+      if (IsAtHome(*variable->tensor())) continue;
       addresses[i] = reinterpret_cast<uint64_t>(tensorflow::DMAHelper::base(variable->tensor()));
     }
   }

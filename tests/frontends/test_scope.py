@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from processes import on_arena
+from slow import slow
 from step_peaks import measuring
 
 import tfswap
@@ -59,6 +61,58 @@ def test_a_model_larger_than_the_arena_is_made_and_trained() -> None:
     found = on_arena(program, ARENA_MIB)
     assert found["values"] == on_arena(plain)["values"]
     assert found["peak"] <= ARENA_MIB << 20
+
+
+def made_in_first_trace(how, limit):
+    """Losses and a digest of a net whose slots, or weights too, the first trace of its step makes."""
+    tf.keras.utils.set_random_seed(1)
+    dense, made = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS // 2)], []
+    model, optimizer = tf.keras.Sequential(dense), tf.keras.optimizers.SGD(0.01, momentum=0.9)
+    if how == "slots":
+        with tfswap.scope() if limit else contextlib.nullcontext():
+            model.build((None, WIDTH))
+
+    def step(x):
+        if how == "variables" and not made:
+            draws = [functools.partial(tf.random.stateless_normal, [WIDTH, WIDTH], (n, 1)) for n in range(LAYERS)]
+            made.extend(tf.Variable(lambda draw=draw: 0.01 * draw() * 3.0) for draw in draws)
+        with tf.GradientTape() as tape:
+            h = x if made else model(x)
+            for variable in made:
+                h = tf.tanh(h @ variable)
+            loss = tf.reduce_mean(tf.square(h))
+        weights = made or model.trainable_variables
+        for weight, gradient in zip(made, tape.gradient(loss, made), strict=True) if made else ():
+            weight.assign_sub(0.1 * gradient)
+        if not made:
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    called = tf.function(step)
+    called, peaks = tfswap.optimize(called, memory_limit=limit) if limit else called, []
+    x, losses = tf.random.stateless_normal([16, WIDTH], (1, 2)), []
+    for _ in range(2):
+        with measuring(peaks):
+            losses.append(float(called(x)))
+    state = made or [*model.variables, *optimizer.variables]
+    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()
+    return {"result": [losses, digest], "peak": max(peaks)}
+
+
+@pytest.mark.parametrize("how", ["variables", *slow("slots", "weights")])
+def test_variables_that_the_first_trace_makes_are_at_home(how: str) -> None:
+    """They are more than the arena holds."""
+    limit = (ARENA_MIB << 20) - (1 << 19)
+
+    def program():
+        return made_in_first_trace(how, limit)
+
+    def plain():
+        return made_in_first_trace(how, None)
+
+    found = on_arena(program, ARENA_MIB)
+    assert found["result"] == on_arena(plain)["result"]
+    assert found["peak"] <= limit
 
 
 def test_a_step_larger_than_the_arena_is_profiled() -> None:

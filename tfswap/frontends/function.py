@@ -29,6 +29,7 @@ from tfswap.frontends.changeable_limit import ChangeableLimit
 from tfswap.frontends.derived_functions import DerivedFunctions
 from tfswap.frontends.latest_step import LatestStep
 from tfswap.frontends.rewritten_functions import RewrittenFunctions
+from tfswap.frontends.scope import scope_of_first_trace
 from tfswap.frontends.tracing import (
     FIRST_ORDER,
     bind_call,
@@ -337,7 +338,8 @@ class OptimizedFunction(ChangeableLimit[P, R]):
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
         # As get_concrete_function(), which would pass on the graph's ownership in every call.
-        concrete = self._function._get_concrete_function_garbage_collected(*args, **kwargs)
+        with scope_of_first_trace(self._function, self._request.options):
+            concrete = self._function._get_concrete_function_garbage_collected(*args, **kwargs)
         if concrete not in self._steps:
             concrete._garbage_collector.release()
             note_step(concrete, self.__name__)

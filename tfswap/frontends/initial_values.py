@@ -244,6 +244,18 @@ def traced(make: Callable[[], Any]) -> Any:
     return Traced(graph, value) if is_of_graph else value
 
 
+def lifted(value: Any) -> Traced:
+    """The graph of an initial value that is a tensor of a larger graph. Raises UnliftableError where it depends on the
+    arguments of that graph.
+    """
+    from tensorflow.python.eager.lift_to_graph import lift_to_graph
+    from tensorflow.python.framework.func_graph import FuncGraph
+
+    graph = FuncGraph("tfswap_initial_value")
+    with graph.as_default():
+        return Traced(graph, lift_to_graph([value], graph)[value])
+
+
 def is_large(tensor: Any) -> bool:
     """Whether a tensor is too large for what runs once."""
     return tensor.dtype.size > 0 and not 0 <= _count(tensor) <= ELEMENTS

@@ -3,6 +3,10 @@
 A variable whose initial value is a callable, as those of Keras are, is made at home, in slices where the value can be
 made so (initial_values.py). So it may itself be larger than the device.
 
+A variable that the first trace of a `tf.function` makes, as an optimizer's slots often are, gets its initial value after
+that trace. TensorFlow gives all of them theirs by one function; in a scope they get them one after the other, by that
+function where the device has room for the value and in slices where it has not.
+
 Whatever assigns a variable as a whole in a scope, outside of a graph, is followed by the variable's move home: its
 creation, `assign`, Keras' `load_weights`, a checkpoint's `restore`. TensorFlow restores all objects of a checkpoint by
 one op, so in a scope it restores one after the other. A large variable is read into host memory, and its home is
@@ -24,6 +28,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from tfswap.compiler.options import Options
 from tfswap.compiler.request import as_spill
 from tfswap.device.arena import device_limit_bytes, memory_info
 from tfswap.device.variable_buffers import move_home
@@ -36,11 +41,13 @@ from tfswap.frontends.initial_values import (
     InSlices,
     Traced,
     is_array,
+    lifted,
     make_at_home,
     peak_bytes,
     traced,
 )
 from tfswap.ir.devices import within_worker
+from tfswap.ir.permits import STATE
 from tfswap.support.sizes import format_bytes, is_share, parse_limit
 
 
@@ -92,6 +99,7 @@ def scope(
     moves = _MovesHome(None if memory_limit is None else parse_limit(memory_limit), folder)
     _restore_one_by_one()
     _assign_in_slices()
+    _initialize_one_by_one()
     with _limited(host_bytes, folder):
         op_callbacks.add_op_callback(moves)
         try:
@@ -198,7 +206,10 @@ class _MovesHome:
             return
         made, self._home = self._home, None
         is_home = made is not None and (value.dtype, value.shape) == (made.dtype, made.shape)
-        nbytes = value.dtype.size * value.shape.num_elements()
+        self._place(handle, value.dtype.size * value.shape.num_elements(), is_home)
+
+    def _place(self, handle: Any, nbytes: int, is_home: bool) -> None:
+        """Move a variable that has been assigned home, or to the device where that has room for it."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
         if is_home and self._has_room(handle, SLACK * nbytes):
             move_home(handle, host=False)
@@ -243,6 +254,30 @@ class _MovesHome:
             most_bytes *= 2
         self._home = make_at_home(value, most_bytes, self._spill_dir)
         return self._home
+
+    def initialize(self, variable: Any, value: Any, run: Callable[[], Any]) -> None:
+        """Give a variable that a trace has made its initial value.
+
+        Args:
+            value: a tensor of that trace.
+            run: TensorFlow's way to do it: a function that computes the value and assigns it.
+        """
+        import tensorflow as tf
+
+        if not _is_movable(variable) or tf.compat.v1.is_variable_initialized(variable):
+            run()
+            return
+        made = lifted(value)
+        nbytes = made.nbytes or 0
+        with tf.device(variable.device):
+            if made.obstacle:
+                self._whole(run, variable.name, nbytes, made.obstacle)
+            elif _Room.here(self._limit_bytes).has(peak_bytes(made, nbytes)):
+                run()
+            else:
+                variable.assign(self.make(made, variable.name), read_value=False)
+                return
+        self._place(variable.handle, nbytes, False)
 
     def _whole(self, make: Callable[[], Any], name: str, nbytes: int, obstacle: str) -> Any:
         """What the callable gives, which is made on the device as a whole."""
@@ -316,6 +351,39 @@ def _assign_in_slices() -> None:
         return assign(self, _at_home(self, value), *args, **options)
 
     ResourceVariable.assign = assign_in_scope
+
+
+@functools.cache
+def _initialize_one_by_one() -> None:
+    """From now on, have variables that the first trace of a `tf.function` makes in a scope initialized one by one."""
+    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+    initialize = Function._initialize_uninitialized_variables
+
+    @functools.wraps(initialize)
+    def initialize_in_scope(self: Any, initializers: Any) -> Any:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            if (moves := _innermost()) is None:
+                return initialize(self, initializers)
+            for variable, value in initializers:
+                moves.initialize(variable, value, functools.partial(initialize, self, [(variable, value)]))
+        return None
+
+    Function._initialize_uninitialized_variables = initialize_in_scope
+
+
+def scope_of_first_trace(function: Any, options: Options) -> contextlib.AbstractContextManager[None]:
+    """A scope for the variables that a `tf.function` makes in its first trace, which other traces make none of.
+
+    Args:
+        options: of the step that the function is.
+    """
+    if STATE not in options.tactics or function._variable_creation_config is not None or _innermost() is not None:
+        return contextlib.nullcontext()
+    folder = None if options.spill is None else options.spill.folder
+    return scope(host_memory_limit=options.host_limit_bytes, spill_dir=folder)
 
 
 def _convert_in_slices() -> None:

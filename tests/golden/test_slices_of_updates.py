@@ -198,6 +198,15 @@ def test_an_update_in_a_branch_runs_in_slices_there() -> None:
     assert not whole.passing_bytes
 
 
+def test_tensorflow_keeps_no_slices_of_one_value_as_constants() -> None:
+    """It would make all of them with the step's function, of all variables together."""
+    step = decided()
+    (branch, _) = next(iter(step.bodies.values()))
+    slice_updates(step, TARGET, 1024)
+    values = [node.inputs[1].node for node in branch if node.op == "Fill"]
+    assert len(values) == 4 and {node.op for node in values} == {custom_ops.DEFER} and len({*values}) == 1
+
+
 def test_a_slice_in_a_branch_takes_its_turn() -> None:
     """Nothing that a slice computes of an argument alone comes before the slices before it."""
     step = decided()

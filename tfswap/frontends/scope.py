@@ -3,8 +3,8 @@
 A variable whose initial value is a callable, as those of Keras are, is made at home, in slices where the value can be
 made so (initial_values.py). So it may itself be larger than the device.
 
-A variable that the first trace of a `tf.function` makes, as an optimizer's slots often are, gets its initial value after
-that trace. TensorFlow gives all of them theirs by one function; in a scope they get them one after the other, by that
+A variable that the first trace of a `tf.function` makes, as an optimizer's slots often are, gets its initial value
+after that. TensorFlow gives all of them theirs by one function; in a scope they get them one after the other, by that
 function where the device has room for the value and in slices where it has not.
 
 Whatever assigns a variable as a whole in a scope, outside of a graph, is followed by the variable's move home: its

@@ -33,6 +33,7 @@ from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_integers, add_scalar, add_slice, restrict_like, without_colocation
+from tfswap.passes.prepare.defer_constants import add_defer
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.passes.tactics.state_homes import copy_accesses
 from tfswap.passes.tactics.update_groups import FILL, SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
@@ -45,7 +46,7 @@ MOST_SLICES: Final = 768
     requires="variables at home on the host (keep_at_home), and bodies without an order",
     ensures="updates that are larger than a slice, and compute element by element, run in slices",
 )
-def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
+def slice_updates(graph: Graph, target: Target, most_bytes: int) -> int:
     """Cut updates of the graph and its bodies into slices of at most `most_bytes` of a variable, in place; returns how
     many slices there are.
 
@@ -61,18 +62,18 @@ def slice_updates(graph: Graph, _: Target, most_bytes: int) -> int:
         kinds = _kinds_at_home(body)
         cut = {update.handle.name for group in _trial(body, kinds, most_bytes) for update in group.updates}
         copy_accesses(body, {handle: kind for handle, kind in kinds.items() if handle.name in cut})
-        _slice(body, most_bytes, in_body=True)
-    _slice(graph, most_bytes, in_body=False)
+        _slice(body, most_bytes, target, in_body=True)
+    _slice(graph, most_bytes, target, in_body=False)
     return count
 
 
-def _slice(graph: Graph, most_bytes: int, *, in_body: bool) -> None:
+def _slice(graph: Graph, most_bytes: int, target: Target, *, in_body: bool) -> None:
     """Cut the updates of a graph, without those of its bodies, in place."""
     since, facts = len(graph), UpdateFacts(graph, most_bytes)
     left_out: dict[Node, Node] = {}  # by write of a value that only slices read: the last write
     groups = [*facts.groups()]
     for group in groups:
-        _Slicer(graph, group, facts, in_body=in_body).cut(most_bytes)
+        _Slicer(graph, group, facts, in_body=in_body, defers=not target.device.host_is_separate).cut(most_bytes)
         left_out.update({c: update.commits[-1] for update in group.updates for c in update.commits[:-1]})
     if groups:
         graph.bring_forward(since)
@@ -121,9 +122,11 @@ class _Slicer:
         in_body: a step is planned in several orders, in some of which kernels that read slices of a gradient alone come
             early, so that it can leave. A body has one order and no such choice: all kernels of a slice come after the
             slices before.
+        defers: whether slices of one value are kept from TensorFlow, as by passes/prepare/defer_constants.py. It would
+            keep each as a constant, all variables' bytes together.
     """
 
-    def __init__(self, graph: Graph, group: UpdateGroup, facts: UpdateFacts, *, in_body: bool):
+    def __init__(self, graph: Graph, group: UpdateGroup, facts: UpdateFacts, *, in_body: bool, defers: bool):
         self._graph = graph
         self._kernels = group.kernels
         self._members = group.members
@@ -131,6 +134,8 @@ class _Slicer:
         self._read_only = facts.read_only
         self._facts = facts
         self._in_body = in_body
+        self._defers = defers
+        self._deferred: dict[Output, Output] = {}  # by value of a whole tensor
         self._reads = {handle: [n for n in facts.followers[handle] if n in facts.version] for handle in self._updates}
         self._kind = group.updates[0].kind
         self._shape = cast("tuple[int, ...]", self._kind.shape)
@@ -231,7 +236,12 @@ class _Slicer:
         name = f"tfswap/{node.name}/{self._rows}/shape"
         if name not in self._graph:
             add_integers(self._graph, name, shape, node.device)
-        inputs, controls = (self._graph[name].out(), node.inputs[1]), (*self._outer_controls(node), *self._before)
+        value = node.inputs[1]
+        if self._defers and value.node.op != custom_ops.DEFER:
+            if value not in self._deferred:
+                self._deferred[value] = add_defer(self._graph, value, node.device)
+            value = self._deferred[value]
+        inputs, controls = (self._graph[name].out(), value), (*self._outer_controls(node), *self._before)
         attrs = {**without_colocation(node.attrs), "index_type": Dtype("int32")}
         return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
 

@@ -277,28 +277,6 @@ class Updates:
         return [*self.weights, *self.slots]
 
 
-def test_variables_that_share_a_home_have_room_where_they_come_back() -> None:
-    """As Keras' averages do, which it assigns to the weights at the end of `fit`."""
-
-    def program():
-        net, peaks, planned = Updates(), [], []
-        state_bytes = sum(v.numpy().nbytes for v in net.state)
-        step = tfswap.optimize(tf.function(net.train), memory_limit=int(0.3 * state_bytes))
-        x = tf.random.stateless_normal([32, 256], (1, 2))
-        step(x)
-        for weight, slot in zip(net.weights, net.slots, strict=True):
-            slot.assign(weight)
-        step.memory_limit = int(0.7 * state_bytes)
-        with measuring(peaks):
-            step(x)
-        planned.append(step.report().planned_peak_bytes)
-        return {"peaks": peaks, "planned": planned, "limit": step.memory_limit, "home": len(step.plan().at_home)}
-
-    found = on_arena(program)
-    assert found["peaks"] == found["planned"] and max(found["peaks"]) <= found["limit"], found
-    assert 0 < found["home"] < 16
-
-
 def on_a_gpu(gpus):
     tf.config.experimental.enable_op_determinism()
     inputs = tf.constant(draws(64, 256))

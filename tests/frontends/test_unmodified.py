@@ -363,6 +363,25 @@ def test_a_step_that_runs_out_of_memory_is_run_again_with_the_bits_of_a_run_that
     assert capped["text"][2].split()[:3] == [str(steps - at), "train_step", "CPU:0"]
 
 
+@pytest.mark.parametrize(("kind", "at"), [("resource", 3), *slow(("reference", 0), ("monitored", 4))])
+def test_a_session_s_step_that_runs_out_of_memory_is_run_again(kind: str, at: int) -> None:
+    def trained() -> Any:
+        from session_steps import until_it_dies
+
+        from tfswap.frontends.unmodified import summary
+
+        if os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] == CAPPED:
+            begin()
+        return {"values": until_it_dies(kind, at), "text": summary.text().splitlines()}
+
+    capped, uncapped = on_arena(trained, mib=int(CAPPED)), on_arena(trained, mib=1024)
+    assert capped["values"] == uncapped["values"]
+    assert uncapped["text"] == []
+    rows = [line.split() for line in capped["text"][2:-1]]
+    assert sum(int(row[0]) for row in rows) == 8 - at
+    assert len(rows) == 2
+
+
 def test_a_call_is_known_to_fit_for_the_sizes_that_have_run() -> None:
     def program() -> Any:
         import tensorflow as tf
@@ -381,7 +400,7 @@ def test_a_call_is_known_to_fit_for_the_sizes_that_have_run() -> None:
         verdict = vars(train_step.get_concrete_function())[VERDICT]
         free, full = {"CPU:0": (0, 64 << 20)}, {"CPU:0": (64 << 20, 64 << 20)}
         shapes = [(tuple(x.shape),) for x in (small, large)]
-        return [verdict.fits(given, in_use) for given in shapes for in_use in (free, full)]
+        return [verdict.rescue.fits(given, in_use) for given in shapes for in_use in (free, full)]
 
     assert on_arena(program, mib=64) == [True, False, False, False]
 
@@ -419,7 +438,7 @@ def test_a_session_s_step_that_passed_its_limit_is_planned_again_with_more_room(
     def program() -> Any:
         from session_steps import twice
 
-        from tfswap.frontends.unmodified import sessions
+        from tfswap.frontends.unmodified import session_steps as sessions
 
         plain = twice()
         begin(memory_limit="8MiB")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 v1 = tf.compat.v1
 
@@ -46,6 +47,43 @@ def twice() -> list[str]:
         session.run(v1.global_variables_initializer())
         values = numpy.ones([4096, 128], "f")
         return [session.run([loss, train], {x: values})[0].tobytes().hex() for _ in range(2)]
+
+
+def until_it_dies(kind: str, at: int) -> list[str]:
+    """Eight steps, of which that at `at` finds less memory than it needs, and all values that they leave. KIND is of the
+    variables, or "monitored", for a MonitoredTrainingSession that takes its batches from an iterator.
+    """
+    values = numpy.random.default_rng(1).normal(size=(8 * 2048, 256)).astype("f")
+    with tf.Graph().as_default():
+        v1.set_random_seed(5)
+        if kind == "monitored":
+            batches = tf.data.Dataset.range(8).map(lambda i: tf.random.stateless_normal([2048, 256], seed=[i, 1]))
+            x = v1.data.make_one_shot_iterator(batches).get_next()
+        else:
+            x = v1.placeholder(tf.float32, [None, 256])
+        calls = v1.get_variable("calls", initializer=0.0, use_resource=kind != "reference")
+        with tf.control_dependencies([v1.assign_add(calls, 1.0)]):  # before the step runs out of memory
+            h = tf.nn.dropout(x, 0.1) + tf.random.truncated_normal([256])
+        for i in range(16):
+            start = numpy.random.default_rng(i).normal(size=(256, 256)).astype("f") * 0.1
+            h = tf.tanh(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=kind != "reference"))
+        loss = tf.reduce_mean(h * h)
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, v1.train.get_or_create_global_step())
+        weights, init = v1.global_variables(), v1.global_variables_initializer()
+        mean = tf.reduce_mean(h)
+        ballast, found = [], []
+        with v1.train.MonitoredTrainingSession() if kind == "monitored" else v1.Session() as session:
+            session.run([] if kind == "monitored" else init)
+            for i in range(8):
+                if i == at:
+                    with context.eager_mode():
+                        ballast += [tf.ones([1 << 18]) for _ in range(24)]
+                rows = values[2048 * i :][: 300 if i % 3 == 1 else 2048]
+                fetches = [loss, train] if i % 2 else [loss, mean, train]
+                found += session.run(fetches, None if kind == "monitored" else {x: rows})[:-1]
+            raw = session if kind != "monitored" else session._tf_sess()
+            found += raw.run(weights)
+        return [each.tobytes().hex() for each in found]
 
 
 def seen(graph: tf.Graph) -> Any:

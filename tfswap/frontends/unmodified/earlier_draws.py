@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from tfswap.device.placement import step_devices
 from tfswap.errors import TfswapError
-from tfswap.importers.function import import_function
 from tfswap.ir.custom_ops import DRAWS, KERNEL, OWN_KERNEL, STATE_OWNER, STATE_PLACE
 from tfswap.ir.graph import Graph, Node
 from tfswap.passes.device_carriers import FIRST
-from tfswap.runtime.shapes import Shapes
-from tfswap.runtime.trace import Trace
 
 STEADY = frozenset(
     {
@@ -37,13 +34,28 @@ PIECE = 1 << 16
 """The elements that are drawn at a time, and freed."""
 
 
-def continue_draws(concrete: Any, owner: int, calls: Mapping[Shapes, int]) -> bool:
-    """Have the random ops of a trace's planned steps go on after earlier calls; returns whether all of them do.
+class Earlier(NamedTuple):
+    """Earlier calls of a step.
+
+    Attributes:
+        graph: the step, for the sizes of these calls.
+        count: how many there were.
+    """
+
+    graph: Graph
+    count: int
+
+
+def continue_draws(
+    earlier: Iterable[Earlier], owner: int, place: Callable[[str], str], names: Collection[str] | None = None
+) -> bool:
+    """Have the random ops of planned steps go on after earlier calls; returns whether all of them do.
 
     Args:
-        concrete: the trace, none of whose planned steps has run.
+        earlier: all calls so far; none was of a planned step. It may raise TfswapError.
         owner: of the planned steps' random states.
-        calls: how many calls there were, by the shapes of the arguments.
+        place: of the state of a random op, by the node's name.
+        names: of the nodes; by default of all.
     """
     import tensorflow as tf
 
@@ -53,25 +65,24 @@ def continue_draws(concrete: Any, owner: int, calls: Mapping[Shapes, int]) -> bo
         return False
     elements: Counter[str] = Counter()
     nodes: dict[str, Node] = {}
-    for shapes, count in calls.items():
-        given: Any = zip(shapes, concrete.graph.inputs, strict=False)  # without captures
-        specs = [tf.TensorSpec(shape, tensor.dtype) for shape, tensor in given]
-        try:
-            graph = import_function(concrete, specs)
-        except TfswapError:
-            return False
-        if _draws_inside(graph):
-            return False
-        for node in (each for each in graph if each.op in DRAWS):
-            shape = node.outputs[0].shape
-            sizes = [size for size in shape or () if size is not None]
-            if node.op not in STEADY or shape is None or len(sizes) < len(shape):
+    try:
+        for graph, count in earlier:
+            if _draws_inside(graph):
                 return False
-            nodes[node.name] = node
-            elements[node.name] += count * math.prod(sizes)
+            for node in graph:
+                if node.op not in DRAWS or (names is not None and node.name not in names):
+                    continue
+                shape = node.outputs[0].shape
+                sizes = [size for size in shape or () if size is not None]
+                if node.op not in STEADY or shape is None or len(sizes) < len(shape):
+                    return False
+                nodes[node.name] = node
+                elements[node.name] += count * math.prod(sizes)
+    except TfswapError:
+        return False
     tfswap.ops.keep_states(owner)
     for name, node in nodes.items():
-        draw = _drawing(node, owner, f"{concrete.name.decode()}/{Trace.kind}/{name}")
+        draw = _drawing(node, owner, place(name))
         for begin in range(0, elements[name], PIECE):
             draw(tf.constant([min(PIECE, elements[name] - begin)]))
     return True

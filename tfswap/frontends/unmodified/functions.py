@@ -4,8 +4,8 @@ TensorFlow calls every trace of a `tf.function` by `ConcreteFunction._call_flat`
 own functions choose and make traces as ever, and only the run of a trace is replaced. A trace is judged at its first
 call from eager code. Under a limit, one that computes gradients is planned, by itself, and so is a forward function
 once there may be no room for all that it computes; without a limit every trace is planned when it runs out of memory
-(`rescue.py`). Where it can't be planned, it runs as it is. The verdict is an attribute of the trace, so that both are
-freed together.
+(`rescued_traces.py`). Where it can't be planned, it runs as it is. The verdict is an attribute of the trace, so that
+both are freed together.
 
 Not handled: gradients that a tape outside takes of a function without gradients of its own, and batches that a function
 takes from an iterator without fixed sizes. These run as they are.
@@ -24,7 +24,7 @@ from tfswap.device.placement import step_devices
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.unmodified import summary
-from tfswap.frontends.unmodified.rescue import Rescued
+from tfswap.frontends.unmodified.rescued_traces import RescuedTrace
 from tfswap.frontends.unmodified.settings import Settings, settings
 from tfswap.frontends.unmodified.traces import computed_bytes, computes_gradients
 from tfswap.native.forks import runs_step
@@ -35,7 +35,7 @@ from tfswap.runtime.step import Step
 PROGRAM = Program()
 """All steps of the process share host memory."""
 VERDICT = "_tfswap_unmodified"
-"""The attribute of a trace: a PlannedTrace or Rescued, or False where it runs as it is."""
+"""The attribute of a trace: a PlannedTrace or RescuedTrace, or False where it runs as it is."""
 GRADIENT_FUNCTIONS = ("__forward_", "__backward_")
 """How the names begin of functions that TensorFlow makes for a tape outside (concrete_function.py)."""
 
@@ -198,12 +198,12 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
     return _call_flat
 
 
-def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> PlannedTrace | Rescued | Literal[False]:
+def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> PlannedTrace | RescuedTrace | Literal[False]:
     """What runs a trace; False where it runs as it is."""
     if runs_step(concrete) or concrete.graph.name.startswith(GRADIENT_FUNCTIONS):
         return False
     if given.rescues and not (given.training_only and not computes_gradients(concrete)):
-        return Rescued(concrete, plain, lambda: PlannedTrace(concrete, given), PROGRAM.owner)
+        return RescuedTrace(concrete, plain, lambda: PlannedTrace(concrete, given), PROGRAM.owner)
     if computes_gradients(concrete):
         return PlannedTrace(concrete, given)
     has_limit = any(given.limit_bytes(device) is not None for device in step_devices())

@@ -1,26 +1,28 @@
-"""Rescue: a trace runs as it is until the device's memory is exhausted, and is then planned for what the device has.
+"""Rescue: a step runs as it is until the device's memory is exhausted, and is then planned for what the device has.
 
-Before a call that is not known to fit, the variables that the trace writes are copied to the host's own memory. A call
+Before a call that is not known to fit, the variables that the step writes are copied to the host's own memory. A call
 that fails with ResourceExhaustedError may have written some of them: those get their former bits, and the planned step
 runs from there, with the same arguments. So the program sees the values of a run that never failed.
 
-Known to fit: the bytes in use, with what a call of this trace for arguments of these shapes has added, and a margin for
+Known to fit: the bytes in use, with what a call of this step for arguments of these shapes has added, and a margin for
 fragmentation, are within the allocator's limit. What a call has added is bounded by the allocator's peak after it.
 
 Random numbers: generators that are variables are put back as all variables are. Ops that keep their generator's state
 in their kernel have other kernels in the planned step, which first draw what all earlier calls have drawn
 (`earlier_draws.py`). Where that is not known, they repeat the numbers of the first calls, with a warning.
 
-Not handled, so that the error reaches the program: traces with other effects, as on iterators, tables and queues; a
-call that was known to fit; a step that can't be planned for the device. Prints and Python functions run twice.
+Traces of functions are rescued by `rescued_traces.py`, runs of sessions by `rescued_runs.py`.
+
+Not handled, so that the error reaches the program: steps with other effects, as on iterators, tables and queues; a call
+that was known to fit; a step that can't be planned for the device. Prints and Python functions run twice.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,9 +30,7 @@ from tfswap.device import arena
 from tfswap.device.placement import step_devices
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
-from tfswap.frontends.unmodified.earlier_draws import continue_draws
-from tfswap.frontends.unmodified.traces import effects, variable_type
-from tfswap.runtime.shapes import Shapes, shapes_of
+from tfswap.runtime.shapes import Shapes
 
 log = logging.getLogger("tfswap")
 
@@ -38,38 +38,61 @@ MARGIN = 8
 """A call must leave free one part in this number of what it adds: an arena in pieces needs more than the bytes."""
 
 
-class Rescued:
-    """A trace that runs as it is, and is planned once it has failed for lack of memory.
+class Call(Protocol):
+    """A call of a step."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of its arguments."""
+        ...
+
+    def run(self) -> Any:
+        """The results of the step as it is."""
+        ...
+
+    def values(self) -> Sequence[Any]:
+        """Copies, in the host's own memory, of the variables that it may write; None for one without a value."""
+        ...
+
+    def put_back(self, kept: Sequence[Any]) -> None:
+        """Give these variables such values again."""
+        ...
+
+    def run_planned(self) -> Any:
+        """The results under the limit of the device. Raises TfswapError where no plan is found."""
+        ...
+
+
+class Rescue:
+    """A step that runs as it is, and is planned once it has failed for lack of memory.
 
     Args:
-        concrete: the trace.
-        plain: TensorFlow's own `ConcreteFunction._call_flat`.
-        planned: makes what runs it under the limit of the device, from its flat arguments.
-        owner: of the random states of what `planned` makes.
+        name: the step's in messages.
+        possible: whether it has no effects other than on variables and random state.
+
+    Attributes:
+        calls: by the shapes of the arguments, how many calls as it is have not failed.
+        is_planned: whether it runs under the limit of the device.
     """
 
-    def __init__(self, concrete: Any, plain: Callable[..., Any], planned: Callable[[], Callable[..., Any]], owner: int):
-        self.concrete = concrete
-        self.__name__ = concrete.graph.name
-        self._plain = plain
-        self._planned = planned
-        self._owner = owner
-        self._calls: Counter[Shapes] = Counter()  # that have not failed
+    def __init__(self, name: str, *, possible: bool):
+        self._name = name
+        self._possible = possible
         # By the arguments' shapes and by device, the least bound of the bytes that a call adds.
         self._added: dict[Shapes, dict[str, int]] = {}
-        self._step: Callable[..., Any] | None = None
-        self._draws, self._written = effects(concrete)
+        self.calls: Counter[Shapes] = Counter()
+        self.is_planned = False
 
-    def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
-        """The results of a call with these flat arguments and captures."""
+    def run(self, call: Call) -> Any:
+        """The results of a call."""
         import tensorflow as tf
 
-        if self._step is not None:
-            return self._step(inputs)
-        before, shapes = _in_use(), shapes_of(inputs)
-        kept = None if self.fits(shapes, before) else self._kept([*inputs, *captures])
+        if self.is_planned:
+            return call.run_planned()
+        before, shapes = _in_use(), call.shapes
+        kept = None if self.fits(shapes, before) else call.values()
         try:
-            result = self._plain(self.concrete, inputs, captures)
+            result = call.run()
         except tf.errors.ResourceExhaustedError as error:
             if kept is None:
                 raise
@@ -77,21 +100,14 @@ class Rescued:
         else:
             self._note(shapes, before)
             return result
-        return self._again(inputs, kept, failed)
-
-    def _again(self, inputs: Sequence[Any], kept: Sequence[tuple[Any, Any]], failed: Exception) -> Any:
-        """Run the call that failed under the device's limit. Raises its error where no plan is found."""
-        _put_back(kept)
-        step = self._planned()
-        if self._draws and self._calls and not continue_draws(self.concrete, self._owner, self._calls):
-            log.warning("tfswap: %s: its random ops begin at their seeds again, since they are planned", self.__name__)
+        call.put_back(kept)
         try:
-            result = step(inputs)
+            result = call.run_planned()
         except TfswapError as error:
-            summary.note_as_it_was(self.__name__, f"it needs more memory than the device has, and {error}")
+            summary.note_as_it_was(self._name, f"it needs more memory than the device has, and {error}")
             raise failed from error
-        log.warning("tfswap: %s: ran out of memory; planned for what the device has, and run again", self.__name__)
-        self._step = step
+        log.warning("tfswap: %s: ran out of memory; planned for what the device has, and run again", self._name)
+        self.is_planned = True
         return result
 
     def fits(self, shapes: Shapes, in_use: Mapping[str, tuple[int, int]]) -> bool:
@@ -101,7 +117,7 @@ class Rescued:
             shapes: of its arguments.
             in_use: by device, the bytes in use and the limit.
         """
-        if self._written is None:  # it can't be rescued
+        if not self._possible:
             return True
         for device, (used_bytes, limit_bytes) in in_use.items():
             added = self._added.get(shapes, {}).get(device)
@@ -111,7 +127,7 @@ class Rescued:
 
     def _note(self, shapes: Shapes, before: Mapping[str, tuple[int, int]]) -> None:
         """A call has run as it is."""
-        self._calls[shapes] += 1
+        self.calls[shapes] += 1
         added = self._added.setdefault(shapes, {})
         for device, (used_bytes, _) in before.items():
             info = arena.memory_info(device)
@@ -119,10 +135,17 @@ class Rescued:
                 bound = max(0, info.peak_bytes - used_bytes)
                 added[device] = min(bound, added.get(device, bound))
 
-    def _kept(self, given: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """The handles of variables that the trace may write, with copies in the host's own memory."""
-        assert self._written is not None, "it can be rescued"
-        return [(given[place], _read(given[place])) for place in self._written]
+
+def warn_of_draws(name: str) -> None:
+    """The random ops of a planned step repeat numbers."""
+    log.warning("tfswap: %s: its random ops begin at their seeds again, since they are planned", name)
+
+
+def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Whether two values of one variable have the same bits."""
+    if one.dtype == object:  # texts
+        return bool((one == other).all())
+    return one.shape == other.shape and np.array_equal(*(each.reshape(-1).view(np.uint8) for each in (one, other)))
 
 
 def _in_use() -> dict[str, tuple[int, int]]:
@@ -133,30 +156,3 @@ def _in_use() -> dict[str, tuple[int, int]]:
         if info is not None and limit is not None:
             found[device] = info.current_bytes, limit
     return found
-
-
-def _read(handle: Any) -> Any:
-    """The bits of a variable; None where it has no value yet."""
-    from tensorflow.python.ops import gen_resource_variable_ops as ops
-
-    if not ops.var_is_initialized_op(handle):
-        return None
-    return np.array(ops.read_variable_op(handle, variable_type(handle)).numpy())
-
-
-def _put_back(kept: Sequence[tuple[Any, Any]]) -> None:
-    """Give variables their former bits, where they have others."""
-    import tensorflow as tf
-    from tensorflow.python.ops import gen_resource_variable_ops as ops
-
-    for handle, value in kept:
-        if value is None or _same_bits(value, _read(handle)):
-            continue
-        with tf.device(handle.device):
-            ops.assign_variable_op(handle, tf.constant(value, variable_type(handle)))
-
-
-def _same_bits(one: Any, other: Any) -> bool:
-    if one.dtype == object:  # texts
-        return bool((one == other).all())
-    return one.shape == other.shape and np.array_equal(*(each.reshape(-1).view(np.uint8) for each in (one, other)))

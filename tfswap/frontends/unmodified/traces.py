@@ -18,6 +18,7 @@ REPEATABLE = frozenset(
         "If",
         "PartitionedCall",
         "Placeholder",
+        "Print",
         "PrintV2",
         "PyFunc",
         "StatefulPartitionedCall",
@@ -52,7 +53,7 @@ def effects(concrete: Any) -> tuple[bool, list[int] | None]:
     draws, inputs = not types.isdisjoint(DRAWS), concrete.graph.inputs
     variables = [place for place, tensor in enumerate(inputs) if variable_type(tensor) is not None]
     others = any(tensor.dtype.name == "resource" and place not in variables for place, tensor in enumerate(inputs))
-    if others or any(map(_has_other_effects, types)):
+    if others or any(map(has_other_effects, types)):
         return draws, None
     if any(_may_write(op) for op, _ in _nodes_called(concrete)):
         return draws, variables
@@ -92,7 +93,7 @@ def _may_write(op: str) -> bool:
     return writes_variable(op) or is_random(op)
 
 
-def _has_other_effects(op: str) -> bool:
+def has_other_effects(op: str) -> bool:
     """Whether an op changes more than variables and the state of random ops."""
     from tensorflow.python.framework import op_def_registry
 

@@ -1,0 +1,249 @@
+"""A step of a session under a limit: planned for its feeds and for the arena, as a node of the session's graph.
+
+What a step takes from an iterator or a queue is taken first, in a run of its own, and fed: its sizes are known then,
+and a step that is planned again does not lose it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfswap.compiler.offline import ArenaInUse, carry_host_limit
+from tfswap.device import arena, machine
+from tfswap.device.one_region import make_one_region
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.frontends.unmodified import summary
+from tfswap.frontends.unmodified.functions import PROGRAM, Unplannable, planning
+from tfswap.frontends.unmodified.hidden_nodes import PREFIX, hidden_nodes
+from tfswap.frontends.unmodified.session_runs import Run, bound, graph_step
+from tfswap.frontends.unmodified.session_variables import SessionVariables
+from tfswap.frontends.unmodified.settings import Settings
+from tfswap.passes.random_state import share_random_state
+from tfswap.report.report import Report
+from tfswap.runtime.batches import BATCHES_AHEAD, room_bytes
+from tfswap.runtime.shapes import Shapes, covers, grown
+
+log = logging.getLogger("tfswap")
+
+TRIES = 3
+"""How often a step is planned before a run. What TensorFlow makes for a plan is in the arena of the next."""
+OWN_BYTES = 256
+"""The least bytes that a session allocates for itself while a step runs, as for feeds. Its moments are not known, nor
+are the holes in the arena: requests get chunks of their own sizes.
+"""
+REFUSED = "tfswap: this step was planned for a limit of"
+"""How the error begins by which a step's gate refuses it, before its first kernel (limit_check.cc)."""
+BATCHES = frozenset(
+    {
+        "IteratorGetNext",
+        "IteratorGetNextSync",
+        "QueueDequeueManyV2",
+        "QueueDequeueUpToV2",
+        "QueueDequeueV2",
+    }
+)
+"""Ops that take a batch from what makes it."""
+NAMED = 2
+"""How many fetches a step's name has."""
+
+_numbers = itertools.count()
+
+
+class Form(NamedTuple):
+    """A planned step in the session's graph.
+
+    Attributes:
+        shapes: of the feeds that it is planned for.
+        targets, fetches: what to run in place of the program's.
+        report: of its plan.
+    """
+
+    shapes: Shapes
+    targets: list[Any]
+    fetches: list[Any]
+    report: Report
+
+
+class Taken(NamedTuple):
+    """A run whose batches have been taken from iterators and queues.
+
+    Attributes:
+        run: feeds them, and does not fetch them.
+        batches: arrays, by reference of their tensors.
+        fetches: the program's.
+    """
+
+    run: Run
+    batches: Mapping[Any, Any]
+    fetches: Sequence[Any]
+
+    def results(self, found: Sequence[Any]) -> list[Any]:
+        """What the program gets where the run gives `found`."""
+        values = iter(found)
+        return [self.batches[t.ref()] if t.ref() in self.batches else next(values) for t in self.fetches]
+
+
+class SessionStep:
+    """The part of a session's graph that some fetches need.
+
+    Args:
+        plain: runs it as it is.
+        given: the settings.
+        run: the first run.
+        ops: the operations that it needs.
+        place: of the session's random states.
+
+    Attributes:
+        variables: those that it may write.
+        runs_as_it_is: whether it can't be planned.
+        latest_report: of the latest run; None before.
+    """
+
+    def __init__(self, plain: Callable[..., list[Any]], given: Settings, run: Run, ops: Sequence[Any], place: str):
+        self.plain = plain
+        self._given = given
+        self._place = place
+        self._graph = ops[0].graph
+        self._forms: list[Form] = []
+        self._margin_bytes = 0  # left free in addition, since a run has shown the need
+        self._has_room = True  # whether there was a plan with that margin
+        self._batches = [output for op in ops if op.type in BATCHES for output in op.outputs]
+        self._lock = threading.RLock()
+        self.variables = SessionVariables(ops, lambda *nodes: plain(Run(*nodes)))
+        names = [*(op.name for op in run.targets), *(t.name for t in run.fetches)]
+        self.__name__ = f"run of {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else ''}"
+        self.runs_as_it_is = False
+        self.latest_report: Report | None = None
+
+    def run(self, run: Run, options: Any, run_metadata: Any) -> list[Any]:
+        """The results of a run, under the limit. Raises InfeasibleMemoryLimit."""
+        taken = self._take(run)
+        found = None
+        try:
+            found = self._found(taken, options, run_metadata)
+        except Unplannable as error:
+            self.runs_as_it_is = True
+            summary.note_as_it_was(self.__name__, str(error))
+        if found is None:  # not above, where an error would seem to be one of planning
+            found = self.plain(taken.run, options, run_metadata)
+        return taken.results(found)
+
+    def _found(self, taken: Taken, options: Any, run_metadata: Any) -> list[Any]:
+        """The fetched values. Raises Unplannable before it runs, and InfeasibleMemoryLimit."""
+        return self.run_planned(taken, options, run_metadata)
+
+    def without_batches(self, run: Run, batches: Mapping[Any, Any] | None = None) -> Run:
+        """The run with batches of iterators and queues as feeds, by reference; by default, without their values."""
+        fed = dict.fromkeys(t.ref() for t in self._batches) if batches is None else batches
+        feeds = dict(sorted([*fed.items(), *run.feeds.items()], key=lambda each: each[0].deref().name))
+        return Run(run.targets, [t for t in run.fetches if t.ref() not in fed], feeds)
+
+    def _take(self, run: Run) -> Taken:
+        """The run, with the batches that it takes from iterators and queues as feeds."""
+        wanted = [tensor for tensor in self._batches if tensor.ref() not in run.feeds]
+        batches = dict(zip([t.ref() for t in wanted], self.plain(Run([], wanted, {})), strict=True)) if wanted else {}
+        return Taken(self.without_batches(run, batches), batches, run.fetches)
+
+    def run_planned(self, taken: Taken, options: Any, run_metadata: Any) -> list[Any]:
+        """The fetched values, under the limit. Raises as `_found`."""
+        import tensorflow as tf
+
+        with self._lock:
+            form = self._form(taken)
+            for left in reversed(range(TRIES)):
+                before = arena.memory_info(_device())
+                try:
+                    found = self.plain(Run(form.targets, form.fetches, taken.run.feeds), options, run_metadata)
+                except tf.errors.ResourceExhaustedError as error:
+                    if not left or REFUSED not in error.message:
+                        raise
+                    self._forms.remove(form)
+                    form = self._form(taken)
+                    run_metadata = None  # the refused run has filled it, and TensorFlow takes none but empty ones
+                else:
+                    self._note(form, before)
+                    return found
+        raise AssertionError("the last try raises its error")
+
+    def _note(self, form: Form, before: arena.MemoryInfo | None) -> None:
+        """A run has ended."""
+        after = arena.memory_info(_device())
+        report = form.report
+        if before is not None and after is not None and after.peak_bytes > before.peak_bytes:
+            report = dataclasses.replace(report, measured_peak_bytes=after.peak_bytes)
+            limit = report.memory_limit_bytes
+            if limit is not None and after.peak_bytes > limit:
+                log.warning("tfswap: %s: its peak, %d bytes, has passed the limit", self.__name__, after.peak_bytes)
+                if self._has_room:  # it is planned again
+                    self._margin_bytes += after.peak_bytes - limit
+                    self._forms.clear()
+        self.latest_report = report
+        summary.row(self.__name__).note_call(self)
+
+    def _form(self, taken: Taken) -> Form:
+        """The planned step for these feeds. Raises Unplannable and InfeasibleMemoryLimit."""
+        shapes = taken.run.shapes
+        for form in self._forms:
+            if covers(form.shapes, shapes, exactly=False):
+                return form
+        larger = grown(shapes, [form.shapes for form in self._forms], len(shapes))
+        try:
+            form = self._planned(taken, larger)
+        except InfeasibleMemoryLimit:
+            if larger != shapes:
+                form = self._planned(taken, shapes)
+            elif self._margin_bytes:
+                self._margin_bytes, self._has_room = 0, False
+                return self._form(taken)
+            else:
+                raise
+        self._forms.append(form)
+        return form
+
+    def _planned(self, taken: Taken, shapes: Shapes) -> Form:
+        from tensorflow.python.eager import context
+
+        with planning(), context.eager_mode():  # which the program may have turned off
+            return self._made(taken, shapes)
+
+    def _made(self, taken: Taken, shapes: Shapes) -> Form:
+        import tfswap.ops
+
+        run = taken.run
+        step, feeds = graph_step(run)
+        self.variables.own_buffers()
+        limit = self._given.request.limit(_device())
+        if isinstance(limit, int):
+            make_one_region(_device(), limit)
+        sizes = [np.asarray(value).nbytes for value in run.feeds.values()]
+        room = room_bytes([np.asarray(value).nbytes for value in taken.batches.values()])
+        others = max(OWN_BYTES, BATCHES_AHEAD * room)
+        found = ArenaInUse(arena.snapshot(_device()).with_allocations(sizes), others, self._margin_bytes)
+        planned = step.planned(self.__name__, self._given.request, bound(feeds, shapes), found)
+        report = dataclasses.replace(planned.report, device=_device())
+        if planned.changes_nothing:
+            return Form(shapes, list(run.targets), list(run.fetches), report)
+        carry_host_limit([planned], self._given.request)
+        if share_random_state.apply(planned.graph, planned.target, PROGRAM.owner, self._place):
+            tfswap.ops.keep_states(PROGRAM.owner)
+        number = next(_numbers)
+        call = step.call(planned.graph, planned.target, f"{PREFIX}/step_{number}", f"{PREFIX}_step_{number}")
+        handles = {name: self._graph.as_graph_element(f"{name}:0") for name in call.node.input if name not in feeds}
+        inputs = {f"{name}:0": handles.get(name, feeds.get(name)) for name in call.node.input}
+        operation = hidden_nodes(self._graph).add_call(call.node, call.functions, inputs)
+        results = iter(operation.outputs)
+        outputs = {name: [next(results) for _ in types] for name, types in call.results.items()}
+        fetches = [outputs[t.op.name][t.value_index] if t.op.name in outputs else t for t in run.fetches]
+        others = [op for op in run.targets if op.name not in outputs]
+        return Form(shapes, [operation, *others], fetches, report)
+
+
+def _device() -> str:
+    return machine.current_device()[0]

@@ -434,6 +434,38 @@ def test_runs_of_sessions_are_planned_in_the_program_s_own_graph() -> None:
     assert "TensorFlow 1 conditional" in as_it_was
 
 
+@pytest.mark.parametrize("limit", ["11MiB", "18MiB"])
+def test_the_peak_of_a_session_s_step_is_the_planned_one(limit: str) -> None:
+    """In 11 MiB tensors are swapped, and in 18 MiB kernels run concurrently."""
+
+    def program() -> Any:
+        import tensorflow as tf
+        from session_steps import decayed
+
+        from tfswap.frontends.unmodified import summary
+
+        begin(memory_limit=limit)
+        values = [decayed(resource=resource) for resource in (False, True)]
+        (row,) = summary._rows.values()
+        for function in row.functions:
+            row.read(function)
+        (figures,) = row.devices.values()
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        return {"values": values, "planned": figures.planned_bytes, "measured": figures.measured_bytes, "peak": peak}
+
+    def plain() -> Any:
+        from session_steps import decayed
+
+        from tfswap.exporters.function import memory_optimizer_off
+
+        with memory_optimizer_off():
+            return [decayed(resource=resource) for resource in (False, True)]
+
+    found = on_arena(program, mib=64)
+    assert found["values"] == on_arena(plain, mib=64)
+    assert found["planned"] == found["measured"] == found["peak"]
+
+
 def test_a_session_s_step_that_passed_its_limit_is_planned_again_with_more_room() -> None:
     def program() -> Any:
         from session_steps import twice

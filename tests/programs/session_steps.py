@@ -49,9 +49,25 @@ def twice() -> list[str]:
         return [session.run([loss, train], {x: values})[0].tobytes().hex() for _ in range(2)]
 
 
+def decayed(*, resource: bool) -> list[str]:
+    """The losses of three steps of a deep net with Adam, whose rate decays by a step counter."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = h = v1.placeholder(tf.float32, [None, 64])
+        for i in range(12):
+            start = numpy.random.default_rng(i).normal(size=(64, 64)).astype("f") * 0.1
+            h = tf.tanh(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=resource))
+        loss = tf.reduce_mean(h * h)
+        rate = v1.train.exponential_decay(1e-3, v1.train.get_or_create_global_step(), 2, 0.9)
+        train = v1.train.AdamOptimizer(rate).minimize(loss, v1.train.get_global_step())
+        session.run(v1.global_variables_initializer())
+        values = numpy.random.default_rng(1).normal(size=(4096, 64)).astype("f")
+        return [session.run([loss, train], {x: values})[0].tobytes().hex() for _ in range(3)]
+
+
 def until_it_dies(kind: str, at: int) -> list[str]:
-    """Eight steps, of which that at `at` finds less memory than it needs, and all values that they leave. KIND is of the
-    variables, or "monitored", for a MonitoredTrainingSession that takes its batches from an iterator.
+    """Eight steps, of which that at `at` finds less memory than it needs, and all values that they leave.
+
+    `kind` is of the variables, or "monitored", for a MonitoredTrainingSession that takes its batches from an iterator.
     """
     values = numpy.random.default_rng(1).normal(size=(8 * 2048, 256)).astype("f")
     with tf.Graph().as_default():

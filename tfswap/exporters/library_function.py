@@ -2,7 +2,8 @@
 
 A file has no configuration for its functions, but a call node has one for the function that it calls. So the step
 becomes a function of its own that is never inlined, and the original function calls it with Grappler off: the planned
-graph is the one that runs.
+graph is the one that runs. A session optimizes the functions of its graph before, whatever calls them; it leaves alone
+those that are marked as a data pipeline's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 CALL = "tfswap_step"
 """Name of the call node, and of its control output."""
+
+
+NOT_OPTIMIZED = "_tf_data_function"
+"""An attribute of functions that Grappler leaves alone where it optimizes a session's graph with its library
+(meta_optimizer.cc): data pipelines have a Grappler of their own.
+"""
 
 
 def export_library_function(
@@ -44,7 +51,10 @@ def export_library_function(
     made = function_def(graph, name, outputs, bodies)
     made.signature.is_stateful = True
     made.attr["_noinline"].b = True
-    return made, list(bodies.made.values())
+    functions = [made, *bodies.made.values()]
+    for each in functions:
+        each.attr[NOT_OPTIMIZED].b = True
+    return functions[0], functions[1:]
 
 
 def wrap_function(original: function_pb2.FunctionDef, inner: function_pb2.FunctionDef) -> function_pb2.FunctionDef:

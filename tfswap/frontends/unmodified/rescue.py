@@ -145,7 +145,8 @@ def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     """Whether two values of one variable have the same bits."""
     if one.dtype == object:  # texts
         return bool((one == other).all())
-    return one.shape == other.shape and np.array_equal(*(each.reshape(-1).view(np.uint8) for each in (one, other)))
+    bits, others = (each.reshape(-1).view(np.uint8) for each in (one, other))
+    return one.shape == other.shape and np.array_equal(bits, others)
 
 
 def _in_use() -> dict[str, tuple[int, int]]:

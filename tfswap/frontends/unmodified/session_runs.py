@@ -41,6 +41,27 @@ class Run(NamedTuple):
         return tuple(np.shape(value) for value in self.feeds.values())
 
 
+ALIGNMENT_BYTES = 64
+"""Of arrays that a session wraps; it copies others (EIGEN_MAX_ALIGN_BYTES, tf_tensor.cc)."""
+
+
+def out_of_arena(run: Run) -> Run:
+    """The run with feeds that the session wraps: those that it copies would be in a CPU's arena."""
+    return run._replace(feeds={reference: _aligned(value) for reference, value in run.feeds.items()})
+
+
+def _aligned(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if value.dtype.hasobject or not value.nbytes:
+        return value
+    if value.ctypes.data % ALIGNMENT_BYTES == 0 and value.flags.c_contiguous:
+        return value
+    room = np.empty(value.nbytes + ALIGNMENT_BYTES, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT_BYTES
+    made = room[begin : begin + value.nbytes].view(value.dtype).reshape(value.shape)
+    made[...] = value
+    return made
+
+
 def needed(run: Run) -> list[Any]:
     """The operations that a run needs."""
     fed = {ref.deref().name for ref in run.feeds}

@@ -22,10 +22,11 @@ from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.functions import PROGRAM, Unplannable, planning
 from tfswap.frontends.unmodified.hidden_nodes import PREFIX, hidden_nodes
-from tfswap.frontends.unmodified.session_runs import Run, bound, graph_step
+from tfswap.frontends.unmodified.session_runs import Run, bound, graph_step, out_of_arena
 from tfswap.frontends.unmodified.session_variables import SessionVariables
 from tfswap.frontends.unmodified.settings import Settings
 from tfswap.passes.random_state import share_random_state
+from tfswap.planner.promise import simulated_limit
 from tfswap.report.report import Report
 from tfswap.runtime.batches import BATCHES_AHEAD, room_bytes
 from tfswap.runtime.shapes import Shapes, covers, grown
@@ -35,7 +36,7 @@ log = logging.getLogger("tfswap")
 TRIES = 3
 """How often a step is planned before a run. What TensorFlow makes for a plan is in the arena of the next."""
 OWN_BYTES = 256
-"""The least bytes that a session allocates for itself while a step runs, as for feeds. Its moments are not known, nor
+"""The least bytes that a session allocates for itself while a step runs, as for texts. Its moments are not known, nor
 are the holes in the arena: requests get chunks of their own sizes.
 """
 REFUSED = "tfswap: this step was planned for a limit of"
@@ -157,10 +158,11 @@ class SessionStep:
 
         with self._lock:
             form = self._form(taken)
+            feeds = (taken.run if _copies_feeds() else out_of_arena(taken.run)).feeds
             for left in reversed(range(TRIES)):
                 before = arena.memory_info(_device())
                 try:
-                    found = self.plain(Run(form.targets, form.fetches, taken.run.feeds), options, run_metadata)
+                    found = self.plain(Run(form.targets, form.fetches, feeds), options, run_metadata)
                 except tf.errors.ResourceExhaustedError as error:
                     if not left or REFUSED not in error.message:
                         raise
@@ -222,7 +224,8 @@ class SessionStep:
         limit = self._given.request.limit(_device())
         if isinstance(limit, int):
             make_one_region(_device(), limit)
-        sizes = [np.asarray(value).nbytes for value in run.feeds.values()]
+        # A CPU's arena has the batches that were taken, which are there by now, and no other feeds.
+        sizes = [np.asarray(value).nbytes for value in run.feeds.values()] if _copies_feeds() else []
         room = room_bytes([np.asarray(value).nbytes for value in taken.batches.values()])
         others = max(OWN_BYTES, BATCHES_AHEAD * room)
         found = ArenaInUse(arena.snapshot(_device()).with_allocations(sizes), others, self._margin_bytes)
@@ -230,6 +233,8 @@ class SessionStep:
         report = dataclasses.replace(planned.report, device=_device())
         if planned.changes_nothing:
             return Form(shapes, list(run.targets), list(run.fetches), report)
+        # In this arena it needs no margin for others.
+        report = dataclasses.replace(report, planned_peak_bytes=simulated_limit(planned.plan.planned_peak_bytes))
         carry_host_limit([planned], self._given.request)
         if share_random_state.apply(planned.graph, planned.target, PROGRAM.owner, self._place):
             tfswap.ops.keep_states(PROGRAM.owner)
@@ -243,6 +248,11 @@ class SessionStep:
         fetches = [outputs[t.op.name][t.value_index] if t.op.name in outputs else t for t in run.fetches]
         others = [op for op in run.targets if op.name not in outputs]
         return Form(shapes, [operation, *others], fetches, report)
+
+
+def _copies_feeds() -> bool:
+    """Whether feeds are copied into the device's arena."""
+    return machine.current_device()[1].host_is_separate
 
 
 def _device() -> str:

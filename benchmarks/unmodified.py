@@ -2,18 +2,22 @@
 
     TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=2048 python benchmarks/unmodified.py [ROUNDS]
 
-Steps: the same function is traced twice in one process, as under `tfswap run` with a limit that leaves room. One trace
-is left alone, the other is under the limit. A round calls each once, in an order that is drawn, and their times are
-compared within rounds. Printed are medians of times, and of the rounds' ratios, for steps of several sizes.
+Steps: the same step is made several times in one process. One is left alone, one is under a limit that leaves room, and
+one may be rescued. A round calls each once, in an order that is drawn. Printed are the median times of the step alone,
+by the clock and of the CPU; the median of the rounds' ratios of CPU times; and the median of what the calling thread
+takes more of the CPU, which other programs on the machine hardly change. Steps are a `tf.function` of several sizes,
+and a run of a session.
 
 Start: a program that trains one small step runs by `python` and by `tfswap run`, in turn. Printed are medians of the
-seconds of each, and of the rounds' differences; CPU time too, which other programs on the machine hardly change. Of
-these, `tfswap run` itself takes what "refused" does: it ends before the program begins.
+seconds of each, and of the rounds' differences; CPU time too. Of these, `tfswap run` itself takes what "refused" does:
+it ends before the program begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import json
 import os
 import random
@@ -24,13 +28,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 LIMIT = "1GiB"
 ROWS = (64, 1024, 8192)
 STARTS = 5
+CLOCKS = time.perf_counter, time.process_time, time.thread_time
 PROGRAM = """
 import tensorflow as tf
 weight = tf.Variable(tf.ones([64, 64]))
@@ -60,39 +66,86 @@ def make_step() -> Any:
                 h = tf.nn.relu(h @ weight)
             loss = tf.reduce_mean(h)
         for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.1 * gradient)
+            weight.assign_sub(0.1 * tf.convert_to_tensor(gradient))
         return loss
 
     return step
 
 
 def steps(rounds: int) -> None:
-    """Times steps that have room, left alone and under the limit."""
-    from tfswap.frontends.unmodified.functions import VERDICT
-    from tfswap.frontends.unmodified.settings import RUN, STARTUP
+    """Times steps that have room, left alone, under the limit, and where they may be rescued."""
+    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
+    from tfswap.frontends.unmodified import functions
+    from tfswap.frontends.unmodified.settings import RUN, STARTUP, Settings
+
+    plain = ConcreteFunction._call_flat
     os.environ[RUN] = json.dumps({"memory_limit": LIMIT})
     runpy.run_path(str(STARTUP))
     import tensorflow as tf
 
-    print(f"{'rows':>6} {'plain':>10} {'tfswap run':>10} {'ratio':>7}")
+    print(f"{'step':<14} {'alone':>10} {'CPU':>10} {'':<8} {'ratio':>7} {'added':>10}")
     for rows in ROWS:
         x = tf.random.stateless_normal([rows, 256], seed=(1, 2))
-        plain, watched = make_step(), make_step()
-        setattr(plain.get_concrete_function(x), VERDICT, False)
-        calls: dict[str, Callable[[Any], Any]] = {"plain": plain, "watched": watched}
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(5):
-            for call in calls.values():
-                call(x)
-        for _ in range(rounds):
-            for name in random.sample(list(calls), len(calls)):
-                begin = time.perf_counter()
-                calls[name](x)
-                times[name].append(time.perf_counter() - begin)
-        ratio = statistics.median(b / a for a, b in zip(times["plain"], times["watched"], strict=True))
-        middle = [f"{1e3 * statistics.median(each):.3f} ms" for each in times.values()]
-        print(f"{rows:>6} {middle[0]:>10} {middle[1]:>10} {ratio:>7.3f}")
+        alone, limited, rescued = (make_step() for _ in range(3))
+        setattr(alone.get_concrete_function(x), functions.VERDICT, False)
+        trace = rescued.get_concrete_function(x)
+        setattr(trace, functions.VERDICT, functions._judged(trace, plain, Settings.of({})))
+        calls = {"alone": alone, "limit": limited, "rescue": rescued}
+        compare(f"{rows} rows", {name: functools.partial(call, x) for name, call in calls.items()}, rounds)
+    for rows in ROWS:
+        runs = {name: make_session(rows, name) for name in ("alone", "limit", "rescue")}
+        compare(f"session {rows}", runs, rounds)
+
+
+def make_session(rows: int, kind: str) -> Callable[[], Any]:
+    """Runs the same step in a session of its own."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfswap.frontends.unmodified import sessions
+    from tfswap.frontends.unmodified.settings import Settings
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        x = h = v1.placeholder(tf.float32, [None, 256])
+        for i in range(4):
+            start = np.random.default_rng(i).normal(size=(256, 256)).astype("f") * 0.1
+            h = tf.nn.relu(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=True))
+        loss = tf.reduce_mean(h)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+    if kind == "alone":
+        alone = mock.Mock()
+        alone.of = lambda _: None
+        setattr(session, sessions.STEPS, alone)
+    elif kind == "rescue":
+        plain = inspect.getclosurevars(type(session)._do_run).nonlocals["plain"]
+        setattr(session, sessions.STEPS, sessions.SessionSteps(session, plain, Settings.of({})))
+    values = np.random.default_rng(9).normal(size=(rows, 256)).astype("f")
+    return functools.partial(session.run, [loss, train], {x: values})
+
+
+def compare(step: str, calls: Mapping[str, Callable[[], Any]], rounds: int) -> None:
+    """Prints what the first of the calls takes, and what the others add."""
+    times: dict[str, list[list[float]]] = {name: [] for name in calls}
+    for _ in range(5):
+        for call in calls.values():
+            call()
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            begin = [clock() for clock in CLOCKS]
+            calls[name]()
+            times[name].append([clock() - at for clock, at in zip(CLOCKS, begin, strict=True)])
+    (_, alone), *others = times.items()
+    wall, cpu, _ = (1e3 * statistics.median(each) for each in zip(*alone, strict=True))
+    shown = f"{step:<14} {wall:>7.3f} ms {cpu:>7.3f} ms"
+    for name, each in others:
+        ratio = statistics.median(b[1] / a[1] for a, b in zip(alone, each, strict=True))
+        added = statistics.median(b[2] - a[2] for a, b in zip(alone, each, strict=True))
+        print(f"{shown} {name:<8} {ratio:>7.4f} {1e6 * added:>7.0f} us", flush=True)
+        shown = " " * len(shown)
 
 
 def seconds(words: Sequence[str]) -> tuple[float, float]:

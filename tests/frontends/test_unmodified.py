@@ -398,9 +398,10 @@ def test_a_call_is_known_to_fit_for_the_sizes_that_have_run() -> None:
         small, large = tf.ones([16, 256]), tf.ones([4096, 256])
         train_step(small)
         verdict = vars(train_step.get_concrete_function())[VERDICT]
-        free, full = {"CPU:0": (0, 64 << 20)}, {"CPU:0": (64 << 20, 64 << 20)}
         shapes = [(tuple(x.shape),) for x in (small, large)]
-        return [verdict.rescue.fits(given, in_use) for given in shapes for in_use in (free, full)]
+        found = [verdict.rescue._room.fits(given) for given in shapes]
+        full = tf.ones([61 << 18])
+        return [*found, verdict.rescue._room.fits(shapes[0]), full is None]
 
     assert on_arena(program, mib=64) == [True, False, False, False]
 
@@ -529,7 +530,7 @@ def test_a_step_whose_limit_is_refused_was_seen() -> None:
     def program() -> Any:
         from tfswap.errors import InfeasibleMemoryLimit
         from tfswap.frontends.unmodified import summary
-        from tfswap.frontends.unmodified.functions import planning
+        from tfswap.frontends.unmodified.unplannable import planning
 
         before = summary.saw_nothing()
         with contextlib.suppress(InfeasibleMemoryLimit), planning():

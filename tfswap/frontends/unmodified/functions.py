@@ -8,76 +8,40 @@ once there may be no room for all that it computes; without a limit every trace 
 both are freed together.
 
 Not handled: gradients that a tape outside takes of a function without gradients of its own, and batches that a function
-takes from an iterator without fixed sizes. These run as they are.
+takes from an iterator in a loop, without fixed sizes. These run as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tfswap.device import arena
 from tfswap.device.placement import step_devices
-from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.unmodified import summary
+from tfswap.frontends.unmodified.lifted_batches import LiftedTrace, lifted
 from tfswap.frontends.unmodified.rescued_traces import RescuedTrace
+from tfswap.frontends.unmodified.room import KnownRoom
 from tfswap.frontends.unmodified.settings import Settings, settings
 from tfswap.frontends.unmodified.traces import computed_bytes, computes_gradients
-from tfswap.native.forks import runs_step
+from tfswap.frontends.unmodified.unplannable import Unplannable, planning
+from tfswap.frontends.unmodified.within import within
+from tfswap.native.forks import refuse_in_late_child, runs_step
+from tfswap.runtime import turn
 from tfswap.runtime.batches import copies_of_iterators
 from tfswap.runtime.program import Program
+from tfswap.runtime.shapes import shapes_of
 from tfswap.runtime.step import Step
 
 PROGRAM = Program()
 """All steps of the process share host memory."""
 VERDICT = "_tfswap_unmodified"
-"""The attribute of a trace: a PlannedTrace or RescuedTrace, or False where it runs as it is."""
+"""The attribute of a trace: a PlannedTrace, RescuedTrace or LiftedTrace, or False where it runs as it is."""
 GRADIENT_FUNCTIONS = ("__forward_", "__backward_")
 """How the names begin of functions that TensorFlow makes for a tape outside (concrete_function.py)."""
-
-
-class Unplannable(UnsupportedGraph):
-    """A step that can't be planned. The program goes on without a plan."""
-
-
-@contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """Raises Unplannable for whatever keeps a step from being planned inside, and InfeasibleMemoryLimit as it is."""
-    try:
-        yield
-    except InfeasibleMemoryLimit:
-        summary.note_refusal()
-        raise
-    except TfswapError as error:
-        raise Unplannable(str(error)) from error
-    except Exception as error:
-        raise Unplannable(f"tfswap has a fault: {type(error).__name__}: {error}") from error
-
-
-class Within(threading.local):
-    """What this thread does.
-
-    Attributes:
-        step: whether it runs a step: functions that tfswap calls then are not the program's.
-        batches_ahead: by device, how many batches a pipeline makes during the step that it runs.
-    """
-
-    step = False
-    batches_ahead: Mapping[str, int] = types.MappingProxyType({})
-
-    def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        before, self.step = self.step, True
-        try:
-            return run(*arguments)
-        finally:
-            self.step = before
-
-
-within = Within()
 
 
 class UnmodifiedFunction(OptimizedFunction):
@@ -110,38 +74,72 @@ class UnmodifiedFunction(OptimizedFunction):
 class PlannedTrace(UnmodifiedFunction):
     """A trace of an unmodified program.
 
+    Once its plan has left it as it is, calls that are known to fit run as they are, in their turn: what a planned step
+    checks before and after each call is for layouts that it may not fit.
+
     Args:
         concrete: the trace.
+        plain: TensorFlow's own `ConcreteFunction._call_flat`.
         given: the settings.
     """
 
-    def __init__(self, concrete: Any, given: Settings):
+    def __init__(self, concrete: Any, plain: Callable[..., Any], given: Settings):
         super().__init__(_Nameless(), concrete.graph.name, given)
         self.concrete = concrete
+        self._run_as_it_is = plain
+        self._room = KnownRoom(given.limit_bytes)
+        self._is_unchanged = False
 
-    def run(self, inputs: Sequence[Any], _: Sequence[Any]) -> Any:
-        """The results of a call with these flat arguments, under the limit. The step finds its captures itself."""
-        return self(inputs)
+    def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
+        """The results of a call with these flat arguments, under the limit. A plan finds its captures itself."""
+        if not self._is_unchanged or self._request.limit_file is not None or _could_record()():
+            return self(inputs)
+        if threading.active_count() > 1:
+            return self._in_turn(inputs, captures)
+        return self._as_it_is(inputs, captures) if self._room.fits(shapes_of(inputs)) else self(inputs)
+
+    def _in_turn(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
+        """As `run`, of a step that its plan has left as it is, while other threads may run steps."""
+        refuse_in_late_child(self.__name__)
+        step = self._latest.step
+        assert step is not None, "it has a plan"
+        outer = turn.held()
+        try:
+            turn.begin(step.parts.wait)
+            return self._as_it_is(inputs, captures) if self._room.fits(shapes_of(inputs)) else self(inputs)
+        finally:
+            turn.end(outer)
+
+    def _as_it_is(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
+        result = self._run_as_it_is(self.concrete, inputs, captures)
+        self._row.note_call(self)
+        return result
+
+    @functools.cached_property
+    def _row(self) -> summary.Row:
+        """Of the summary."""
+        return summary.row(self.__name__)
 
     def _run(self, inputs: Sequence[Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] flat arguments
         if self.concrete not in self._steps:
             self.batches_ahead = within.batches_ahead or copies_of_iterators(inputs)
+        before = self._room.in_use()
         result = self.call_trace(self.concrete, inputs)
-        summary.row(self.__name__).note_call(self)
+        step = self._latest.planned
+        self._is_unchanged = step is not None and all(plan.changes_nothing for plan in step.parts.plans)
+        if self._is_unchanged:
+            self._room.note(shapes_of(inputs), before)
+        self._row.note_call(self)
         return result
 
 
 class ForwardTrace(PlannedTrace):
     """A trace without gradients. It runs as it is where there is room for all tensors that it computes, twice: for a
     kernel's own memory, and chunks that are larger than requested.
-
-    Args:
-        plain: TensorFlow's own `ConcreteFunction._call_flat`.
     """
 
     def __init__(self, concrete: Any, plain: Callable[..., Any], given: Settings):
-        super().__init__(concrete, given)
-        self._run_as_it_is = plain
+        super().__init__(concrete, plain, given)
         self._computed_bytes = computed_bytes(concrete)
 
     def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
@@ -160,6 +158,14 @@ class ForwardTrace(PlannedTrace):
             if info.current_bytes + 2 * self._computed_bytes > limit_bytes:
                 return False
         return True
+
+
+@functools.cache
+def _could_record() -> Callable[[], bool]:
+    """TensorFlow's function that answers whether a tape, or a forward accumulator, may watch this thread."""
+    from tensorflow.python.eager import record
+
+    return record.could_possibly_record
 
 
 class _Nameless:
@@ -198,13 +204,27 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
     return _call_flat
 
 
-def _judged(concrete: Any, plain: Callable[..., Any], given: Settings) -> PlannedTrace | RescuedTrace | Literal[False]:
+def _judged(
+    concrete: Any, plain: Callable[..., Any], given: Settings
+) -> PlannedTrace | RescuedTrace | LiftedTrace | Literal[False]:
     """What runs a trace; False where it runs as it is."""
     if runs_step(concrete) or concrete.graph.name.startswith(GRADIENT_FUNCTIONS):
         return False
-    if given.rescues and not (given.training_only and not computes_gradients(concrete)):
-        return RescuedTrace(concrete, plain, lambda: PlannedTrace(concrete, given), PROGRAM.owner)
-    if computes_gradients(concrete):
-        return PlannedTrace(concrete, given)
-    has_limit = any(given.limit_bytes(device) is not None for device in step_devices())
-    return ForwardTrace(concrete, plain, given) if has_limit and not given.training_only else False
+    has_limit = given.rescues or any(given.limit_bytes(device) is not None for device in step_devices())
+    trains = computes_gradients(concrete)
+    if not trains and (given.training_only or not has_limit):
+        return False
+    if (made := lifted(concrete)) is not None:
+        return LiftedTrace(concrete, made, _runs(made, plain, given, trains=trains), plain)
+    return _runs(concrete, plain, given, trains=trains)
+
+
+def _runs(concrete: Any, plain: Callable[..., Any], given: Settings, *, trains: bool) -> PlannedTrace | RescuedTrace:
+    """What runs a trace.
+
+    Args:
+        trains: whether it computes gradients.
+    """
+    if given.rescues:
+        return RescuedTrace(concrete, plain, lambda: PlannedTrace(concrete, plain, given), PROGRAM.owner)
+    return PlannedTrace(concrete, plain, given) if trains else ForwardTrace(concrete, plain, given)

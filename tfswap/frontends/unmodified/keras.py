@@ -16,8 +16,9 @@ from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.keras import TEST, TRAIN, Phase, Training, named, require_keras_model
 from tfswap.frontends.optimize import as_tf_function
 from tfswap.frontends.unmodified import summary
-from tfswap.frontends.unmodified.functions import UnmodifiedFunction, within
+from tfswap.frontends.unmodified.functions import UnmodifiedFunction
 from tfswap.frontends.unmodified.settings import Settings, settings
+from tfswap.frontends.unmodified.within import within
 from tfswap.runtime.batches import batches_ahead
 
 MAKE_TRAIN, MAKE_PREDICT = "make_train_function", "make_predict_function"

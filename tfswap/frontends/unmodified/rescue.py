@@ -1,11 +1,8 @@
 """Rescue: a step runs as it is until the device's memory is exhausted, and is then planned for what the device has.
 
-Before a call that is not known to fit, the variables that the step writes are copied to the host's own memory. A call
-that fails with ResourceExhaustedError may have written some of them: those get their former bits, and the planned step
-runs from there, with the same arguments. So the program sees the values of a run that never failed.
-
-Known to fit: the bytes in use, with what a call of this step for arguments of these shapes has added, and a margin for
-fragmentation, are within the allocator's limit. What a call has added is bounded by the allocator's peak after it.
+Before a call that is not known to fit (`room.py`), the variables that the step writes are copied to the host's own
+memory. A call that fails with ResourceExhaustedError may have written some of them: those get their former bits, and
+the planned step runs from there, with the same arguments. So the program sees the values of a run that never failed.
 
 Random numbers: generators that are variables are put back as all variables are. Ops that keep their generator's state
 in their kernel have other kernels in the planned step, which first draw what all earlier calls have drawn
@@ -21,21 +18,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from tfswap.device import arena
-from tfswap.device.placement import step_devices
 from tfswap.errors import TfswapError
 from tfswap.frontends.unmodified import summary
+from tfswap.frontends.unmodified.room import KnownRoom
 from tfswap.runtime.shapes import Shapes
 
 log = logging.getLogger("tfswap")
-
-MARGIN = 8
-"""A call must leave free one part in this number of what it adds: an arena in pieces needs more than the bytes."""
 
 
 class Call(Protocol):
@@ -78,28 +71,38 @@ class Rescue:
     def __init__(self, name: str, *, possible: bool):
         self._name = name
         self._possible = possible
-        # By the arguments' shapes and by device, the least bound of the bytes that a call adds.
-        self._added: dict[Shapes, dict[str, int]] = {}
+        self._room = KnownRoom()
         self.calls: Counter[Shapes] = Counter()
         self.is_planned = False
 
     def run(self, call: Call) -> Any:
         """The results of a call."""
-        import tensorflow as tf
-
         if self.is_planned:
             return call.run_planned()
-        before, shapes = _in_use(), call.shapes
-        kept = None if self.fits(shapes, before) else call.values()
-        try:
+        shapes = call.shapes
+        if not self._possible or self._room.fits(shapes) or not (before := self._room.in_use()):
             result = call.run()
-        except tf.errors.ResourceExhaustedError as error:
-            if kept is None:
-                raise
-            failed = error.with_traceback(None)  # its frames hold tensors
         else:
-            self._note(shapes, before)
-            return result
+            kept = call.values()
+            result, failed = self._tried(call)
+            if failed is not None:
+                return self._again(call, kept, failed)
+            self._room.note(shapes, before)
+        self.calls[shapes] += 1
+        return result
+
+    @staticmethod
+    def _tried(call: Call) -> tuple[Any, Exception | None]:
+        """The results of the step as it is, or the error of a lack of memory."""
+        import tensorflow as tf
+
+        try:
+            return call.run(), None
+        except tf.errors.ResourceExhaustedError as error:
+            return None, error.with_traceback(None)  # its frames hold tensors
+
+    def _again(self, call: Call, kept: Sequence[Any], failed: Exception) -> Any:
+        """Run a call that has failed under the device's limit. Raises its error where no plan is found."""
         call.put_back(kept)
         try:
             result = call.run_planned()
@@ -109,31 +112,6 @@ class Rescue:
         log.warning("tfswap: %s: ran out of memory; planned for what the device has, and run again", self._name)
         self.is_planned = True
         return result
-
-    def fits(self, shapes: Shapes, in_use: Mapping[str, tuple[int, int]]) -> bool:
-        """Whether a call is known to fit, or can't be rescued.
-
-        Args:
-            shapes: of its arguments.
-            in_use: by device, the bytes in use and the limit.
-        """
-        if not self._possible:
-            return True
-        for device, (used_bytes, limit_bytes) in in_use.items():
-            added = self._added.get(shapes, {}).get(device)
-            if added is None or used_bytes + added + added // MARGIN > limit_bytes:
-                return False
-        return True
-
-    def _note(self, shapes: Shapes, before: Mapping[str, tuple[int, int]]) -> None:
-        """A call has run as it is."""
-        self.calls[shapes] += 1
-        added = self._added.setdefault(shapes, {})
-        for device, (used_bytes, _) in before.items():
-            info = arena.memory_info(device)
-            if info is not None:
-                bound = max(0, info.peak_bytes - used_bytes)
-                added[device] = min(bound, added.get(device, bound))
 
 
 def warn_of_draws(name: str) -> None:
@@ -147,13 +125,3 @@ def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
         return bool((one == other).all())
     bits, others = (each.reshape(-1).view(np.uint8) for each in (one, other))
     return one.shape == other.shape and np.array_equal(bits, others)
-
-
-def _in_use() -> dict[str, tuple[int, int]]:
-    """The bytes in use and the limit of each device that has an arena with one."""
-    found = {}
-    for device in step_devices():
-        info, limit = arena.memory_info(device), arena.device_limit_bytes(device)
-        if info is not None and limit is not None:
-            found[device] = info.current_bytes, limit
-    return found

@@ -20,11 +20,13 @@ from tfswap.device import arena, machine
 from tfswap.device.one_region import make_one_region
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends.unmodified import summary
-from tfswap.frontends.unmodified.functions import PROGRAM, Unplannable, planning
+from tfswap.frontends.unmodified.functions import PROGRAM
 from tfswap.frontends.unmodified.hidden_nodes import PREFIX, hidden_nodes
+from tfswap.frontends.unmodified.room import KnownRoom
 from tfswap.frontends.unmodified.session_runs import Run, bound, graph_step, out_of_arena
 from tfswap.frontends.unmodified.session_variables import SessionVariables
 from tfswap.frontends.unmodified.settings import Settings
+from tfswap.frontends.unmodified.unplannable import Unplannable, planning
 from tfswap.passes.random_state import share_random_state
 from tfswap.planner.promise import simulated_limit
 from tfswap.report.report import Report
@@ -64,12 +66,14 @@ class Form(NamedTuple):
         shapes: of the feeds that it is planned for.
         targets, fetches: what to run in place of the program's.
         report: of its plan.
+        is_unchanged: whether the step runs as it is.
     """
 
     shapes: Shapes
     targets: list[Any]
     fetches: list[Any]
     report: Report
+    is_unchanged: bool = False
 
 
 class Taken(NamedTuple):
@@ -116,6 +120,7 @@ class SessionStep:
         self._margin_bytes = 0  # left free in addition, since a run has shown the need
         self._has_room = True  # whether there was a plan with that margin
         self._batches = [output for op in ops if op.type in BATCHES for output in op.outputs]
+        self._room = KnownRoom(given.limit_bytes)
         self._lock = threading.RLock()
         self.variables = SessionVariables(ops, lambda *nodes: plain(Run(*nodes)))
         names = [*(op.name for op in run.targets), *(t.name for t in run.fetches)]
@@ -157,8 +162,14 @@ class SessionStep:
         import tensorflow as tf
 
         with self._lock:
-            form = self._form(taken)
-            feeds = (taken.run if _copies_feeds() else out_of_arena(taken.run)).feeds
+            form, shapes = self._form(taken), taken.run.shapes
+            if form.is_unchanged and self._room.fits(shapes):
+                found = self.plain(taken.run, options, run_metadata)
+                summary.row(self.__name__).note_call(self)
+                return found
+            in_use = self._room.in_use()
+            is_copied = form.is_unchanged or _copies_feeds()
+            feeds = taken.run.feeds if is_copied else out_of_arena(taken.run).feeds
             for left in reversed(range(TRIES)):
                 before = arena.memory_info(_device())
                 try:
@@ -171,6 +182,8 @@ class SessionStep:
                     run_metadata = None  # the refused run has filled it, and TensorFlow takes none but empty ones
                 else:
                     self._note(form, before)
+                    if form.is_unchanged:
+                        self._room.note(shapes, in_use)
                     return found
         raise AssertionError("the last try raises its error")
 
@@ -232,7 +245,7 @@ class SessionStep:
         planned = step.planned(self.__name__, self._given.request, bound(feeds, shapes), found)
         report = dataclasses.replace(planned.report, device=_device())
         if planned.changes_nothing:
-            return Form(shapes, list(run.targets), list(run.fetches), report)
+            return Form(shapes, list(run.targets), list(run.fetches), report, is_unchanged=True)
         # In this arena it needs no margin for others.
         report = dataclasses.replace(report, planned_peak_bytes=simulated_limit(planned.plan.planned_peak_bytes))
         carry_host_limit([planned], self._given.request)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfswap.analysis.phases import is_gradient
-from tfswap.frontends.unmodified.functions import PROGRAM, within
+from tfswap.frontends.unmodified.functions import PROGRAM
 from tfswap.frontends.unmodified.rescued_runs import RescuedRun, SessionDraws
 from tfswap.frontends.unmodified.session_runs import Run, needed
 from tfswap.frontends.unmodified.session_steps import SessionStep
 from tfswap.frontends.unmodified.settings import Settings, settings
+from tfswap.frontends.unmodified.within import within
 
 STEPS = "_tfswap_steps"
 """The attribute of a session: its SessionSteps."""

@@ -26,8 +26,8 @@ from tfswap.device import machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.resizable_step import graph_of_trace
 from tfswap.frontends.simulate import point_of, target
-from tfswap.frontends.unmodified.functions import planning
 from tfswap.frontends.unmodified.traces import computes_gradients
+from tfswap.frontends.unmodified.unplannable import planning
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import takes_from_pipeline
 from tfswap.ir.permits import TACTICS

@@ -63,7 +63,8 @@ class LiftedTrace:
         batch = [tensor for each in batches for tensor in each]
         before, within.batches_ahead = within.batches_ahead, batches_ahead(batch)
         try:
-            results = self._results([*inputs, *batch])
+            arguments = [tensor for place, tensor in enumerate(inputs) if place not in self._iterators]
+            results = self._results([*arguments, *batch])
         finally:
             within.batches_ahead = before
         return self.concrete.function_type.pack_output(results)
@@ -94,8 +95,9 @@ def lifted(concrete: Any) -> Any:
     readers = [op for op in graph.get_operations() if any(id(tensor) in iterators for tensor in op.inputs)]
     if len(readers) > len(takes) or not iterators <= {id(tensor) for tensor in graph.inputs}:
         return None
-    inner = [internal for _, internal in graph.captures]
-    arguments = graph.inputs[: len(graph.inputs) - len(inner)]
+    captures = [(external, internal) for external, internal in graph.captures if id(internal) not in iterators]
+    inner = [internal for _, internal in captures]
+    arguments = [t for t in graph.inputs[: len(graph.inputs) - len(graph.captures)] if id(t) not in iterators]
     batch = [tensor for op in takes for tensor in op.outputs]
     with graph.as_default():
         made = FuncGraph(graph.name)
@@ -107,7 +109,7 @@ def lifted(concrete: Any) -> Any:
     made.outputs.extend(found[tensor] for tensor in graph.outputs)
     made.structured_outputs = list(made.outputs)
     made.control_outputs.extend(found[op] for op in effects)
-    for external, internal in graph.captures:
+    for external, internal in captures:
         made.add_capture(external, found[internal])
     for function in graph._functions.values():
         made._add_function(function)

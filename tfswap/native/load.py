@@ -349,7 +349,7 @@ def _declare_allocator_events(c: ctypes.CDLL) -> None:
 
 
 def _declare_replays(c: ctypes.CDLL) -> None:
-    """The signatures of core/limit_check.cc and core/schedule_replay.cc."""
+    """The signatures of core/limit_check.cc, core/schedule_replay.cc and core/rerun_search.cc."""
     rows = ctypes.POINTER(ctypes.c_int64)
     c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
     c.tfswap_replay.restype = ctypes.c_int64
@@ -373,6 +373,10 @@ def _declare_replays(c: ctypes.CDLL) -> None:
         *(array, array, array, array, ctypes.c_int64, array, array),
     ]
     c.tfswap_replay_lives.restype = ctypes.c_int64
+    c.tfswap_search_reruns.argtypes = [array, array, ctypes.c_int64, ctypes.c_int64, array, array, ctypes.c_int64]
+    c.tfswap_search_reruns.restype = ctypes.c_int64
+    c.tfswap_take_reruns.argtypes = [array]
+    c.tfswap_take_reruns.restype = None
 
 
 def _declare_codecs(c: ctypes.CDLL) -> None:

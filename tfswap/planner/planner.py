@@ -34,7 +34,7 @@ from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
 from tfswap.planner.pairing import gains, side_by_side
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.promise import promised
-from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SOLVERS, SWAP
+from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SEARCHES, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
 from tfswap.planner.step_orders import StepOrders, kernels_run
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, bytes_before
@@ -47,6 +47,8 @@ KERNELS_SWEPT = 200_000
 """About how many kernels all rungs of a group of solvers visit in total. It bounds the planning time of large
 graphs.
 """
+SEARCHED_RUNGS = 16
+"""The most rungs of the search, which takes longer for a target than one pass."""
 TWO_SOLVERS = 50_000
 """The most kernels of steps for which two solvers run. Of those that both swap and recompute, the first rarely
 has the lowest floor. On larger steps planning would take longer than tracing.
@@ -154,7 +156,7 @@ class Planner:
 
     @cached_property
     def ladders(self) -> list[Ladder]:
-        """Those of each solver and order, and those of restarts, as far as there is time."""
+        """Those of each solver and order, those of restarts, as far as there is time, and that of the search."""
         pairs = list(zip(self.problems, self.unmoved, strict=True))
         ladders = [
             Ladder(self, p, unmoved, s, climb.rungs)
@@ -162,10 +164,15 @@ class Planner:
             for p, unmoved in pairs[: climb.orders]
             for s in climb.solvers
         ]
-        restarts = RESTARTS.get(self._moves, ()) if self._solver == "default" else ()
-        first = self._climbs[0]
-        more = (Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare])
-        return [*ladders, *more]
+        if self._solver != "default":
+            return ladders
+        restarts, first = RESTARTS.get(self._moves, ()), self._climbs[0]
+        ladders += [Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare]]
+        kernels = kernels_run(self.flow, pairs[0][0].order)
+        searched = kernels <= TWO_SOLVERS if "swap" not in self._moves else first.spare > len(restarts)
+        if searched and self._moves in SEARCHES:
+            ladders.append(Ladder(self, *pairs[0], SEARCHES[self._moves], min(first.rungs, SEARCHED_RUNGS)))
+        return ladders
 
     def live_bytes_outside(self, bodies: Collection[Node]) -> int:
         """The peak of live bytes with nothing evicted, while none of these nodes runs, which have bodies."""

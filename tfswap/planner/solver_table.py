@@ -12,8 +12,9 @@ MOVES = frozenset(("swap", "recompute"))
 """The tactics that solvers choose among."""
 SWAP: tuple[Solver, ...] = (belady.solve, belady.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (cheapest_eviction.solver(cheapest_eviction.Prices(copy=NEVER)),)
+EVICT_PRICE = 0.5
 EVICT: tuple[Solver, ...] = (
-    cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5)),
+    cheapest_eviction.solver(cheapest_eviction.Prices(copy=EVICT_PRICE)),
     cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.1)),
     cheapest_eviction.solver(cheapest_eviction.Prices(copy=2.0)),
     *RECOMPUTE,
@@ -39,7 +40,7 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     "exact": {frozenset({"swap", "recompute"}): (milp.solve,)},
 }
 """By name and tactics. The default ones are used together: the fastest plan that fits wins. The exact one is for steps
-of some dozen kernels, and the search takes about a second for each target.
+of some dozen kernels.
 """
 RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
     frozenset({"recompute"}): (
@@ -63,3 +64,11 @@ RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
     ),
 }
 """Additional solvers by default, for steps so small that there is time left."""
+SEARCHES: dict[frozenset[str], Solver] = {
+    frozenset({"recompute"}): rerun_search.solver(RECOMPUTE[0]),
+    frozenset({"swap", "recompute"}): rerun_search.solver(EVICT[0], copy_price=EVICT_PRICE),
+}
+"""The search that the default solvers end with. One pass is close to the best choice where swaps are allowed, and far
+from it for graphs with irregular reads where they are not: so it is tried for all steps there, and otherwise for those
+so small that there is time left.
+"""

@@ -13,7 +13,7 @@ from tfswap.analysis.flat_dataflow import Lists
 from tfswap.native import bound
 from tfswap.planner.solvers.rerun_layout import Facts
 
-CONSTANTS = ("least_tries", "most_tries", "starts", "most_chain", "least_removed", "removed_share", "change_share")
+CONSTANTS = ("least_tries", "most_tries", "most_chain", "least_removed", "removed_share", "change_share")
 """Whole numbers among the search's constants, in the order of the structure in C++."""
 
 

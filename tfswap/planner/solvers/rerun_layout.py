@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -61,6 +62,15 @@ class Facts:
     def width(self) -> int:
         """The number of keys of one position."""
         return self.copies + self.count + 1
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What no layout is below: the largest working set."""
+        kernels = range(self.copies, self.copies + self.count)
+        return max((self.extra[k - self.copies] + self._bytes(self.reads, k) + self._bytes(self.makes, k) for k in kernels), default=0)
+
+    def _bytes(self, lists: Lists, i: int) -> int:
+        return sum(self.nbytes[v] for v in lists.elements[lists.begins[i] : lists.begins[i + 1]])
 
 
 def values_of(problem: Problem) -> list[int]:

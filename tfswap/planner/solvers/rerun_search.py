@@ -38,11 +38,10 @@ from tfswap.planner.solvers.belady import place_copies, trim
 from tfswap.planner.solvers.rerun_layout import Facts, Layout, facts_of, values_of
 from tfswap.simulator.memory import simulate_memory
 
-VISITS = 200_000
+VISITS = 50_000
+"""Of kernels, for one target."""
 LEAST_TRIES, MOST_TRIES = 4, 400
 """Of repairs."""
-STARTS = 8
-"""Of these tries, those without a choice that meets the target."""
 MOST_CHAIN = 24
 """The most kernels that are rerun for one tensor."""
 NOISE = 0.8
@@ -75,6 +74,8 @@ def solver(first: Solver, visits: int = VISITS, copy_price: float = NEVER) -> So
             swaps = problem.tiers.room_bytes == math.inf  # the search does not count what is in host memory together
             facts_by_uses[problem.uses] = facts_of(problem, copy_price if swaps else NEVER)
         facts = facts_by_uses[problem.uses]
+        if most_bytes < facts.least_bytes:
+            return found
         keys = searched(facts, most_bytes, visits, [_keys_of(problem, facts, found), []] if found else [[]])
         choice = None if keys is None else _choice_of(problem, facts, keys, LiveTarget(most_bytes))
         return found if choice is None or problem.live_peak_of(choice) > most_bytes else choice
@@ -86,10 +87,8 @@ def searched(facts: Facts, most_bytes: int, visits: int, begins: Sequence[Sequen
     """As `RerunSearch.run`, in C++ where that is available."""
     if not native_reruns.is_available():
         return RerunSearch(facts, most_bytes, visits).run(begins)
-    constants = (LEAST_TRIES, MOST_TRIES, STARTS, MOST_CHAIN, LEAST_REMOVED, REMOVED_SHARE, CHANGE_SHARE)
-    return native_reruns.search(
-        facts, most_bytes, visits, begins, constants=constants, worse=WORSE, factors=FACTORS
-    )
+    constants = (LEAST_TRIES, MOST_TRIES, MOST_CHAIN, LEAST_REMOVED, REMOVED_SHARE, CHANGE_SHARE)
+    return native_reruns.search(facts, most_bytes, visits, begins, constants=constants, worse=WORSE, factors=FACTORS)
 
 
 def _keys_of(problem: Problem, facts: Facts, choice: Choice) -> list[int]:
@@ -188,17 +187,21 @@ class RerunSearch:
             begins: choices to begin with. A good choice of one pass may be far from a better one.
         """
         best: tuple[int, list[int]] | None = None
+        nearest: tuple[int, list[int]] | None = None  # of those that do not meet it
         for begin in begins:
             self._become(begin)
-            if self._repair(False) and (best is None or self._layout.ticks < best[0]):
+            if not self._repair(False):
+                nearest = self._nearer(nearest)
+            elif best is None or self._layout.ticks < best[0]:
                 best = self._now()
-        current, tries = best, 1
-        while tries < (STARTS if best is None else MOST_TRIES) and (tries < LEAST_TRIES or self._visits > 0):
-            if best is not None and not best[1]:
+        current = best
+        for tries in range(1, MOST_TRIES):
+            if tries >= LEAST_TRIES and self._visits <= 0 or best is not None and not best[1]:
                 break
-            self._become([] if current is None else self._without_some(current[1]))
-            tries += 1
+            before = current or (nearest if self._draws.below(2) else None)
+            self._become(self._without_some(before[1]) if before and before[1] else [])
             if not self._repair(True):
+                nearest = self._nearer(nearest)
                 continue
             ticks = self._layout.ticks
             worse = WORSE * (max(0, self._visits) / self._all_visits)
@@ -207,6 +210,11 @@ class RerunSearch:
             if best is None or ticks < best[0]:
                 best = self._now()
         return None if best is None else best[1]
+
+    def _nearer(self, nearest: tuple[int, list[int]] | None) -> tuple[int, list[int]]:
+        """Of this choice, which exceeds the target, and another the one with the lower excess of all positions."""
+        excess = int(np.maximum(self._layout.live - self._most, 0).sum())
+        return (excess, list(self._layout.added)) if nearest is None or excess < nearest[0] else nearest
 
     def _now(self) -> tuple[int, list[int]]:
         return self._layout.ticks, list(self._layout.added)

@@ -160,28 +160,41 @@ uint64_t RerunSearch::Bits() {
 }
 
 bool RerunSearch::Run(const std::vector<std::vector<int64_t>>& begins, std::vector<int64_t>* found) {
-  Choice best;
+  Choice best, nearest;  // nearest: of those that do not meet the target
   for (const std::vector<int64_t>& begin : begins) {
     Become(begin);
-    if (Repair(false) && (!best.found || layout_.ticks() < best.ticks)) best = Now();
+    if (!Repair(false)) {
+      KeepNearer(&nearest);
+    } else if (!best.found || layout_.ticks() < best.cost) {
+      best = Now();
+    }
   }
   Choice current = best;
-  for (int64_t tries = 1; tries < (best.found ? constants_.most_tries : constants_.starts) &&
-                          (tries < constants_.least_tries || visits_ > 0);
-       ++tries) {
-    if (best.found && best.added.empty()) break;
-    Become(current.found ? WithoutSome(current.added) : std::vector<int64_t>());
-    if (!Repair(true)) continue;
+  for (int64_t tries = 1; tries < constants_.most_tries; ++tries) {
+    if ((tries >= constants_.least_tries && visits_ <= 0) || (best.found && best.added.empty())) break;
+    const bool goes_on = current.found || Below(2);
+    const std::vector<int64_t> before = current.found ? current.added : goes_on ? nearest.added : std::vector<int64_t>();
+    Become(before.empty() ? before : WithoutSome(before));
+    if (!Repair(true)) {
+      KeepNearer(&nearest);
+      continue;
+    }
     const int64_t ticks = layout_.ticks();
     const double left = static_cast<double>(std::max<int64_t>(0, visits_)) / static_cast<double>(all_visits_);
     const double worse = constants_.worse * left;
-    if (!current.found || static_cast<double>(ticks) <= static_cast<double>(current.ticks) * (1 + worse)) {
+    if (!current.found || static_cast<double>(ticks) <= static_cast<double>(current.cost) * (1 + worse)) {
       current = Now();
     }
-    if (!best.found || ticks < best.ticks) best = Now();
+    if (!best.found || ticks < best.cost) best = Now();
   }
   *found = best.added;
   return best.found;
+}
+
+void RerunSearch::KeepNearer(Choice* nearest) const {
+  int64_t excess = 0;
+  for (const int64_t bytes : layout_.live()) excess += std::max<int64_t>(0, bytes - most_bytes_);
+  if (!nearest->found || excess < nearest->cost) *nearest = {true, excess, layout_.added()};
 }
 
 void RerunSearch::Become(std::vector<int64_t> added) {

@@ -36,7 +36,6 @@ struct RerunFacts {
 struct RerunConstants {
   int64_t least_tries;
   int64_t most_tries;
-  int64_t starts;
   int64_t most_chain;
   int64_t least_removed;
   int64_t removed_share;
@@ -92,7 +91,7 @@ class RerunSearch {
  private:
   struct Choice {
     bool found = false;
-    int64_t ticks = 0;
+    int64_t cost = 0;
     std::vector<int64_t> added;
   };
   // What waits at the peak, in the order in which it is tried.
@@ -113,6 +112,7 @@ class RerunSearch {
   uint64_t Bits();
   int64_t Below(int64_t count) { return static_cast<int64_t>(Bits() % static_cast<uint64_t>(count)); }
   Choice Now() const { return {true, layout_.ticks(), layout_.added()}; }
+  void KeepNearer(Choice* nearest) const;
   void Become(std::vector<int64_t> added);
   void AddOne(int64_t key);
   void RemoveOne(int64_t key);

@@ -250,7 +250,7 @@ class RerunSearch:
             added = _Repair(layout, self._most, self._draws if noisy else None).best(self._leaves)
             if not added:
                 return False
-            for key in set(added).difference(layout.added):
+            for key in added:
                 layout.add(key)
                 self._changed()
         return False
@@ -282,26 +282,43 @@ class _Repair:
 
     def __init__(self, layout: Layout, most_bytes: int, draws: Draws | None):
         self._layout, self._facts, self._draws = layout, layout.facts, draws
-        self._room = most_bytes - layout.live
+        self._most, self._room = most_bytes, most_bytes - layout.live
         self._over = np.maximum(-self._room, 0)
         self._over_sums = np.concatenate([[0], np.cumsum(self._over)])
         self._added = set(layout.added)
 
     def best(self, leaves: Sequence[int]) -> list[int]:
         """The keys with the least time for what they take off the excess; none where nothing does."""
-        width = self._facts.width
+        width, layout = self._facts.width, self._layout
         offers = sorted(self._offers(leaves))
         best: list[int] = []
         least = math.inf
         for optimistic, end, number, relief, factor in offers:
             if optimistic >= least:
                 break
-            position = self._layout.keys[end] // width
+            position = layout.keys[end] // width
             for price in dict.fromkeys((0.0, least, math.inf)):
-                numbers, harm, ticks = self._chain(number, end, position, relief, price)
-                if relief > harm and (score := ticks * factor / (relief - harm)) < least:
-                    best, least = [position * width + n for n in sorted(numbers)], score
+                numbers, ticks = self._chain(number, end, position, least * relief / factor, price)
+                if ticks * factor / relief >= least:
+                    continue
+                keys = [key for n in sorted(numbers) if (key := position * width + n) not in self._added]
+                gain = self._gain(keys)
+                if gain > 0 and (score := ticks * factor / gain) < least:
+                    best, least = keys, score
         return best
+
+    def _gain(self, keys: Sequence[int]) -> int:
+        """What more reruns or returns take off the excess of all places."""
+        before = self._excess()
+        for key in keys:
+            self._layout.add(key)
+        gain = before - self._excess()
+        for key in reversed(keys):
+            self._layout.remove(key)
+        return gain
+
+    def _excess(self) -> int:
+        return int(np.maximum(self._layout.live - self._most, 0).sum())
 
     def _offers(self, leaves: Sequence[int]) -> Iterator[tuple[float, int, int, int, float]]:
         """What waits at the peak: (score if nothing else is made again or held for it, place of its next reader, number
@@ -327,33 +344,30 @@ class _Repair:
                     factor = 1.0 if self._draws is None else FACTORS[self._draws.bits() >> 56]
                     yield (facts.ticks[number] + 1) * factor / relief, at, number, relief, factor
 
-    def _chain(self, first: int, end: int, position: int, most: int, price: float) -> tuple[set[int], int, int]:
-        """What is made again before `end` for one rerun or return, the excess that holding what they read adds, and
-        their ticks.
+    def _chain(self, first: int, end: int, position: int, most: float, price: float) -> tuple[set[int], int]:
+        """What is made again before `end` for one rerun or return, and its ticks.
 
         Args:
-            most: an excess from which on the chain is of no use.
+            most: ticks from which on the chain is of no use.
             price: ticks per byte of excess, by which it is decided what is held and what is made again too.
         """
-        facts, numbers, harm = self._facts, {first}, 0
-        pending, seen, room = [first], set[int](), int(self._room[end])
-        while pending and harm < most:
+        facts, numbers = self._facts, {first}
+        ticks, pending, seen, room = facts.ticks[first] + 1, [first], set[int](), int(self._room[end])
+        while pending and ticks < most:
             for u in self._layout.reads[pending.pop()]:
-                until = end if u in seen else self._held_until(u, end)
-                seen.add(u)
-                if until >= end:
+                if u in seen:
                     continue
-                nbytes = facts.nbytes[u]
-                held = self._harm(until + 1, end + 1, nbytes)
-                number = self._maker(u, position)
-                again = max(0, nbytes - room) - max(0, -room)
-                worth = number >= 0 and again < held and (held - again) * price > facts.ticks[number]
-                if worth and len(numbers) < MOST_CHAIN:
+                seen.add(u)
+                until, number = self._held_until(u, end), self._maker(u, position)
+                if until >= end or number < 0 or len(numbers) == MOST_CHAIN:
+                    continue
+                held = self._harm(until + 1, end + 1, facts.nbytes[u])
+                again = max(0, facts.nbytes[u] - room) - max(0, -room)
+                if number not in numbers and again < held and (held - again) * price > facts.ticks[number]:
                     numbers.add(number)
                     pending.append(number)
-                    held = again
-                harm += held
-        return numbers, harm, sum(facts.ticks[n] for n in numbers) + 1
+                    ticks += facts.ticks[number]
+        return numbers, ticks
 
     def _maker(self, v: int, position: int) -> int:
         """What makes `v` again before a position: its copy where that is cheaper; -1 for nothing."""

@@ -19,8 +19,8 @@ bool Holds(const std::vector<int64_t>& numbers, int64_t number) {
 
 }  // namespace
 
-RerunLayout::RerunLayout(const RerunFacts& facts)
-    : facts_(facts), width_(facts.copies + facts.count + 1), marks_(facts.copies) {
+RerunLayout::RerunLayout(const RerunFacts& facts, int64_t most_bytes)
+    : facts_(facts), most_bytes_(most_bytes), width_(facts.copies + facts.count + 1), marks_(facts.copies) {
   for (int64_t position = 0; position < facts.count; ++position) {
     const int64_t key = position * width_ + width_ - 1, number = facts.copies + position;
     keys_.push_back(key);
@@ -40,6 +40,7 @@ RerunLayout::RerunLayout(const RerunFacts& facts)
   for (int64_t position = 0; position < facts.count; ++position) {
     held += change[position];
     live_.push_back(facts.extra[position] + held);
+    excess_ += Over(live_.back());
   }
 }
 
@@ -58,12 +59,6 @@ int64_t RerunLayout::Last(int64_t value, int64_t mark) const {
   return marks[mark] / 2;
 }
 
-int64_t RerunLayout::peak_bytes() const {
-  int64_t peak = 0;
-  for (const int64_t bytes : live_) peak = std::max(peak, bytes);
-  return peak;
-}
-
 bool RerunLayout::has(int64_t key) const { return std::binary_search(added_.begin(), added_.end(), key); }
 
 int64_t RerunLayout::NumberAt(int64_t place) const {
@@ -77,7 +72,11 @@ int64_t RerunLayout::ExtraAt(int64_t place) const {
 }
 
 void RerunLayout::Change(int64_t begin, int64_t end, int64_t bytes) {
-  for (int64_t place = begin; place < end; ++place) live_[place] += bytes;
+  for (int64_t place = begin; place < end; ++place) {
+    excess_ -= Over(live_[place]);
+    live_[place] += bytes;
+    excess_ += Over(live_[place]);
+  }
 }
 
 void RerunLayout::Become(std::vector<int64_t> wanted) {
@@ -97,6 +96,7 @@ void RerunLayout::Add(int64_t key) {
     bytes -= facts_.nbytes[facts_.makes.elements[e]];
   }
   live_.insert(live_.begin() + at, bytes);
+  excess_ += Over(bytes);
   keys_.insert(keys_.begin() + at, key);
   for (int64_t e = facts_.reads.begins[number]; e < facts_.reads.begins[number + 1]; ++e) {
     const int64_t u = facts_.reads.elements[e], before = Before(u, key), last = Last(u, before);
@@ -108,7 +108,7 @@ void RerunLayout::Add(int64_t key) {
     if (Last(v, before) > key) {
       Change(At(marks_[v][before] / 2) + 1, at, -facts_.nbytes[v]);
     } else {
-      live_[at] += facts_.nbytes[v];
+      Change(at, at + 1, facts_.nbytes[v]);
     }
     marks_[v].insert(marks_[v].begin() + before + 1, 2 * key + 1);
   }
@@ -128,6 +128,7 @@ void RerunLayout::Remove(int64_t key) {
     marks_[u].erase(marks_[u].begin() + before + 1);
     if (Last(u, before) < key) Change(At(marks_[u][before] / 2) + 1, at + 1, -facts_.nbytes[u]);
   }
+  excess_ -= Over(live_[at]);
   live_.erase(live_.begin() + at);
   keys_.erase(keys_.begin() + at);
   added_.erase(std::lower_bound(added_.begin(), added_.end(), key));
@@ -145,7 +146,7 @@ RerunSearch::RerunSearch(const RerunFacts& facts, const RerunConstants& constant
       most_bytes_(most_bytes),
       all_visits_(visits),
       visits_(visits),
-      layout_(facts) {
+      layout_(facts, most_bytes) {
   for (int64_t v = 0; v < facts.copies; ++v) {
     if (!facts.stays[v] && (facts.until[v] >= 0 || facts.until[facts.makers[v]] >= 0)) leaves_.push_back(v);
   }
@@ -192,9 +193,7 @@ bool RerunSearch::Run(const std::vector<std::vector<int64_t>>& begins, std::vect
 }
 
 void RerunSearch::KeepNearer(Choice* nearest) const {
-  int64_t excess = 0;
-  for (const int64_t bytes : layout_.live()) excess += std::max<int64_t>(0, bytes - most_bytes_);
-  if (!nearest->found || excess < nearest->cost) *nearest = {true, excess, layout_.added()};
+  if (!nearest->found || layout_.excess() < nearest->cost) *nearest = {true, layout_.excess(), layout_.added()};
 }
 
 void RerunSearch::Become(std::vector<int64_t> added) {
@@ -230,16 +229,14 @@ std::vector<int64_t> RerunSearch::WithoutSome(std::vector<int64_t> keys) {
 
 bool RerunSearch::Repair(bool noisy) {
   for (int64_t n = 0; n < 4 * facts_.count; ++n) {
-    if (layout_.peak_bytes() <= most_bytes_) {
+    if (layout_.excess() == 0) {
       Shave();
       return true;
     }
     visits_ -= static_cast<int64_t>(layout_.keys().size());
     const std::vector<int64_t> added = BestRepair(noisy);
     if (added.empty()) return false;
-    for (const int64_t key : added) {
-      if (!layout_.has(key)) AddOne(key);
-    }
+    for (const int64_t key : added) AddOne(key);
   }
   return false;
 }
@@ -251,7 +248,7 @@ void RerunSearch::Shave() {
   for (const auto& [ticks, key] : longest) {
     if (!FitsWithout(key)) continue;
     RemoveOne(key);
-    if (layout_.peak_bytes() > most_bytes_) AddOne(key);
+    if (layout_.excess() > 0) AddOne(key);
   }
 }
 
@@ -271,24 +268,37 @@ std::vector<int64_t> RerunSearch::BestRepair(bool noisy) {
   FindOver();
   FindOffers(noisy);
   std::sort(offers_.begin(), offers_.end());
-  std::vector<int64_t> best;
+  std::vector<int64_t> best, keys;
   double least = kNever;
   Chain chain;
   for (const Offer& offer : offers_) {
     if (offer.optimistic >= least) break;
-    const int64_t position = layout_.keys()[offer.end] / layout_.width();
+    const int64_t first = layout_.keys()[offer.end] / layout_.width() * layout_.width();
+    const double relief = static_cast<double>(offer.relief);
     for (const double price : {0.0, least, kNever}) {
-      FindChain(offer.number, offer.end, position, offer.relief, price, &chain);
-      if (offer.relief <= chain.harm) continue;
-      const double score =
-          static_cast<double>(chain.ticks) * offer.factor / static_cast<double>(offer.relief - chain.harm);
-      if (score >= least) continue;
-      least = score;
-      best.clear();
-      for (const int64_t number : chain.numbers) best.push_back(position * layout_.width() + number);
+      FindChain(offer.number, offer.end, first / layout_.width(), least * relief / offer.factor, price, &chain);
+      const double cost = static_cast<double>(chain.ticks) * offer.factor;
+      if (cost / relief >= least) continue;
+      std::sort(chain.numbers.begin(), chain.numbers.end());
+      keys.clear();
+      for (const int64_t number : chain.numbers) {
+        if (!layout_.has(first + number)) keys.push_back(first + number);
+      }
+      const int64_t gain = Gain(keys);
+      if (gain <= 0 || cost / static_cast<double>(gain) >= least) continue;
+      least = cost / static_cast<double>(gain);
+      best = keys;
     }
   }
   return best;
+}
+
+int64_t RerunSearch::Gain(const std::vector<int64_t>& keys) {
+  const int64_t before = layout_.excess();
+  for (const int64_t key : keys) layout_.Add(key);
+  const int64_t gain = before - layout_.excess();
+  for (auto key = keys.rbegin(); key != keys.rend(); ++key) layout_.Remove(*key);
+  return gain;
 }
 
 void RerunSearch::FindOver() {
@@ -340,36 +350,32 @@ void RerunSearch::FindOffers(bool noisy) {
   }
 }
 
-void RerunSearch::FindChain(int64_t first, int64_t end, int64_t position, int64_t most, double price, Chain* chain) {
+void RerunSearch::FindChain(int64_t first, int64_t end, int64_t position, double most, double price, Chain* chain) {
   chain->numbers = {first};
-  chain->harm = 0;
+  chain->ticks = facts_.ticks[first] + 1;
   pending_ = {first};
   seen_.clear();
   const int64_t room = most_bytes_ - layout_.live()[end], end_key = layout_.keys()[end];
-  while (!pending_.empty() && chain->harm < most) {
+  while (!pending_.empty() && static_cast<double>(chain->ticks) < most) {
     const int64_t kernel = pending_.back();
     pending_.pop_back();
     for (int64_t e = facts_.reads.begins[kernel]; e < facts_.reads.begins[kernel + 1]; ++e) {
-      const int64_t u = facts_.reads.elements[e];
+      const int64_t u = facts_.reads.elements[e], bytes = facts_.nbytes[u];
       if (Holds(seen_, u)) continue;
       seen_.push_back(u);
-      const int64_t until = layout_.At(layout_.Last(u, layout_.Before(u, end_key)));
-      if (until >= end) continue;
-      const int64_t bytes = facts_.nbytes[u];
-      int64_t held = Harm(until + 1, end + 1, bytes);
-      const int64_t number = Maker(u, position);
+      const int64_t until = layout_.At(layout_.Last(u, layout_.Before(u, end_key))), number = Maker(u, position);
+      if (until >= end || number < 0 || static_cast<int64_t>(chain->numbers.size()) == constants_.most_chain) continue;
+      const int64_t held = Harm(until + 1, end + 1, bytes);
       const int64_t again = std::max<int64_t>(0, bytes - room) - std::max<int64_t>(0, -room);
-      if (number >= 0 && again < held && static_cast<int64_t>(chain->numbers.size()) < constants_.most_chain &&
-          static_cast<double>(held - again) * price > static_cast<double>(facts_.ticks[number])) {
-        if (!Holds(chain->numbers, number)) chain->numbers.push_back(number);
-        pending_.push_back(number);
-        held = again;
+      if (Holds(chain->numbers, number) || again >= held ||
+          static_cast<double>(held - again) * price <= static_cast<double>(facts_.ticks[number])) {
+        continue;
       }
-      chain->harm += held;
+      chain->numbers.push_back(number);
+      pending_.push_back(number);
+      chain->ticks += facts_.ticks[number];
     }
   }
-  chain->ticks = 1;
-  for (const int64_t number : chain->numbers) chain->ticks += facts_.ticks[number];
 }
 
 int64_t RerunSearch::Maker(int64_t value, int64_t position) const {

@@ -47,7 +47,7 @@ struct RerunConstants {
 // A set of reruns and returns, laid out in order: `Layout` in rerun_layout.py, where the fields are described.
 class RerunLayout {
  public:
-  explicit RerunLayout(const RerunFacts& facts);
+  RerunLayout(const RerunFacts& facts, int64_t most_bytes);
 
   void Become(std::vector<int64_t> wanted);  // keys in any order
   void Add(int64_t key);
@@ -60,7 +60,8 @@ class RerunLayout {
 
   int64_t width() const { return width_; }
   int64_t ticks() const { return ticks_; }
-  int64_t peak_bytes() const;
+  // The bytes by which all places exceed `most_bytes`.
+  int64_t excess() const { return excess_; }
   const std::vector<int64_t>& keys() const { return keys_; }
   const std::vector<int64_t>& live() const { return live_; }
   const std::vector<int64_t>& added() const { return added_; }
@@ -70,10 +71,13 @@ class RerunLayout {
   int64_t NumberAt(int64_t place) const;
   int64_t ExtraAt(int64_t place) const;
   void Change(int64_t begin, int64_t end, int64_t bytes);
+  int64_t Over(int64_t bytes) const { return bytes > most_bytes_ ? bytes - most_bytes_ : 0; }
 
   const RerunFacts& facts_;
+  const int64_t most_bytes_;
   int64_t width_;
   int64_t ticks_ = 0;
+  int64_t excess_ = 0;
   std::vector<int64_t> keys_;
   std::vector<int64_t> live_;
   std::vector<int64_t> added_;
@@ -105,7 +109,6 @@ class RerunSearch {
   };
   struct Chain {
     std::vector<int64_t> numbers;
-    int64_t harm;
     int64_t ticks;
   };
 
@@ -125,7 +128,8 @@ class RerunSearch {
   void FindOver();
   void FindOffers(bool noisy);
   int64_t Relief(int64_t begin, int64_t end, int64_t bytes) const;
-  void FindChain(int64_t first, int64_t end, int64_t position, int64_t most, double price, Chain* chain);
+  void FindChain(int64_t first, int64_t end, int64_t position, double most, double price, Chain* chain);
+  int64_t Gain(const std::vector<int64_t>& keys);
   int64_t Maker(int64_t value, int64_t position) const;
   int64_t Harm(int64_t begin, int64_t end, int64_t bytes) const;
 

@@ -21,6 +21,7 @@ from tfswap.kernels.hardware import default_rates
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import make_problem
+from tfswap.planner.solver_table import RECOMPUTE
 from tfswap.planner.solvers import rerun_search
 from tfswap.simulator.memory import simulate_memory
 
@@ -119,9 +120,11 @@ def test_schedules_keep_the_budget_and_peaks_are_the_simulators(instance: Instan
         order = found[solve] = solve(instance, budget)
         assert order is None or instance.peak_of(order) <= budget
         assert order is None or budget >= instance.floor
-    ladders, search = found[planned.ladders], found[planned.search]
-    if ladders is not None:
-        assert search is not None and instance.extra_time(search) <= instance.extra_time(ladders) + 1e-12
+    problem = make_problem(instance.flow(), instance.order, default_rates(CPU), instance.cost_s)
+    one_pass, ladders = RECOMPUTE[0](problem, LiveTarget(budget * UNIT_BYTES)), found[planned.ladders]
+    if one_pass is not None:
+        again = [instance.order[i] for i in one_pass.order]
+        assert ladders is not None and instance.extra_time(ladders) <= instance.extra_time(again) + 1e-12
 
 
 def irregular(seed: int) -> Instance:
@@ -158,9 +161,10 @@ def test_cp_sat_proves_that_a_budget_is_too_low():
 def test_the_search_finds_much_cheaper_reruns_than_one_pass(seed: int):
     instance = irregular(seed)
     budget = instance.peak * 85 // 100
-    ladders, search = planned.ladders(instance, budget), planned.search(instance, budget)
-    assert ladders is not None and search is not None
-    assert instance.extra_time(search) < instance.extra_time(ladders) / 2
+    problem = make_problem(instance.flow(), instance.order, default_rates(CPU), instance.cost_s)
+    one_pass, ladders = RECOMPUTE[0](problem, LiveTarget(budget * UNIT_BYTES)), planned.ladders(instance, budget)
+    assert one_pass is not None and ladders is not None
+    assert instance.extra_time(ladders) < instance.extra_time(one_pass.order) / 2
 
 
 def test_the_search_holds_what_is_dearer_to_recompute():
@@ -185,7 +189,8 @@ def test_the_lowest_budget_is_met():
     assert instance.floor <= lowest < instance.peak
     order = planned.search(instance, lowest)
     assert order is not None and instance.peak_of(order) <= lowest
-    assert planned.ladders(instance, lowest) is None
+    problem = make_problem(instance.flow(), instance.order, default_rates(CPU), instance.cost_s)
+    assert RECOMPUTE[0](problem, LiveTarget(lowest * UNIT_BYTES)) is None
 
 
 def passes(layers: int) -> Instance:

@@ -35,7 +35,8 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
         (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (published.superneurons,)
     ),
     "search": dict.fromkeys(
-        (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (rerun_search.solver(RECOMPUTE[0]),)
+        (frozenset({"recompute"}), frozenset({"swap", "recompute"})),
+        (rerun_search.solver(RECOMPUTE[0], rerun_search.LONG_VISITS),),
     ),
     "exact": {frozenset({"swap", "recompute"}): (milp.solve,)},
 }

@@ -38,8 +38,8 @@ from tfswap.planner.solvers.belady import place_copies, trim
 from tfswap.planner.solvers.rerun_layout import Facts, Layout, facts_of, values_of
 from tfswap.simulator.memory import simulate_memory
 
-VISITS = 50_000
-"""Of kernels, for one target."""
+VISITS, LONG_VISITS = 50_000, 1_000_000
+"""Of kernels, for one target: by default, and where only the search runs."""
 LEAST_TRIES, MOST_TRIES = 4, 400
 """Of repairs."""
 MOST_CHAIN = 24
@@ -288,24 +288,31 @@ class _Repair:
         self._added = set(layout.added)
 
     def best(self, leaves: Sequence[int]) -> list[int]:
-        """The keys with the least time for what they take off the excess; none where nothing does."""
+        """The keys with the least time for what they take off the excess.
+
+        Where nothing does: those that would if what they hold were where there is no excess yet. From such a choice
+        others lead on. None where there are none of these either.
+        """
         width, layout = self._facts.width, self._layout
         offers = sorted(self._offers(leaves))
         best: list[int] = []
-        least = math.inf
+        hopeful: list[int] = []
+        least = least_hoped = math.inf
         for optimistic, end, number, relief, factor in offers:
             if optimistic >= least:
                 break
             position = layout.keys[end] // width
             for price in dict.fromkeys((0.0, least, math.inf)):
-                numbers, ticks = self._chain(number, end, position, least * relief / factor, price)
+                numbers, ticks, harm = self._chain(number, end, position, least * relief / factor, price)
                 if ticks * factor / relief >= least:
                     continue
                 keys = [key for n in sorted(numbers) if (key := position * width + n) not in self._added]
                 gain = self._gain(keys)
                 if gain > 0 and (score := ticks * factor / gain) < least:
                     best, least = keys, score
-        return best
+                elif relief > harm and (score := ticks * factor / (relief - harm)) < least_hoped:
+                    hopeful, least_hoped = keys, score
+        return best or hopeful
 
     def _gain(self, keys: Sequence[int]) -> int:
         """What more reruns or returns take off the excess of all places."""
@@ -344,8 +351,9 @@ class _Repair:
                     factor = 1.0 if self._draws is None else FACTORS[self._draws.bits() >> 56]
                     yield (facts.ticks[number] + 1) * factor / relief, at, number, relief, factor
 
-    def _chain(self, first: int, end: int, position: int, most: float, price: float) -> tuple[set[int], int]:
-        """What is made again before `end` for one rerun or return, and its ticks.
+    def _chain(self, first: int, end: int, position: int, most: float, price: float) -> tuple[set[int], int, int]:
+        """What is made again before `end` for one rerun or return, its ticks, and the excess that the rest of what they
+        read adds, if held for them alone.
 
         Args:
             most: ticks from which on the chain is of no use.
@@ -353,21 +361,25 @@ class _Repair:
         """
         facts, numbers = self._facts, {first}
         ticks, pending, seen, room = facts.ticks[first] + 1, [first], set[int](), int(self._room[end])
+        harm = 0
         while pending and ticks < most:
             for u in self._layout.reads[pending.pop()]:
                 if u in seen:
                     continue
                 seen.add(u)
                 until, number = self._held_until(u, end), self._maker(u, position)
-                if until >= end or number < 0 or len(numbers) == MOST_CHAIN:
+                if until >= end:
                     continue
                 held = self._harm(until + 1, end + 1, facts.nbytes[u])
                 again = max(0, facts.nbytes[u] - room) - max(0, -room)
-                if number not in numbers and again < held and (held - again) * price > facts.ticks[number]:
+                worth = number >= 0 and again < held and (held - again) * price > facts.ticks[number]
+                if worth and number not in numbers and len(numbers) < MOST_CHAIN:
                     numbers.add(number)
                     pending.append(number)
                     ticks += facts.ticks[number]
-        return numbers, ticks
+                    held = again
+                harm += held
+        return numbers, ticks, harm
 
     def _maker(self, v: int, position: int) -> int:
         """What makes `v` again before a position: its copy where that is cheaper; -1 for nothing."""

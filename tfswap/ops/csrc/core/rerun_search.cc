@@ -268,8 +268,8 @@ std::vector<int64_t> RerunSearch::BestRepair(bool noisy) {
   FindOver();
   FindOffers(noisy);
   std::sort(offers_.begin(), offers_.end());
-  std::vector<int64_t> best, keys;
-  double least = kNever;
+  std::vector<int64_t> best, hopeful, keys;
+  double least = kNever, least_hoped = kNever;
   Chain chain;
   for (const Offer& offer : offers_) {
     if (offer.optimistic >= least) break;
@@ -285,12 +285,16 @@ std::vector<int64_t> RerunSearch::BestRepair(bool noisy) {
         if (!layout_.has(first + number)) keys.push_back(first + number);
       }
       const int64_t gain = Gain(keys);
-      if (gain <= 0 || cost / static_cast<double>(gain) >= least) continue;
-      least = cost / static_cast<double>(gain);
-      best = keys;
+      if (gain > 0 && cost / static_cast<double>(gain) < least) {
+        least = cost / static_cast<double>(gain);
+        best = keys;
+      } else if (offer.relief > chain.harm && cost / static_cast<double>(offer.relief - chain.harm) < least_hoped) {
+        least_hoped = cost / static_cast<double>(offer.relief - chain.harm);
+        hopeful = keys;
+      }
     }
   }
-  return best;
+  return best.empty() ? hopeful : best;
 }
 
 int64_t RerunSearch::Gain(const std::vector<int64_t>& keys) {
@@ -353,6 +357,7 @@ void RerunSearch::FindOffers(bool noisy) {
 void RerunSearch::FindChain(int64_t first, int64_t end, int64_t position, double most, double price, Chain* chain) {
   chain->numbers = {first};
   chain->ticks = facts_.ticks[first] + 1;
+  chain->harm = 0;
   pending_ = {first};
   seen_.clear();
   const int64_t room = most_bytes_ - layout_.live()[end], end_key = layout_.keys()[end];
@@ -364,16 +369,19 @@ void RerunSearch::FindChain(int64_t first, int64_t end, int64_t position, double
       if (Holds(seen_, u)) continue;
       seen_.push_back(u);
       const int64_t until = layout_.At(layout_.Last(u, layout_.Before(u, end_key))), number = Maker(u, position);
-      if (until >= end || number < 0 || static_cast<int64_t>(chain->numbers.size()) == constants_.most_chain) continue;
+      if (until >= end) continue;
       const int64_t held = Harm(until + 1, end + 1, bytes);
       const int64_t again = std::max<int64_t>(0, bytes - room) - std::max<int64_t>(0, -room);
-      if (Holds(chain->numbers, number) || again >= held ||
-          static_cast<double>(held - again) * price <= static_cast<double>(facts_.ticks[number])) {
+      if (number < 0 || again >= held || Holds(chain->numbers, number) ||
+          static_cast<double>(held - again) * price <= static_cast<double>(facts_.ticks[number]) ||
+          static_cast<int64_t>(chain->numbers.size()) == constants_.most_chain) {
+        chain->harm += held;
         continue;
       }
       chain->numbers.push_back(number);
       pending_.push_back(number);
       chain->ticks += facts_.ticks[number];
+      chain->harm += again;
     }
   }
 }

@@ -110,6 +110,7 @@ class RerunSearch {
   struct Chain {
     std::vector<int64_t> numbers;
     int64_t ticks;
+    int64_t harm;
   };
 
   uint64_t Bits();

@@ -7,32 +7,36 @@ FOLDER has graphs as in github.com/haoming-codes/moccasin; instances/graphs.py d
 
 Each instance is scheduled at 90%, 80% and 60% of the peak of its given order, and at the lowest budget that tfswap's
 search is found to meet in that order; budgets below the largest inputs and output of a node are left out. "ladders" are
-the planner's default solvers and "search" is planner/solvers/rerun_search.py, both in the given order, and "own orders"
-the search in the orders that tfswap makes of it. Live bytes are the measure, and times are the instance's own.
+the planner's default solvers, "search" is planner/solvers/rerun_search.py for longer, both in the given order, and "own
+orders" the latter in the orders that tfswap makes of it. Live bytes are the measure, and times are the instance's own.
 
 A cell is the time of what runs again, as a share of each node's once: "-" where a solver found no schedule, "none"
 where CP-SAT has proven that its formulation has none, which allows two runs of a node, in the given order. "bound" is
 what it has proven of that formulation.
 
 Every schedule is replayed by instances/graphs.py, which no solver uses: each input is there, and the peak is within the
-budget. Seconds are by the clock, of one process on one thread. CP-SAT has one worker and --limit-s for each budget; the
+budget. Seconds are CPU time, of one process on one thread. CP-SAT has one worker and --limit-s for each budget; the
 paper gives it 1,800 s below 500 nodes, and 3,600 s from there on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from instances import checkmate, moccasin, planned
 from instances.graphs import Instance, read_instance
 
-from tfswap.errors import TfswapError
+from tfswap.errors import OpLibraryError, TfswapError
+from tfswap.native.load import load
 
 SHARES = (0.9, 0.8, 0.6)
 MOST_ROUNDED = 100
@@ -40,6 +44,13 @@ MOST_ROUNDED = 100
 OURS, OTHERS = ("ladders", "search", "own_orders"), ("cpsat", "sqrt", "checkmate")
 CLOSE, QUICK = 1.01, 0.01
 """The times to reach: of the step, and of the search, as shares of CP-SAT's."""
+
+
+def cpsat(instance: Instance, budget: int, limit_s: float) -> tuple[moccasin.Found, float]:
+    """What CP-SAT finds, and its seconds."""
+    started = time.process_time()
+    found = moccasin.solve(instance, budget, limit_s)
+    return found, time.process_time() - started
 
 
 class Cell:
@@ -58,9 +69,9 @@ class Cell:
         """The row with each solver's figures; those in `known` are taken as they are."""
         for name in (*OURS, *OTHERS):
             solve = getattr(self, f"_{name}")
-            started = time.perf_counter()
+            started = time.process_time()
             self.row[name] = known[name] if name in known else solve()
-            self.row[name].setdefault("s", time.perf_counter() - started)
+            self.row[name].setdefault("s", time.process_time() - started)
         return self.row
 
     def _judged(self, order: list[int] | None) -> dict[str, Any]:
@@ -84,8 +95,10 @@ class Cell:
         return self._judged(planned.checkpoints(self.instance, self.budget))
 
     def _cpsat(self) -> dict[str, Any]:
-        found = moccasin.solve(self.instance, self.budget, self.limit_s)
-        return {**self._judged(found.order), "bound": found.bound, "impossible": found.impossible}
+        # OR-Tools and TensorFlow, which the core library needs, do not run in one process.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found, seconds = pool.submit(cpsat, self.instance, self.budget, self.limit_s).result()
+        return {**self._judged(found.order), "s": seconds, "bound": found.bound, "impossible": found.impossible}
 
     def _checkmate(self) -> dict[str, Any]:
         if len(self.instance.order) > MOST_ROUNDED:
@@ -93,7 +106,11 @@ class Cell:
         return self._judged(checkmate.solve(self.instance, self.budget, self.limit_s))
 
 
-def cells(instance: Instance, limit_s: float) -> Iterator[Cell]:
+def cells(instance: Instance, limit_s: float, earlier: Sequence[dict[str, Any]]) -> Iterator[Cell]:
+    """Those of an earlier run, where that has the instance."""
+    if earlier:
+        yield from (Cell(instance, row["share"], row["budget"], limit_s) for row in earlier)
+        return
     for share in SHARES:
         budget = math.floor(instance.peak * share)
         if budget >= instance.floor:
@@ -148,7 +165,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="instances whose names begin like this")
     parser.add_argument("--limit-s", type=float, default=60.0, help="seconds for CP-SAT, and for Checkmate's program")
     parser.add_argument("--json", type=Path, help="also write the figures here, after each budget")
-    parser.add_argument("--others", type=Path, help="an earlier --json, from which the others' figures are taken")
+    parser.add_argument("--others", type=Path, help="an earlier --json: its budgets, and the others' figures")
     args = parser.parse_args()
     paths = (
         sorted(args.folder.glob("*.json"), key=lambda p: p.stat().st_size) if args.folder.is_dir() else [args.folder]
@@ -159,11 +176,13 @@ def main() -> None:
     earlier = json.loads(args.others.read_text("utf-8")) if args.others else []
     known = {(row["instance"], row["budget"]): {n: row[n] for n in OTHERS if n in row} for row in earlier}
     rows: list[dict[str, Any]] = []
+    with contextlib.suppress(OpLibraryError):
+        load()  # in which the search runs
     print(HEADER, flush=True)
     try:
         for path in paths:
             instance = read_instance(path)
-            for cell in cells(instance, args.limit_s):
+            for cell in cells(instance, args.limit_s, [row for row in earlier if row["instance"] == instance.name]):
                 rows.append(cell.compare(known.get((instance.name, cell.budget), {})))
                 print(line(rows[-1]), flush=True)
                 if args.json:

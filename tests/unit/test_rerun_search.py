@@ -138,7 +138,7 @@ def test_swaps_are_chosen_where_they_are_cheaper(seed: int):
 
 
 def test_a_choice_is_read_back_as_its_keys():
-    problem = irregular(1, copies=True)
+    problem = irregular(0, copies=True)
     facts, target = facts_of(problem, 0.5), int(0.9 * problem.live_peak_bytes)
     keys = rerun_search.RerunSearch(facts, target, 20_000).run([[]])
     assert keys

@@ -1,4 +1,4 @@
-"""What is live when, with kernels that run again and values that return by a copy: the facts, and a layout that changes.
+"""What is live when, with kernels that run again and values that return by a copy.
 
 Everything has a number: `copies` numbers, one for the return of each value by a copy, and then one for each kernel, in
 the order of the step. So at one position of the order copies return first, and a rerun comes after those that it reads.
@@ -66,8 +66,15 @@ class Facts:
     @cached_property
     def least_bytes(self) -> int:
         """What no layout is below: the largest working set."""
-        kernels = range(self.copies, self.copies + self.count)
-        return max((self.extra[k - self.copies] + self._bytes(self.reads, k) + self._bytes(self.makes, k) for k in kernels), default=0)
+        return max(
+            (
+                extra
+                + self._bytes(self.reads, self.copies + position)
+                + self._bytes(self.makes, self.copies + position)
+                for position, extra in enumerate(self.extra)
+            ),
+            default=0,
+        )
 
     def _bytes(self, lists: Lists, i: int) -> int:
         return sum(self.nbytes[v] for v in lists.elements[lists.begins[i] : lists.begins[i + 1]])

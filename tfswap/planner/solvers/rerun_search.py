@@ -14,8 +14,8 @@ draw.
 The core library has the same search (csrc/core/rerun_search.h), with the same results to the bit in a small part of the
 time: what is compared is whole numbers, or one product and one quotient of these. Tests compare the two.
 
-Not handled: where a kernel's buffer is forwarded in the step's own order, but not in the choice's, the bytes counted here
-are too few, and so they are while a copy runs; the result is therefore simulated, and dropped where it exceeds the
+Not handled: where a kernel's buffer is forwarded in the step's own order, but not in the choice's, the bytes counted
+here are too few, and so they are while a copy runs; the result is therefore simulated, and dropped where it exceeds the
 target.
 """
 
@@ -63,7 +63,7 @@ def solver(first: Solver, visits: int = VISITS, copy_price: float = NEVER) -> So
 
     Args:
         visits: about how many kernels the search for one target visits: it bounds the time.
-        copy_price: the share of a copy's seconds that counts as cost, as in cheapest_eviction.py; infinite for no swaps.
+        copy_price: the share of a copy's seconds that counts, as in cheapest_eviction.py; infinite for no swaps.
     """
     facts_by_uses: WeakKeyDictionary[Uses, Facts] = WeakKeyDictionary()
 
@@ -196,7 +196,7 @@ class RerunSearch:
                 best = self._now()
         current = best
         for tries in range(1, MOST_TRIES):
-            if tries >= LEAST_TRIES and self._visits <= 0 or best is not None and not best[1]:
+            if (tries >= LEAST_TRIES and self._visits <= 0) or (best is not None and not best[1]):
                 break
             before = current or (nearest if self._draws.below(2) else None)
             self._become(self._without_some(before[1]) if before and before[1] else [])

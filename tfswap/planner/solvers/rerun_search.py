@@ -2,7 +2,7 @@
 
 A choice is a set of reruns and of returns by a copy, each before a position of the step's order (rerun_layout.py).
 Every tensor is held from what makes it to the last kernel that reads it before it is made the next time. So a rerun
-holds what it reads for longer, or makes that again too: by what is cheaper. cheapest_eviction.py goes through the order
+holds what it reads for longer, or needs more of them: by what is cheaper. cheapest_eviction.py goes through the order
 once, and has freed by then what no later kernel reads.
 
 Repair: at the position with the most live bytes, the rerun or return with the least time for the bytes that it takes
@@ -328,7 +328,7 @@ class _Repair:
         return int(np.maximum(self._layout.live - self._most, 0).sum())
 
     def _offers(self, leaves: Sequence[int]) -> Iterator[tuple[float, int, int, int, float]]:
-        """What waits at the peak: (score if nothing else is made again or held for it, place of its next reader, number
+        """What waits at the peak: (score if nothing else is recomputed, copied or held for it, place of its next reader, number
         of what makes it, relief of the excess, random factor).
         """
         layout, facts, keys = self._layout, self._facts, self._layout.keys
@@ -352,12 +352,12 @@ class _Repair:
                     yield (facts.ticks[number] + 1) * factor / relief, at, number, relief, factor
 
     def _chain(self, first: int, end: int, position: int, most: float, price: float) -> tuple[set[int], int, int]:
-        """What is made again before `end` for one rerun or return, its ticks, and the excess that the rest of what they
+        """What is recomputed or copied before `end` for one rerun or return, its ticks, and the excess that the rest of what they
         read adds, if held for them alone.
 
         Args:
             most: ticks from which on the chain is of no use.
-            price: ticks per byte of excess, by which it is decided what is held and what is made again too.
+            price: ticks per byte of excess, by which it is decided what is held and what is not.
         """
         facts, numbers = self._facts, {first}
         ticks, pending, seen, room = facts.ticks[first] + 1, [first], set[int](), int(self._room[end])

@@ -49,7 +49,7 @@ NOISE = 0.8
 WORSE = 0.1
 """The share by which a choice that the search goes on with may be slower at first; none in the end."""
 LEAST_REMOVED, REMOVED_SHARE = 8, 7
-"""How many may be removed at random: this number, or one in so many, whichever is more."""
+"""The most that are removed at random: the first number, or one in the second, whichever is more."""
 CHANGE_SHARE = 8
 """A change of the layout counts as a visit of the kernels divided by this."""
 
@@ -328,8 +328,8 @@ class _Repair:
         return int(np.maximum(self._layout.live - self._most, 0).sum())
 
     def _offers(self, leaves: Sequence[int]) -> Iterator[tuple[float, int, int, int, float]]:
-        """What waits at the peak: (score if nothing else is recomputed, copied or held for it, place of its next reader, number
-        of what makes it, relief of the excess, random factor).
+        """What waits at the peak: (score if that takes nothing else, place of its next reader, number of what makes it,
+        relief of the excess, random factor).
         """
         layout, facts, keys = self._layout, self._facts, self._layout.keys
         peak = int(self._over.argmax())
@@ -352,8 +352,8 @@ class _Repair:
                     yield (facts.ticks[number] + 1) * factor / relief, at, number, relief, factor
 
     def _chain(self, first: int, end: int, position: int, most: float, price: float) -> tuple[set[int], int, int]:
-        """What is recomputed or copied before `end` for one rerun or return, its ticks, and the excess that the rest of what they
-        read adds, if held for them alone.
+        """What is recomputed or copied before `end` for one rerun or return, its ticks, and the excess that the rest of
+        what it reads adds, if held for that alone.
 
         Args:
             most: ticks from which on the chain is of no use.
@@ -382,7 +382,7 @@ class _Repair:
         return numbers, ticks, harm
 
     def _maker(self, v: int, position: int) -> int:
-        """What makes `v` again before a position: its copy where that is cheaper; -1 for nothing."""
+        """What makes another buffer of `v` before a position: its copy where that is cheaper; -1 for nothing."""
         facts, maker = self._facts, self._facts.makers[v]
         copies, reruns = facts.until[v] >= position, facts.until[maker] >= position
         if copies and not (reruns and facts.ticks[maker] < facts.ticks[v]):

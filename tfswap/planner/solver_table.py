@@ -67,7 +67,7 @@ RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
 """Additional solvers by default, for steps so small that there is time left."""
 SEARCHES: dict[frozenset[str], Solver] = {
     frozenset({"recompute"}): rerun_search.solver(RECOMPUTE[0]),
-    frozenset({"swap", "recompute"}): rerun_search.solver(EVICT[0], copy_price=EVICT_PRICE),
+    frozenset({"swap", "recompute"}): rerun_search.solver(EVICT[0], rerun_search.SHORT_VISITS, EVICT_PRICE),
 }
 """The search that the default solvers end with. One pass is close to the best choice where swaps are allowed, and far
 from it for graphs with irregular reads where they are not: so it is tried for all steps there, and otherwise for those

@@ -34,16 +34,20 @@ def choose_slices(
     """
     constants = graph.small_constants
     slicings = ((node, slicing_of(node, device, constants, close=close)) for node in graph.topological())
-    possible = {node: slicing for node, slicing in slicings if slicing is not None}
+    found = {node: slicing for node, slicing in slicings if slicing is not None}
+    possible = {node: slicing for node, slicing in found.items() if slicing.kind is not Kind.WHOLE}
+    once = tuple(node.name for node in found if node not in possible)
+    bounded = (Slices(once, 1, 1, close),) if once else ()
     sizes = {node: max(kind.nbytes or 0 for kind in row_tensors(node, slicing)) for node, slicing in possible.items()}
     largest = max(sizes.values(), default=0)
     chain_of = _chains(possible) if chains else {node: node for node in possible}
-    chosen: dict[tuple[Slices, ...], None] = {}
+    chosen: dict[tuple[Slices, ...], None] = {} if chains else {bounded: None}
     for share in shares:
         heavy = {chain_of[node] for node, nbytes in sizes.items() if nbytes > largest // (2 * share)}
         cut = {node: slicing for node, slicing in possible.items() if chain_of[node] in heavy}
         counts = {node: share if chains else ceil(sizes[node] * share / largest) for node in cut}
-        chosen[tuple(group._replace(close=close) for group in _groups(cut, counts, sizes))] = None
+        groups = (group._replace(close=close) for group in _groups(cut, counts, sizes))
+        chosen[(*groups, *bounded)] = None
     return [groups for groups in chosen if groups and sum(map(_count_slices, groups)) <= MOST_SLICES]
 
 

@@ -7,14 +7,14 @@ compares the bits of each line on the CPU that it runs on.
 The reasons, in TensorFlow 2.21's sources:
 
 - Element by element: kernels compute in packets (`ELEMENTS`).
-- Products add up the products of blocks of the depth (kernels/products.py), unless the depth is divided among threads.
-  That is so where the work is too little for all threads (TensorContractionThreadPool.h, numThreads and
-  shardByInnerDim). A product that adds up rows has the bits of the whole in slices of one block each, added in order.
+- Products add up the products of blocks of the depth, in an order that depends on their sizes
+  (kernels/contraction_order.py). A product that adds up rows is computed block by block, in that order
+  (kernels/bounded_gradients.py).
 - A convolution is such a product of all images. Its gradient with respect to the image is a product for each image,
   which all threads compute where there is one image alone, or enough work (conv_grad_input_ops.h).
 - A convolution's gradient with respect to the filter adds the products of shards of images, one after the other
-  (conv_grad_filter_ops.cc). So slices of one shard each, added in the same order, give the same sum. Larger ones do
-  not.
+  (conv_grad_filter_ops.cc). Each is such a product too. Slices of one shard each, added in the same order, give the
+  same sum as well. Larger ones do not.
 - The bias gradient adds rows one after the other, in a block for each thread (redux_functor.h).
 - Sums and means of all axes but the last add rows to four sums in turn, where a packet of columns has its own, and one
   after the other otherwise (TensorReduction.h, InnerMostDimPreserver).
@@ -25,15 +25,16 @@ Softmax, whose kernels divide rows among threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import lcm, prod
 from typing import Final, NamedTuple
 
 from tfswap.ir.graph import Node
+from tfswap.kernels.bounded_gradients import filter_gradient, image_gradient, products_of_rows
 from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.products import depth_of_slices, same_in_rows
+from tfswap.kernels.products import same_in_rows, same_patches
 from tfswap.kernels.slices import ELEMENTS, Kind, RowSums, Slicing, any_number, possible_rows, row_tensors, slices_of
 from tfswap.kernels.slices_call import Call, Line, rows_of_images, rows_of_inputs
 
@@ -88,21 +89,27 @@ def _matmul(call: Call) -> Slicing | None:
     if not _only_adds_bias(node):
         return None
     if not node.attrs.get("transpose_a"):
-        return _product_rows(call, rows, columns, left[1], 1)
+        return _product_rows(call, rows, columns, left[1], 1, same_in_rows)
     if node.attrs.get("transpose_b") or node.op != "MatMul":
         return None
-    unit = depth_of_slices(rows, columns, left[0], call.device)
-    return None if unit is None else Slicing((0, 1), Kind.SUM, unit=unit)
+    found = products_of_rows(rows, columns, left[0], call.device)
+    return None if found is None else Slicing((0, 1), Kind.PRODUCTS, bounded=found)
 
 
-def _product_rows(call: Call, rows: int, columns: int, depth: int, each: int) -> Slicing | None:
-    """Rows of a product, of which `each` are a row of the tensor."""
+def _product_rows(
+    call: Call, rows: int, columns: int, depth: int, each: int, same: Callable[[int, int, int, int, DeviceModel], bool]
+) -> Slicing | None:
+    """Rows of a product, of which `each` are a row of the tensor.
+
+    Args:
+        same: of products.py: whether a number of rows has the bits of the whole.
+    """
     device = call.device
 
     def holds(count: int) -> bool:
-        return same_in_rows(count * each, rows, columns, depth, device)
+        return same(count * each, rows, columns, depth, device)
 
-    return Slicing((0,), holds=holds) if same_in_rows(rows, rows, columns, depth, device) else None
+    return Slicing((0,), holds=holds) if holds(rows // each) else None
 
 
 def _conv2d(call: Call) -> Slicing | None:
@@ -110,11 +117,17 @@ def _conv2d(call: Call) -> Slicing | None:
     image, kernel, result = call.input(0), call.input(1), call.output
     if not _only_adds_bias(call.node) or image[3] != kernel[2]:
         return None
-    return _product_rows(call, prod(result[:-1]), result[-1], prod(kernel[:3]), result[1] * result[2])
+    return _product_rows(call, prod(result[:-1]), result[-1], prod(kernel[:3]), result[1] * result[2], same_patches)
 
 
-def _conv2d_backprop_input(call: Call) -> Slicing | None:
-    parallel = adds_in_parallel(call.input(1), call.input(2), call.node.outputs[0], call.device)
+def _image_gradient(call: Call) -> Slicing | None:
+    """conv_grad_input_ops.h, conv_grad_ops_3d.cc: images by themselves; one image with a part of its columns."""
+    kernel, gradient = call.input(1), call.input(2)
+    if (found := image_gradient(call)) is not None:
+        return Slicing((2,), bounded=found) if gradient[0] > 1 else Slicing((), Kind.WHOLE, bounded=found)
+    if len(kernel) != 4:
+        return None
+    parallel = adds_in_parallel(kernel, gradient, call.node.outputs[0], call.device)
 
     def holds(images: int) -> bool:
         return parallel or images > 1
@@ -122,8 +135,17 @@ def _conv2d_backprop_input(call: Call) -> Slicing | None:
     return Slicing((2,), holds=holds, shape=0)
 
 
-def _conv2d_backprop_filter(call: Call) -> Slicing | None:
-    return Slicing((0, 2), Kind.SUM, unit=images_of_shard(call.output, call.input(2), call.node.outputs[0]))
+def _filter_gradient(call: Call) -> Slicing | None:
+    """conv_grad_filter_ops.cc, conv_grad_ops_3d.cc: a sum over images, if the images are larger than what is added."""
+    image, kernel, gradient = call.input(0), call.output, call.input(2)
+    read, made = prod(image) + prod(gradient), prod(kernel)
+    found = filter_gradient(call)
+    if found is None:
+        unit = images_of_shard(kernel, gradient, call.node.outputs[0])
+        return Slicing((0, 2), Kind.SUM, unit=unit) if len(kernel) == 4 and 2 * made < read else None
+    if gradient[0] > 1 and made + found.state_elements(prod(kernel[:-1]), kernel[-1]) < read:
+        return Slicing((0, 2), Kind.PRODUCTS, bounded=found)
+    return Slicing((), Kind.WHOLE, bounded=found)
 
 
 def _bias_add_grad(call: Call) -> Slicing | None:
@@ -330,8 +352,10 @@ LINES: dict[str, Line] = {
     "ConcatV2": Line(_concat, **_COPY),
     "Conv2D": Line(_conv2d),
     "_FusedConv2D": Line(_conv2d),
-    "Conv2DBackpropFilter": Line(_conv2d_backprop_filter),
-    "Conv2DBackpropInput": Line(_conv2d_backprop_input),
+    "Conv2DBackpropFilter": Line(_filter_gradient),
+    "Conv2DBackpropInput": Line(_image_gradient),
+    "Conv3DBackpropFilterV2": Line(_filter_gradient),
+    "Conv3DBackpropInputV2": Line(_image_gradient),
     "ExpandDims": Line(_keeps_first_axis, **_COPY),
     "Gather": Line(_gather, **_COPY),
     "GatherV2": Line(_gather, **_COPY),

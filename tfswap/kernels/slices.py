@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from tfswap.ir.graph import Node, Output
 from tfswap.ir.types import TensorType
+from tfswap.kernels.bounded_sums import Patches, Products
 from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES as _ALIGN_BYTES
 from tfswap.kernels.temporaries import known_shape
 from tfswap.kernels.windows import Window
@@ -33,6 +34,10 @@ class Kind(Enum):
     """It is their sum, added up in order."""
     ROW_SUMS = auto()
     """Each continues the sums of the slices before (Tfswap>AddRows)."""
+    PRODUCTS = auto()
+    """The same of a sum of products (Tfswap>AddProducts)."""
+    WHOLE = auto()
+    """There is one, of all rows: it is another kernel, which needs less memory."""
 
 
 class RowSums(NamedTuple):
@@ -72,6 +77,7 @@ class Slicing(NamedTuple):
         halo: how many more rows of the first sliced input a slice reads, before its own and after them. It computes as
             many more rows, which are left out.
         flipped: whether an image's gradient is computed as a convolution with the flipped filter.
+        bounded: a gradient that is computed with a part of its columns at a time.
     """
 
     rows: tuple[int, ...]
@@ -86,6 +92,7 @@ class Slicing(NamedTuple):
     image: bool = False
     halo: tuple[int, int] = (0, 0)
     flipped: bool = False
+    bounded: Products | Patches | None = None
 
 
 def rows_of_packets(shape: Sequence[int]) -> int:
@@ -122,6 +129,8 @@ class RowSlices(NamedTuple):
 def row_tensors(node: Node, slicing: Slicing) -> list[TensorType]:
     """The types of what slices of a kernel read and make by rows."""
     made = node.outputs if slicing.kind is Kind.ROWS else ()
+    if slicing.kind is Kind.WHOLE:
+        return []
     return [*(node.inputs[position].type for position in slicing.rows), *made]
 
 
@@ -136,6 +145,8 @@ def slices_of(node: Node, slicing: Slicing, rows: int, of: int) -> RowSlices | N
     """The slices of a kernel, where others have slices of `rows` of each `of` rows. They have as many, or the least
     multiple by a power of two that the bits need. None where there is none.
     """
+    if slicing.kind is Kind.WHOLE:
+        return RowSlices(slicing, rows, (), ())
     inputs = [in_rows(node.inputs[p].type, of, slicing.axes) for p in slicing.rows]
     outputs = [in_rows(kind, of, slicing.axes) for kind in node.outputs] if slicing.kind is Kind.ROWS else []
     known = [kind for kind in (*inputs, *outputs) if kind is not None]

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.bounded_sums import slots_of
 from tfswap.kernels.elementwise import add_n
 from tfswap.kernels.events import free, out, temp
-from tfswap.kernels.memory_rules import FREE, FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
+from tfswap.kernels.memory_rules import (
+    FREE,
+    FRESH,
+    UNARY,
+    VIEW,
+    Entry,
+    KernelMemory,
+    candidates,
+    forwarding,
+    fresh,
+    outs,
+)
 from tfswap.kernels.temporaries import Facts
 from tfswap.kernels.variables import update
 
@@ -60,6 +73,35 @@ def add_by_decisions(facts: Facts) -> KernelMemory:
     return add_n(facts._replace(inputs=terms, attrs={KERNEL: OWN_KERNEL.encode()}))
 
 
+def add_products(facts: Facts) -> KernelMemory:
+    """The sum and the state, in place if they can be forwarded, and buffers for a block of rows and its product."""
+    attrs, made = facts.attrs, facts.outputs[0].shape
+    begun = (candidates(facts, 0, (2,)), candidates(facts, 1, (3,))) if len(facts.inputs) > 2 else ()
+    forward = tuple(pair for pairs in begun for pair in pairs)
+    if made is None or None in made:
+        return KernelMemory(forward=forward, events=outs(2), exact=False)
+    (width, columns), chunk = cast("tuple[int, int]", made), cast("int", attrs["chunk"])
+    shard, last = cast("Sequence[int]", attrs["shard"]), cast("Sequence[int]", attrs["last_shard"])
+    depth, chunk = max(*shard[2:], *last[2:]), min(chunk, width)
+    sizes = [depth * chunk, depth * columns, chunk * columns]
+    slots = slots_of(cast("int", attrs["rows"]), shard, last)
+    if facts.outputs[1].num_elements == 0 and slots:
+        sizes.append(slots * chunk * columns)
+    return KernelMemory(forward=forward, events=(*outs(2), *(temp(4 * size) for size in sizes)))
+
+
+def image_gradient(facts: Facts) -> KernelMemory:
+    """Buffers for the products and the gradients of some positions."""
+    kernel, gradient = facts.inputs[0].shape, facts.inputs[1].shape
+    if kernel is None or gradient is None or None in kernel or None in gradient:
+        return KernelMemory(events=outs(1), exact=False)
+    made = kernel[-1] or 1
+    positions = prod(size or 0 for size in gradient[1:-1])
+    chunk = min(cast("int", facts.attrs["chunk"]), positions)
+    width = (facts.inputs[0].num_elements or 0) // made
+    return KernelMemory(events=(*outs(1), temp(4 * chunk * width), temp(4 * chunk * made)))
+
+
 RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
@@ -72,6 +114,8 @@ RULES: dict[str, Entry] = {
     "Tfswap>AddRows": Entry(forwarding(1)),
     "Tfswap>AddBlocks": FRESH,
     "Tfswap>Columns": FRESH,  # ops/csrc/core/columns_ops.cc
+    "Tfswap>AddProducts": Entry(add_products, attrs=("chunk", "last_shard", "rows", "shard")),  # product_ops.cc
+    "Tfswap>ImageGradient": Entry(image_gradient, attrs=("chunk",)),  # image_gradient_ops.cc
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room", "elsewhere")),

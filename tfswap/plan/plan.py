@@ -63,7 +63,7 @@ class Slices(NamedTuple):
 
     Attributes:
         kernels: their names.
-        rows: the rows of a slice, of each `of` rows.
+        rows: the rows of a slice, of each `of` rows. Where they are all, the kernels run once, with less memory.
         of: all rows of a slice's tensors are a multiple of it. Slices begin at the same shares of all of them.
         close: whether last bits may differ from those of whole kernels.
     """
@@ -302,10 +302,10 @@ def _check_form(plan: Plan) -> None:
     if plan.sliced and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan with kernels in slices fixes an order")
     for i, slices in enumerate(plan.sliced):
-        if not slices.kernels or not 0 < slices.rows < slices.of:
+        if not slices.kernels or not 0 < slices.rows <= slices.of:
             raise InvalidModel(
                 f"plan.sliced[{i}] has {slices.rows} of {slices.of} rows of {len(slices.kernels)} kernels in a slice: "
-                "there are some kernels, and fewer rows than all"
+                "there are some kernels, and no more rows than all"
             )
     for before, position in pairwise((-1, *plan.paired)):
         if not max(1, before + 2) <= position < len(plan.order):

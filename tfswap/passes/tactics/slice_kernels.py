@@ -22,6 +22,7 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_const
 from tfswap.ir.types import TensorType
+from tfswap.kernels.bounded_sums import Patches, Products
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import slicing_of
 from tfswap.kernels.slices import Kind, RowSlices, RowSums, Slicing, rows_of, slices_of
@@ -130,9 +131,15 @@ class _Slicer(SliceTensors):
     def cut(self) -> None:
         """Make the slices, and have all other nodes read what they fill."""
         others = [node for node in self.graph if node not in self.members]
+        make = {
+            Kind.ROWS: self._make_rows,
+            Kind.SUM: self._make_sum,
+            Kind.ROW_SUMS: self._make_row_sums,
+            Kind.PRODUCTS: self._make_products,
+            Kind.WHOLE: self._make_whole,
+        }
         for node, member in self.members.items():
             self.made[node] = []
-            make = {Kind.ROWS: self._make_rows, Kind.SUM: self._make_sum, Kind.ROW_SUMS: self._make_row_sums}
             make[member.slicing.kind](node, member)
         for node in others:
             if any(tensor.node in self.members for tensor in node.inputs):
@@ -245,6 +252,67 @@ class _Slicer(SliceTensors):
             total = (self._sum(node, total, result.out(), begin),)
         return total[0]
 
+    def _make_products(self, node: Node, member: RowSlices) -> None:
+        """Continue the sums of products of the slices before."""
+        products = cast("Products", member.slicing.bounded)
+        before: tuple[Output, ...] = ()
+        for begin, end in self.each_slice(node):
+            slices, _, _ = self._reads(node, member, begin, end, self.of)
+            first = begin * products.rows // self.of
+            before = self._add_products(node, products, [slices[p] for p in member.slicing.rows], before, first)
+        self._made_sum(node, before[0])
+
+    def _make_whole(self, node: Node, member: RowSlices) -> None:
+        """Another kernel in the place of this one."""
+        self._now = self._stretch[node], 1, self.place[node]
+        bounded = member.slicing.bounded
+        if isinstance(bounded, Patches):
+            made = self._image_gradient(node, bounded, self.whole(node.inputs[2]), node.outputs[0], 0)
+            self.made[node].append(made)
+            self.wholes[node.out()] = made.out()
+        else:
+            tensors = [self.whole(node.inputs[p]) for p in (0, 2)]
+            self._made_sum(node, self._add_products(node, cast("Products", bounded), tensors, (), 0)[0])
+
+    def _made_sum(self, node: Node, total: Output) -> None:
+        self.wholes[node.out()] = self.shaped(total, node.outputs[0])
+        self.made[node] += dict.fromkeys((total.node, self.wholes[node.out()].node))
+
+    def _add_products(
+        self, node: Node, products: Products, tensors: Sequence[Output], before: tuple[Output, ...], begin: int
+    ) -> tuple[Output, ...]:
+        """The sum and the state that the next slice continues.
+
+        Args:
+            tensors: images and gradients of the slice.
+            begin: the first row of the slice.
+        """
+        gradients = tensors[1].type
+        made = cast("tuple[int, ...]", gradients.shape)[-1]
+        width = (node.outputs[0].num_elements or 0) // made
+        is_whole = (gradients.num_elements or 0) // made == products.rows
+        dtype = Dtype(gradients.dtype)
+        attrs: dict[str, object] = {"T": dtype, "N": len(before), "begin": begin, "rows": products.rows}
+        attrs |= {"shard": tuple(products.shard), "last_shard": tuple(products.last_shard), "chunk": products.chunk}
+        window = products.window
+        attrs |= {name: () if window is None else getattr(window, field) for name, field in _WINDOW.items()}
+        state = TensorType(gradients.dtype, (0 if is_whole else products.state_elements(width, made),))
+        kinds = (TensorType(gradients.dtype, (width, made)), state)
+        inputs = (*tensors, *before)
+        added = self.add(node, custom_ops.ADD_PRODUCTS, inputs, attrs, kinds, begin, self.instead(node.controls))
+        self.made[node].append(added)
+        return added.out(0), added.out(1)
+
+    def _image_gradient(self, node: Node, patches: Patches, gradient: Output, kind: TensorType, begin: int) -> Node:
+        """An image's gradient with a part of its columns."""
+        attrs: dict[str, object] = {"T": Dtype(kind.dtype), "chunk": patches.chunk}
+        attrs |= {name: getattr(patches.window, field) for name, field in _WINDOW.items()}
+        attrs["image"] = cast("tuple[int, ...]", kind.shape)[1:-1]
+        inputs = self.whole(node.inputs[1]), gradient
+        return self.add(
+            node, custom_ops.IMAGE_GRADIENT, inputs, attrs, (kind,), begin, self.instead(node.controls)
+        )
+
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""
         gradient, sums = member.inputs[0], cast("RowSums", member.slicing.sums)
@@ -273,6 +341,10 @@ class _Slicer(SliceTensors):
         if slicing.image:
             kinds = [_image(kind) for kind in kinds] if slicing.kind is Kind.ROWS else kinds
             slices = {p: self._images(slicing, tensor) for p, tensor in slices.items()}
+        if isinstance(slicing.bounded, Patches):
+            made = self._image_gradient(node, slicing.bounded, slices[2], kinds[0], begin)
+            self.made[node].append(made)
+            return made
         if slicing.flipped:
             return self._convolution(node, slices[2], kinds, begin)
         inputs = [slices.get(p) or self.whole(tensor) for p, tensor in enumerate(node.inputs)]

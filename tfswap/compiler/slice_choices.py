@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
 
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_elementwise
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import slicing_of
 from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, possible_rows, reads_in_place, row_tensors, slices_of
@@ -115,11 +116,18 @@ def _rows_of_slice(of: int, share: int) -> int:
 def _members(heavy: Mapping[Node, Slicing], rows: int, of: int) -> tuple[str, ...]:
     """The names of those kernels that can run in these slices."""
     made: dict[Output, int] = {}
-    names: list[str] = []
+    found: dict[Node, Slicing] = {}
     for node, slicing in heavy.items():
         slices = slices_of(node, slicing, rows, of)
         if slices is not None and reads_in_place(node, slices, of, made):
-            names.append(node.name)
+            found[node] = slicing
             if slicing.kind is Kind.ROWS:
                 made.update((node.out(index), slices.rows) for index in range(len(node.outputs)))
-    return tuple(names)
+    read = {node.inputs[position].node for node, slicing in found.items() for position in slicing.rows}
+    return tuple(node.name for node, slicing in found.items() if not _writes_in_place(node, slicing, made, read))
+
+
+def _writes_in_place(node: Node, slicing: Slicing, made: Collection[Output], read: Collection[Node]) -> bool:
+    """Whether a kernel reads and makes whole tensors, and can have one buffer for both, which slices of it can't."""
+    alone = node not in read and not any(node.inputs[position] in made for position in slicing.rows)
+    return alone and slicing.kind is Kind.ROWS and is_elementwise(node.op)

@@ -143,9 +143,15 @@ def _filter_gradient(call: Call) -> Slicing | None:
     if found is None:
         unit = images_of_shard(kernel, gradient, call.node.outputs[0])
         return Slicing((0, 2), Kind.SUM, unit=unit) if len(kernel) == 4 and 2 * made < read else None
-    if gradient[0] > 1 and made + found.state_elements(prod(kernel[:-1]), kernel[-1]) < read:
-        return Slicing((0, 2), Kind.PRODUCTS, bounded=found)
-    return Slicing((), Kind.WHOLE, bounded=found)
+    pixels, state = prod(gradient[1:-1]), found.state_elements(prod(kernel[:-1]), kernel[-1])
+    unit = found.shard.rows // pixels
+    # What a slice holds in addition to the sum, as a sum of shards, and as one that is continued anywhere.
+    by_shards, anywhere = read * unit // gradient[0], state + read // gradient[0]
+    if 2 * min(by_shards, anywhere) > read:
+        return Slicing((), Kind.WHOLE, bounded=found)
+    if by_shards <= anywhere:
+        return Slicing((0, 2), Kind.SUM, unit=unit, bounded=found)
+    return Slicing((0, 2), Kind.PRODUCTS, bounded=found)
 
 
 def _bias_add_grad(call: Call) -> Slicing | None:

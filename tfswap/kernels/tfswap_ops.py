@@ -76,7 +76,7 @@ def add_by_decisions(facts: Facts) -> KernelMemory:
 def add_products(facts: Facts) -> KernelMemory:
     """The sum and the state, in place if they can be forwarded, and buffers for a block of rows and its product."""
     attrs, made = facts.attrs, facts.outputs[0].shape
-    begun = (candidates(facts, 0, (2,)), candidates(facts, 1, (3,))) if len(facts.inputs) > 2 else ()
+    begun = [candidates(facts, output, (position,)) for output, position in enumerate(range(2, len(facts.inputs)))]
     forward = tuple(pair for pairs in begun for pair in pairs)
     if made is None or None in made:
         return KernelMemory(forward=forward, events=outs(2), exact=False)
@@ -85,7 +85,7 @@ def add_products(facts: Facts) -> KernelMemory:
     depth, chunk = max(*shard[2:], *last[2:]), min(chunk, width)
     sizes = [depth * chunk, depth * columns, chunk * columns]
     slots = slots_of(cast("int", attrs["rows"]), shard, last)
-    if facts.outputs[1].num_elements == 0 and slots:
+    if attrs["closed"] and slots:
         sizes.append(slots * chunk * columns)
     return KernelMemory(forward=forward, events=(*outs(2), *(temp(4 * size) for size in sizes)))
 
@@ -114,7 +114,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>AddRows": Entry(forwarding(1)),
     "Tfswap>AddBlocks": FRESH,
     "Tfswap>Columns": FRESH,  # ops/csrc/core/columns_ops.cc
-    "Tfswap>AddProducts": Entry(add_products, attrs=("chunk", "last_shard", "rows", "shard")),  # product_ops.cc
+    "Tfswap>AddProducts": Entry(add_products, attrs=("chunk", "closed", "last_shard", "rows", "shard")),  # product_ops.cc
     "Tfswap>ImageGradient": Entry(image_gradient, attrs=("chunk",)),  # image_gradient_ops.cc
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc

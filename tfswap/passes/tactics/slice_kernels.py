@@ -205,7 +205,11 @@ class _Slicer(SliceTensors):
             while done < made_rows and (done + unit <= made_rows or made_rows == rows):
                 upto = min(done + unit, rows)
                 slices, before, _ = self._reads(node, member, done, upto, rows)
-                if (window := member.slicing.window) is None:
+                if isinstance(products := member.slicing.bounded, Products):
+                    first = done * products.rows // rows
+                    total, _ = self._add_products(node, products, [*slices.values()], totals, first, closed=True)
+                    totals = (total,)
+                elif (window := member.slicing.window) is None:
                     term = self._copy(node, member.slicing, slices, node.outputs, done)
                     terms = [term.out(index) for index in range(len(node.outputs))]
                     totals = tuple(self._sum(node, totals[i : i + 1], each, done) for i, each in enumerate(terms))
@@ -259,7 +263,7 @@ class _Slicer(SliceTensors):
         for begin, end in self.each_slice(node):
             slices, _, _ = self._reads(node, member, begin, end, self.of)
             first = begin * products.rows // self.of
-            before = self._add_products(node, products, [slices[p] for p in member.slicing.rows], before, first)
+            before = self._add_products(node, products, [*slices.values()], before, first, closed=False)
         self._made_sum(node, before[0])
 
     def _make_whole(self, node: Node, member: RowSlices) -> None:
@@ -272,31 +276,39 @@ class _Slicer(SliceTensors):
             self.wholes[node.out()] = made.out()
         else:
             tensors = [self.whole(node.inputs[p]) for p in (0, 2)]
-            self._made_sum(node, self._add_products(node, cast("Products", bounded), tensors, (), 0)[0])
+            self._made_sum(node, self._add_products(node, cast("Products", bounded), tensors, (), 0, closed=True)[0])
 
     def _made_sum(self, node: Node, total: Output) -> None:
         self.wholes[node.out()] = self.shaped(total, node.outputs[0])
         self.made[node] += dict.fromkeys((total.node, self.wholes[node.out()].node))
 
     def _add_products(
-        self, node: Node, products: Products, tensors: Sequence[Output], before: tuple[Output, ...], begin: int
-    ) -> tuple[Output, ...]:
+        self,
+        node: Node,
+        products: Products,
+        tensors: Sequence[Output],
+        before: tuple[Output, ...],
+        begin: int,
+        *,
+        closed: bool,
+    ) -> tuple[Output, Output]:
         """The sum and the state that the next slice continues.
 
         Args:
             tensors: images and gradients of the slice.
             begin: the first row of the slice.
+            closed: whether slices begin and end with shards.
         """
         gradients = tensors[1].type
         made = cast("tuple[int, ...]", gradients.shape)[-1]
         width = (node.outputs[0].num_elements or 0) // made
-        is_whole = (gradients.num_elements or 0) // made == products.rows
         dtype = Dtype(gradients.dtype)
         attrs: dict[str, object] = {"T": dtype, "N": len(before), "begin": begin, "rows": products.rows}
         attrs |= {"shard": tuple(products.shard), "last_shard": tuple(products.last_shard), "chunk": products.chunk}
+        attrs["closed"] = closed
         window = products.window
         attrs |= {name: () if window is None else getattr(window, field) for name, field in _WINDOW.items()}
-        state = TensorType(gradients.dtype, (0 if is_whole else products.state_elements(width, made),))
+        state = TensorType(gradients.dtype, (0 if closed else products.state_elements(width, made),))
         kinds = (TensorType(gradients.dtype, (width, made)), state)
         inputs = (*tensors, *before)
         added = self.add(node, custom_ops.ADD_PRODUCTS, inputs, attrs, kinds, begin, self.instead(node.controls))

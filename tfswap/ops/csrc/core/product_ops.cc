@@ -51,6 +51,7 @@ REGISTER_OP("Tfswap>AddProducts")
     .Attr("shard: list(int)")
     .Attr("last_shard: list(int)")
     .Attr("chunk: int >= 1")
+    .Attr("closed: bool")
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> window;
       TF_RETURN_IF_ERROR(c->GetAttr("window", &window));
@@ -67,13 +68,14 @@ REGISTER_OP("Tfswap>AddProducts")
 Adds the products of patches of images with gradients to a sum: a filter's gradient. Images have their channels last.
 Without a window, images are rows of a matrix.
 
-before: The sum and the state that the slice before has made; nothing for the first slice.
+before: The sum that the slice before has made, and its state unless slices are closed; nothing for the first slice.
 state: What the slice after continues: sums of parts, and the rows of a block that is not complete.
 begin: The position of the slice's first row among all `rows`.
 shard: The rows of a shard, of a part of it, of a block of a part, and of a block of its last part. Blocks are added up
   in a part, parts in a shard, and shards.
 last_shard: The same of the last shard.
 chunk: How many elements of a patch are multiplied at a time.
+closed: Whether slices begin and end with shards. Then there is no state.
 )doc");
 
 // How the rows of a shard are added up.
@@ -148,6 +150,7 @@ class AddProductsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("begin", &begin_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("chunk", &chunk_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("closed", &is_closed_));
     OP_REQUIRES_OK(ctx, Order::Get(ctx, "shard", &shard_));
     OP_REQUIRES_OK(ctx, Order::Get(ctx, "last_shard", &last_));
     OP_REQUIRES(ctx, (rows_ - 1) / shard_.rows * shard_.rows + last_.rows == rows_,
@@ -199,8 +202,12 @@ class AddProductsOp : public OpKernel {
           "'", name(), "' is given images of shape ", run->images.shape().DebugString(), " and gradients of shape ",
           run->gradients.shape().DebugString(), " for rows from ", begin_, " on of ", rows_, "."));
     }
-    const bool is_whole = run->count == rows_;
-    const int64_t elements = is_whole ? 0 : slots_ * run->width * run->made + depth_ * (run->width + run->made);
+    const int64_t end = begin_ + run->count;
+    if (is_closed_ && (begin_ % shard_.rows != 0 || (end % shard_.rows != 0 && end != rows_))) {
+      return absl::InvalidArgumentError(absl::StrCat("'", name(), "' has no state, and is given rows from ", begin_,
+                                                     " to ", end, ", which are not those of shards."));
+    }
+    const int64_t elements = is_closed_ ? 0 : slots_ * run->width * run->made + depth_ * (run->width + run->made);
     Tensor *sum, *state;
     TF_RETURN_IF_ERROR(Continue(ctx, 0, TensorShape({run->width, run->made}), &sum));
     TF_RETURN_IF_ERROR(Continue(ctx, 1, TensorShape({elements}), &state));
@@ -209,7 +216,7 @@ class AddProductsOp : public OpKernel {
     TF_RETURN_IF_ERROR(Temporary(ctx, depth_ * chunk, &run->columns));
     TF_RETURN_IF_ERROR(Temporary(ctx, depth_ * run->made, &run->gradient));
     TF_RETURN_IF_ERROR(Temporary(ctx, chunk * run->made, &run->product));
-    if (!is_whole) {
+    if (!is_closed_) {
       run->state = run->slots = state->flat<float>().data();
     } else if (slots_ > 0) {
       TF_RETURN_IF_ERROR(Temporary(ctx, slots_ * chunk * run->made, &run->own_slots));
@@ -224,7 +231,7 @@ class AddProductsOp : public OpKernel {
 
   // Sets an output to what the slice before has made, if there is one, in its buffer if it can be forwarded.
   absl::Status Continue(OpKernelContext* ctx, int output, const TensorShape& shape, Tensor** made) {
-    if (ctx->num_inputs() < 4) return ctx->allocate_output(output, shape, made);
+    if (ctx->num_inputs() < 3 + output) return ctx->allocate_output(output, shape, made);
     const Tensor& before = ctx->input(2 + output);
     if (before.shape() != shape) {
       return absl::InvalidArgumentError(absl::StrCat("'", name(), "' continues a tensor of shape ",
@@ -332,6 +339,7 @@ class AddProductsOp : public OpKernel {
   Patches patches_;
   Order shard_, last_;
   LentProducts products_;
+  bool is_closed_;
   int64_t begin_, rows_, chunk_, shards_ = 0, depth_ = 0, slots_ = 0;
 };
 

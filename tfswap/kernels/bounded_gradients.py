@@ -23,13 +23,16 @@ from typing import Final
 
 from tfswap.kernels.bounded_sums import Patches, Products, Shard, slots_of
 from tfswap.kernels.columns import conv3d_columns
-from tfswap.kernels.contraction_order import MOST_DEPTH, is_one_block, product_order
+from tfswap.kernels.contraction_order import MOST_DEPTH, Caches, is_one_block, product_order
 from tfswap.kernels.convolutions import adds_in_parallel, images_of_shard
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slices_call import Call
 from tfswap.kernels.temporaries import ceil_div
 from tfswap.kernels.windows import COLUMNS_BYTES, window_of
 
+_LEAST_VECTOR: Final = 128
+_WIDE_BYTES: Final = 32_000
+_VECTOR_ROWS: Final = 64
 UNIT: Final = 16
 """Products have a multiple of this many rows."""
 
@@ -40,7 +43,20 @@ def products_of_rows(width: int, made: int, rows: int, device: DeviceModel) -> P
     Args:
         width, made: the columns of both.
     """
+    if made == 1:
+        return _vector_product(width, rows, device)
     return _products(width, made, rows, rows, device)
+
+
+def _vector_product(width: int, rows: int, device: DeviceModel) -> Products | None:
+    """The product of a matrix with a vector: GeneralMatrixVector.h, with columns in blocks. Blocks of the result have
+    several rows (matmul_op_impl.h, SingleBatchParallelMatMulKernel).
+    """
+    if Caches.of(device) is None or rows < _LEAST_VECTOR or width < 2 or width % _VECTOR_ROWS == 1:
+        return None
+    block = 16 if width * 4 < _WIDE_BYTES else 4
+    shard = Shard(rows, rows, block, block)
+    return Products(rows, shard, shard, width)
 
 
 def filter_gradient(call: Call) -> Products | None:

@@ -143,6 +143,14 @@ void AddParts(const std::vector<float*>& parts, int64_t packets, int64_t count) 
   for (; next < ranges.size(); ++next) AddTo(ranges[next], count, ranges[0]);
 }
 
+// GeneralMatrixVector.h, for columns: the sum of rows, each times a number. Without FMA, as TensorFlow is compiled.
+void MultiplyVector(const float* rows, const float* numbers, int64_t count, int64_t width, float* product) {
+  std::fill_n(product, width, 0.0f);
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t i = 0; i < width; ++i) product[i] += rows[row * width + i] * numbers[row];
+  }
+}
+
 class AddProductsOp : public OpKernel {
  public:
   explicit AddProductsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -310,8 +318,13 @@ class AddProductsOp : public OpKernel {
   // Multiplies a block, and adds the product to the sum of its part. After a shard's last block, adds up the shard.
   absl::Status Add(Run* run, const Block& block) {
     const int64_t width = run->last - run->first, depth = block.end - block.begin, count = width * run->made;
-    TF_RETURN_IF_ERROR(products_.Multiply(run->ctx, MatrixIn(run->columns, depth, width),
-                                          MatrixIn(run->gradient, depth, run->made), &run->product));
+    if (run->made == 1) {
+      MultiplyVector(run->columns.flat<float>().data(), run->gradient.flat<float>().data(), depth, width,
+                     run->product.flat<float>().data());
+    } else {
+      TF_RETURN_IF_ERROR(products_.Multiply(run->ctx, MatrixIn(run->columns, depth, width),
+                                            MatrixIn(run->gradient, depth, run->made), &run->product));
+    }
     const float* const product = run->product.flat<float>().data();
     float* const part = PartOf(*run, block.part);
     if (block.begins_part) {

@@ -23,7 +23,7 @@ from tfswap.kernels.memory_rules import (
     fresh,
     outs,
 )
-from tfswap.kernels.temporaries import Facts
+from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES, Facts
 from tfswap.kernels.variables import update
 
 
@@ -83,7 +83,9 @@ def add_products(facts: Facts) -> KernelMemory:
     (width, columns), chunk = cast("tuple[int, int]", made), cast("int", attrs["chunk"])
     shard, last = cast("Sequence[int]", attrs["shard"]), cast("Sequence[int]", attrs["last_shard"])
     depth, chunk = max(*shard[2:], *last[2:]), min(chunk, width)
-    sizes = [depth * chunk, depth * columns, chunk * columns]
+    sizes = [depth * chunk, chunk * columns]
+    if columns * 4 % TENSOR_ALIGN_BYTES:  # rows are copied
+        sizes.append(depth * columns)
     slots = slots_of(cast("int", attrs["rows"]), shard, last)
     if attrs["closed"] and slots:
         sizes.append(slots * chunk * columns)

@@ -177,10 +177,7 @@ class AddProductsOp : public OpKernel {
       run.last = std::min(run.first + chunk_, run.width);
       OP_REQUIRES_OK(ctx, AddChunk(&run));
     }
-    if (run.state != nullptr && run.is_open) {
-      std::memcpy(run.state + slots_ * run.width * run.made + depth_ * run.width, run.gradient.data(),
-                  depth_ * run.made * sizeof(float));
-    }
+    if (run.is_open) Keep(&run);
   }
 
  private:
@@ -189,8 +186,10 @@ class AddProductsOp : public OpKernel {
     OpKernelContext* ctx;
     const Tensor images, gradients;
     int64_t width = 0, made = 0, count = 0;  // of patches, of gradients, how many of both
-    float *sum = nullptr, *state = nullptr, *slots = nullptr;
+    float *sum = nullptr, *slots = nullptr;
     const float* before = nullptr;
+    float *kept = nullptr, *kept_columns = nullptr;  // of a block that is not complete, in the state: the gradients first
+    Tensor kept_rows;                                // the state
     Tensor columns, gradient, product, own_slots;
     int64_t first = 0, last = 0;
     bool is_open = false;  // whether the last block is not complete
@@ -222,10 +221,13 @@ class AddProductsOp : public OpKernel {
     run->sum = sum->flat<float>().data();
     const int64_t chunk = std::min(chunk_, run->width);
     TF_RETURN_IF_ERROR(Temporary(ctx, depth_ * chunk, &run->columns));
-    TF_RETURN_IF_ERROR(Temporary(ctx, depth_ * run->made, &run->gradient));
     TF_RETURN_IF_ERROR(Temporary(ctx, chunk * run->made, &run->product));
+    if (!IsAligned(run->made)) TF_RETURN_IF_ERROR(Temporary(ctx, depth_ * run->made, &run->gradient));
     if (!is_closed_) {
-      run->state = run->slots = state->flat<float>().data();
+      run->kept_rows = *state;
+      run->kept = state->flat<float>().data();
+      run->kept_columns = run->kept + depth_ * run->made;
+      run->slots = run->kept_columns + depth_ * run->width;
     } else if (slots_ > 0) {
       TF_RETURN_IF_ERROR(Temporary(ctx, slots_ * chunk * run->made, &run->own_slots));
       run->slots = run->own_slots.flat<float>().data();
@@ -263,32 +265,63 @@ class AddProductsOp : public OpKernel {
             end == order.rows, shard == 0, order.parts()};
   }
 
+  // Whether rows of gradients begin where kernels need it.
+  static bool IsAligned(int64_t made) { return made * sizeof(float) % EIGEN_MAX_ALIGN_BYTES == 0; }
+
   // Adds what the slice has of the elements of patches from `first` to `last`.
   absl::Status AddChunk(Run* run) {
     const int64_t width = run->last - run->first;
     float* const columns = run->columns.flat<float>().data();
-    float* const gradient = run->gradient.flat<float>().data();
-    float* const kept = run->state == nullptr ? nullptr : run->state + slots_ * run->width * run->made;
     Block block = Locate(begin_);
     if (block.begin < begin_) {
-      std::memcpy(columns, kept + depth_ * run->first, (begin_ - block.begin) * width * sizeof(float));
-      std::memcpy(gradient, kept + depth_ * run->width, (begin_ - block.begin) * run->made * sizeof(float));
+      std::memcpy(columns, run->kept_columns + depth_ * run->first, (begin_ - block.begin) * width * sizeof(float));
     }
-    const float* const gradients = run->gradients.flat<float>().data();
     const int64_t end = begin_ + run->count;
     for (int64_t row = begin_; row < end;) {
       block = Locate(row);
       const int64_t to = std::min(block.end, end);
       Fill(*run, row, to, columns + (row - block.begin) * width);
-      std::memcpy(gradient + (row - block.begin) * run->made, gradients + (row - begin_) * run->made,
-                  (to - row) * run->made * sizeof(float));
       row = to;
       run->is_open = row < block.end;
       if (!run->is_open) TF_RETURN_IF_ERROR(Add(run, block));
     }
     if (run->is_open) {
-      std::memcpy(kept + depth_ * run->first, columns, (end - block.begin) * width * sizeof(float));
+      std::memcpy(run->kept_columns + depth_ * run->first, columns, (end - block.begin) * width * sizeof(float));
     }
+    return absl::OkStatus();
+  }
+
+  // Keeps the gradients of the last block, which is not complete.
+  void Keep(Run* run) const {
+    const int64_t end = begin_ + run->count, first = std::max(Locate(end - 1).begin, begin_);
+    const float* const gradients = run->gradients.flat<float>().data();
+    std::memcpy(run->kept + (first - Locate(end - 1).begin) * run->made, gradients + (first - begin_) * run->made,
+                (end - first) * run->made * sizeof(float));
+  }
+
+  // The gradients of a block: those of the slice, in place, or also those that the slice before has kept.
+  absl::Status GradientsOf(Run* run, const Block& block, Tensor* found) const {
+    const int64_t depth = block.end - block.begin, first = std::max(block.begin, begin_);
+    const float* const from = run->gradients.flat<float>().data() + (first - begin_) * run->made;
+    const int64_t bytes = (block.end - first) * run->made * sizeof(float);
+    const bool is_begun = block.begin < begin_;
+    if (is_begun) std::memcpy(run->kept + (first - block.begin) * run->made, from, bytes);
+    const float* const all = is_begun ? run->kept : from;
+    if (reinterpret_cast<uintptr_t>(all) % EIGEN_MAX_ALIGN_BYTES == 0) {
+      const Tensor& rows = is_begun ? run->kept_rows : run->gradients;
+      const int64_t offset = all - rows.flat<float>().data();
+      Tensor flat;
+      if (flat.CopyFrom(rows, TensorShape({rows.NumElements()})) &&
+          found->CopyFrom(flat.Slice(offset, offset + depth * run->made), TensorShape({depth, run->made}))) {
+        return absl::OkStatus();
+      }
+      return absl::InternalError("Rows of a tensor are no tensor.");
+    }
+    if (!run->gradient.IsInitialized()) {
+      TF_RETURN_IF_ERROR(Temporary(run->ctx, depth_ * run->made, &run->gradient));
+    }
+    std::memcpy(run->gradient.data(), all, depth * run->made * sizeof(float));
+    *found = MatrixIn(run->gradient, depth, run->made);
     return absl::OkStatus();
   }
 
@@ -311,19 +344,20 @@ class AddProductsOp : public OpKernel {
   float* PartOf(const Run& run, int64_t part) const {
     const int64_t slot = shards_ == 1 ? part - 1 : part;
     if (slot < 0) return run.sum + run.first * run.made;
-    if (run.state == nullptr) return run.slots + slot * std::min(chunk_, run.width) * run.made;
+    if (is_closed_) return run.slots + slot * std::min(chunk_, run.width) * run.made;
     return run.slots + (slot * run.width + run.first) * run.made;
   }
 
   // Multiplies a block, and adds the product to the sum of its part. After a shard's last block, adds up the shard.
   absl::Status Add(Run* run, const Block& block) {
     const int64_t width = run->last - run->first, depth = block.end - block.begin, count = width * run->made;
+    Tensor gradients;
+    TF_RETURN_IF_ERROR(GradientsOf(run, block, &gradients));
     if (run->made == 1) {
-      MultiplyVector(run->columns.flat<float>().data(), run->gradient.flat<float>().data(), depth, width,
+      MultiplyVector(run->columns.flat<float>().data(), gradients.flat<float>().data(), depth, width,
                      run->product.flat<float>().data());
     } else {
-      TF_RETURN_IF_ERROR(products_.Multiply(run->ctx, MatrixIn(run->columns, depth, width),
-                                            MatrixIn(run->gradient, depth, run->made), &run->product));
+      TF_RETURN_IF_ERROR(products_.Multiply(run->ctx, MatrixIn(run->columns, depth, width), gradients, &run->product));
     }
     const float* const product = run->product.flat<float>().data();
     float* const part = PartOf(*run, block.part);

@@ -73,7 +73,30 @@ class Cases:
         channels, made, kernel = self.size(1, 96), self.size(8, 96), self.choice(1, 3, 5)
         return [images, height, width, channels], [kernel, kernel, channels, made], self.choice(1, 2)
 
+    def gradient(self, op):
+        """A convolution's gradient, with columns that slices take in parts: of few channels or many, in two dimensions
+        or three.
+        """
+        axes = 3 if "3D" in op else 2
+        kernel = [self.choice(1, 2, 3) for _ in range(axes)]
+        stride, padding = 1 if axes == 3 else self.choice(1, 1, 2), self.choice("SAME", "VALID")
+        image = [self.size(5, 60 if axes == 2 else 16) for _ in range(axes)]
+        images = self.choice(1, self.size(2, 10)) if axes == 2 else 1
+        read, made = self.size(1, 96), self.size(2, 128)
+        if op.startswith("Conv3DBackpropFilter"):  # TensorFlow has columns where volumes are large for the last cache
+            image, kernel, read, made = [self.size(32, 40), 34, 34], [kernel[0], 1, 1], 64, self.size(64, 72)
+        attrs = {"strides": [1, *[stride] * axes, 1], "padding": padding}
+        sizes = [-(-size // stride) if padding == "SAME" else (size - k) // stride + 1 for size, k in zip(image, kernel)]  # noqa: B905
+        shape, window, grad = [images, *image, read], [*kernel, read, made], self.tensor(images, *sizes, made)
+        if "Filter" in op:
+            call = lambda x, g: getattr(R, op)(input=x, filter_sizes=window, out_backprop=g, **attrs)  # noqa: E731
+            return call, [tf.nn.relu(self.tensor(*shape)), grad]
+        call = lambda w, g: getattr(R, op)(input_sizes=shape, filter=w, out_backprop=g, **attrs)  # noqa: E731
+        return call, [self.tensor(*window), grad]
+
     def filtered(self, op):
+        if op != "Conv2D" and self.choice(False, True):
+            return self.gradient(op)
         image, kernel, stride = self.convolution(large=op == "Conv2DBackpropFilter" or self.choice(False, True))
         attrs = {"strides": [1, stride, stride, 1], "padding": "SAME"}
         made = [image[0], -(-image[1] // stride), -(-image[2] // stride), kernel[3]]
@@ -101,6 +124,8 @@ class Cases:
         while rows * depth * columns > 1 << 31:
             rows, depth, columns = (-(-size // 2) for size in (rows, depth, columns))
         if op == "MatMul" and self.choice(False, True):
+            if self.choice(False, True):
+                columns = self.choice(1, self.size(2, 16))
             added = lambda x, y: R.MatMul(a=x, b=y, transpose_a=True)  # noqa: E731
             return added, [self.tensor(16 * depth, rows), self.tensor(16 * depth, columns)]
         b, a = self.choice(False, True), self.tensor(rows, depth)
@@ -150,8 +175,8 @@ class Cases:
 
     def of(self, op):
         """A call of an op."""
-        if op.startswith("Conv2D"):
-            return self.filtered(op)
+        if op.startswith("Conv"):
+            return self.gradient(op) if "3D" in op else self.filtered(op)
         if "Pool" in op:
             return self.pooled(op)
         if op in ("MatMul", "_FusedMatMul"):
@@ -300,6 +325,8 @@ def in_slices(op, call, arguments, device, cases, *, close=False):
         slices = slices_of(node, slicing, rows, of)
         if slices is not None and slices.rows == rows and reads_in_place(node, slices, of, {}):
             possible.append(rows)
+    if slicing.kind is Kind.WHOLE:
+        of, possible = 1, [1]
     if not possible:
         return None
     rows = cases.choice(*possible)

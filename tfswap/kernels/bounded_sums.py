@@ -52,7 +52,13 @@ class Products(NamedTuple):
         return slots_of(self.rows, self.shard, self.last_shard) * width * made + self.depth * (width + made)
 
     @property
+    def unit(self) -> int:
+        """The rows after which nothing but the sum is kept, if they are a block: of a sum of one part."""
+        return 0 if slots_of(self.rows, self.shard, self.last_shard) else self.shard.block
+
+    @property
     def depth(self) -> int:
+        """The rows of the largest block."""
         return max(size for shard in (self.shard, self.last_shard) for size in shard[2:])
 
 

@@ -93,7 +93,10 @@ def _matmul(call: Call) -> Slicing | None:
     if node.attrs.get("transpose_b") or node.op != "MatMul":
         return None
     found = products_of_rows(rows, columns, left[0], call.device)
-    return None if found is None else Slicing((0, 1), Kind.PRODUCTS, bounded=found)
+    if found is None:
+        return None
+    unit = found.unit
+    return Slicing((0, 1), Kind.SUM if unit else Kind.PRODUCTS, unit=unit, bounded=found)
 
 
 def _product_rows(

@@ -297,7 +297,7 @@ class _Slicer(SliceTensors):
         Args:
             tensors: images and gradients of the slice.
             begin: the first row of the slice.
-            closed: whether slices begin and end with shards.
+            closed: whether nothing but the sum is kept between slices.
         """
         gradients = tensors[1].type
         made = cast("tuple[int, ...]", gradients.shape)[-1]

@@ -75,7 +75,7 @@ shard: The rows of a shard, of a part of it, of a block of a part, and of a bloc
   in a part, parts in a shard, and shards.
 last_shard: The same of the last shard.
 chunk: How many elements of a patch are multiplied at a time.
-closed: Whether slices begin and end with shards. Then there is no state.
+closed: Whether slices begin and end where sums do: with shards, or with blocks of the only part. Then there is no state.
 )doc");
 
 // How the rows of a shard are added up.
@@ -209,10 +209,9 @@ class AddProductsOp : public OpKernel {
           "'", name(), "' is given images of shape ", run->images.shape().DebugString(), " and gradients of shape ",
           run->gradients.shape().DebugString(), " for rows from ", begin_, " on of ", rows_, "."));
     }
-    const int64_t end = begin_ + run->count;
-    if (is_closed_ && (begin_ % shard_.rows != 0 || (end % shard_.rows != 0 && end != rows_))) {
+    if (is_closed_ && !(IsEnd(begin_) && IsEnd(begin_ + run->count))) {
       return absl::InvalidArgumentError(absl::StrCat("'", name(), "' has no state, and is given rows from ", begin_,
-                                                     " to ", end, ", which are not those of shards."));
+                                                     " to ", begin_ + run->count, ", where sums are not complete."));
     }
     const int64_t elements = is_closed_ ? 0 : slots_ * run->width * run->made + depth_ * (run->width + run->made);
     Tensor *sum, *state;
@@ -252,6 +251,12 @@ class AddProductsOp : public OpKernel {
     TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({2 + output}, output, shape, made, &forwarded));
     if (forwarded < 0) std::memcpy((*made)->data(), before.data(), before.TotalBytes());
     return absl::OkStatus();
+  }
+
+  // Whether no sum of a part, and no block, goes on at a row.
+  bool IsEnd(int64_t row) const {
+    if (row == 0 || row == rows_) return true;
+    return slots_ == 0 ? Locate(row).begin == row : row % shard_.rows == 0;
   }
 
   Block Locate(int64_t row) const {

@@ -39,7 +39,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from accuracy import MIB, MODELS, images, transformer, unet
+from accuracy import MIB, MODELS, images, trained, transformer, unet
+from gist import NETWORKS
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
@@ -87,7 +88,25 @@ def gaussian_process(points: int = 100_000, inducing: int = 500, features: int =
     return step, (tf.zeros([points, features]), tf.zeros([points, 1]))
 
 
+def classic(name: str, batch: int, size: int) -> Any:
+    """One of gist.py's networks, with images of another size."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((size, size, 3))
+    model = keras.Model(inputs, NETWORKS[name][0](inputs))
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = trained(model, loss_fn, keras.optimizers.SGD(1e-3))
+    return step, (tf.zeros([batch, size, size, 3]), tf.zeros([batch], tf.int32))
+
+
 LARGE = {
+    "alexnet": partial(classic, "alexnet", 32, 227),
+    "googlenet": partial(classic, "inception", 16, 128),
+    "inception": images("InceptionV3", 16, 96, 0.9),
+    "vgg16": images("VGG16", 16, 128, 0.0),
+    "vgg19_128": images("VGG19", 16, 128, 0.0),
     "gp": gaussian_process,
     "vgg224": images("VGG16", 16, 224, 0.0),
     "vgg19": images("VGG19", 16, 224, 0.0),

@@ -184,9 +184,9 @@ ADD_BLOCKS: Final = "Tfswap>AddBlocks"
 # row.
 COLUMNS: Final = "Tfswap>Columns"
 
-# (images: T, gradients: T, before: N * T) -> (sum: T, state: T); attrs T, N (0 or 2), those of COLUMNS but for rows,
-# which are all rows, shard, last_shard (lists of 4 ints) and chunk (int). Adds the products of patches with gradients to
-# a sum, in the order of TensorFlow's kernel: a filter's gradient.
+# (images: T, gradients: T, before: N * T) -> (sum: T, state: T); attrs T, N (0 to 2), those of COLUMNS but for rows,
+# which are all rows, shard, last_shard (lists of 4 ints), chunk (int) and closed (bool). Adds the products of patches
+# with gradients to a sum, in the order of TensorFlow's kernel: a filter's gradient.
 ADD_PRODUCTS: Final = "Tfswap>AddProducts"
 
 # (filter: T, gradients: T) -> (images: T); attrs T, window, strides, dilations, padding and sizes, as of COLUMNS, image

@@ -46,8 +46,7 @@ TRAITS: dict[str, Trait] = {
     "Tfswap>Rows": _VIEW,  # some rows
     "Tfswap>StoreRows": Trait.PURE,  # in the buffer of its second input where it can be forwarded
     "Tfswap>AddRows": Trait.PURE,  # the same
-    **dict.fromkeys(("Tfswap>AddBlocks", "Tfswap>Columns"), Trait.PURE),  # of kernels in slices
-    **dict.fromkeys(("Tfswap>AddProducts", "Tfswap>ImageGradient"), Trait.PURE),  # the same
+    **dict.fromkeys((f"Tfswap>{op}" for op in ("AddBlocks", "AddProducts", "Columns", "ImageGradient")), Trait.PURE),
     "Tfswap>Defer": _SAME | Trait.NOT_FOLDED,  # renames, and only when the step runs
     # Metadata: read the shape or dtype of a tensor, not its contents.
     "OnesLike": _METADATA,  # needs no contents, but keeps the buffer where it can reuse it

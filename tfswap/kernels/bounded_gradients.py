@@ -17,9 +17,9 @@ volumes' images, which Eigen's own kernel of products computes; types other than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Final
+from typing import Final, cast
 
 from tfswap.kernels.bounded_sums import Patches, Products, Shard, slots_of
 from tfswap.kernels.columns import conv3d_columns
@@ -73,9 +73,8 @@ def filter_gradient(call: Call) -> Products | None:
     return None if found is None else found._replace(window=window)
 
 
-def _dilations(call: Call) -> Iterable[int]:
-    found = call.node.attrs.get("dilations")
-    return found if isinstance(found, tuple) else ()
+def _dilations(call: Call) -> Sequence[int]:
+    return cast("Sequence[int]", call.node.attrs.get("dilations", ()))
 
 
 def _images_together(call: Call, images: int, pixels: int, width: int) -> int | None:
@@ -147,4 +146,3 @@ def _columns_of_images(call: Call, pixels: int, width: int) -> int:
         return conv3d_columns(gradient, kernel, prod(call.output), 0, one_by_one=True) if gradient[0] == 1 else 0
     by_all = gradient[0] == 1 or adds_in_parallel(kernel, gradient, made, call.device)
     return pixels * width * (1 if by_all else images_of_shard(kernel, gradient, made))
-

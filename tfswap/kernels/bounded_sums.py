@@ -27,8 +27,8 @@ class Shard(NamedTuple):
     def depths(self) -> set[int]:
         """The depths of its blocks."""
         last = self.rows - self.part * (self.parts - 1)
-        parts = ((self.part, self.block), (last, self.last_block))
-        return {depth for rows, block in parts[self.parts == 1 :] for depth in (min(rows, block), rows % block or block)}
+        parts = [(last, self.last_block), *([(self.part, self.block)] if self.parts > 1 else [])]
+        return {depth for rows, block in parts for depth in (min(rows, block), rows % block or block)}
 
 
 class Products(NamedTuple):

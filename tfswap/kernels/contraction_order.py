@@ -118,9 +118,7 @@ class Caches(NamedTuple):
             return None
         return cls(*device.l1_l2_bytes, device.l3_cache_bytes)
 
-    def blocks(
-        self, rows: int, columns: int, depth: int, threads: int, *, by_column: bool | None = None
-    ) -> Blocks:
+    def blocks(self, rows: int, columns: int, depth: int, threads: int, *, by_column: bool | None = None) -> Blocks:
         """eigen_contraction_kernel.h, TensorContractionBlocking.
 
         Args:

@@ -116,7 +116,7 @@ RULES: dict[str, Entry] = {
     "Tfswap>AddRows": Entry(forwarding(1)),
     "Tfswap>AddBlocks": FRESH,
     "Tfswap>Columns": FRESH,  # ops/csrc/core/columns_ops.cc
-    "Tfswap>AddProducts": Entry(add_products, attrs=("chunk", "closed", "last_shard", "rows", "shard")),  # product_ops.cc
+    "Tfswap>AddProducts": Entry(add_products, attrs=("chunk", "closed", "last_shard", "rows", "shard")),
     "Tfswap>ImageGradient": Entry(image_gradient, attrs=("chunk",)),  # image_gradient_ops.cc
     "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc

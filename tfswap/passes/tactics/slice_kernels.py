@@ -259,7 +259,7 @@ class _Slicer(SliceTensors):
     def _make_products(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of products of the slices before."""
         products = cast("Products", member.slicing.bounded)
-        before: tuple[Output, ...] = ()
+        before = tuple[Output, ...]()
         for begin, end in self.each_slice(node):
             slices, _, _ = self._reads(node, member, begin, end, self.of)
             first = begin * products.rows // self.of
@@ -321,9 +321,7 @@ class _Slicer(SliceTensors):
         attrs |= {name: getattr(patches.window, field) for name, field in _WINDOW.items()}
         attrs["image"] = cast("tuple[int, ...]", kind.shape)[1:-1]
         inputs = self.whole(node.inputs[1]), gradient
-        return self.add(
-            node, custom_ops.IMAGE_GRADIENT, inputs, attrs, (kind,), begin, self.instead(node.controls)
-        )
+        return self.add(node, custom_ops.IMAGE_GRADIENT, inputs, attrs, (kind,), begin, self.instead(node.controls))
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""

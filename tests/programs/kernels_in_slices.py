@@ -86,9 +86,8 @@ class Cases:
         if op.startswith("Conv3DBackpropFilter"):  # TensorFlow has columns where volumes are large for the last cache
             image, kernel, read, made = [self.size(32, 40), 34, 34], [kernel[0], 1, 1], 64, self.size(64, 72)
         attrs = {"strides": [1, *[stride] * axes, 1], "padding": padding}
-        sizes = [
-            -(-size // stride) if padding == "SAME" else (size - k) // stride + 1 for size, k in zip(image, kernel)
-        ]
+        least = [1 if padding == "SAME" else k for k in kernel]
+        sizes = [(size - k) // stride + 1 for size, k in zip(image, least, strict=True)]
         shape, window, grad = [images, *image, read], [*kernel, read, made], self.tensor(images, *sizes, made)
         if "Filter" in op:
             call = lambda x, g: getattr(R, op)(input=x, filter_sizes=window, out_backprop=g, **attrs)  # noqa: E731

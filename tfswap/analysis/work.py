@@ -103,6 +103,21 @@ def _input_gradient(node: Node) -> float:
     return (2.0 * _third_input(node) + adding) * _window(kernel) + PACKING_FLOPS * images * elements(kernel)
 
 
+def _added_products(node: Node) -> float:
+    """Tfswap>AddProducts: patches, and their products with the gradients."""
+    (width, made), gradients = (d or 1 for d in node.outputs[0].shape or (1, 1)), elements(node.inputs[1].type)
+    return width * (2.0 * gradients + PATCH_FLOPS * gradients / made)
+
+
+def _bounded_image_gradient(node: Node) -> float:
+    """Tfswap>ImageGradient: each product packs the whole filter."""
+    kernel, gradients = node.inputs[0].type, node.inputs[1].type
+    positions = elements(gradients) / ((kernel.shape or (1,))[-1] or 1)
+    products = positions / cast("int", node.attrs["chunk"])
+    work = (2.0 * elements(gradients) + PATCH_FLOPS / 2 * positions) * _window(kernel)
+    return work + PACKING_FLOPS * products * elements(kernel)
+
+
 def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work]:
     """The work of a convolution's gradient, whose filter is input `window`, or the output.
 
@@ -263,6 +278,8 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "BatchMatMulV2": _products,
     "BatchMatMulV3": _products,
     "Conv2D": Work(_convolution, spread=0.86),
+    "Tfswap>AddProducts": Work(_added_products, 0.8, spread=0.8),
+    "Tfswap>ImageGradient": Work(_bounded_image_gradient, spread=0.87),
     "Conv2DBackpropFilter": _gradients(None, Work(_filter_gradient, 0.8, spread=0.8)),
     "Conv2DBackpropInput": _gradients(1, Work(_input_gradient, spread=0.87)),
     "Conv3D": Work(_convolution),

@@ -204,7 +204,7 @@ class AddProductsOp : public OpKernel {
     run->width = image_dims > 0 ? patches_.Elements(run->images.dim_size(image_dims - 1)) : 0;
     if (run->count < 1 || run->width < 1 || patches_.Positions(run->images.shape()) != run->count ||
         run->count > rows_ || begin_ > rows_ - run->count || run->width > Patches::kMost ||
-        run->made > Patches::kMost) {
+        run->made > Patches::kMost || !(Elements(*run) < kMostElements)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", name(), "' is given images of shape ", run->images.shape().DebugString(), " and gradients of shape ",
           run->gradients.shape().DebugString(), " for rows from ", begin_, " on of ", rows_, "."));
@@ -232,6 +232,12 @@ class AddProductsOp : public OpKernel {
       run->slots = run->own_slots.flat<float>().data();
     }
     return absl::OkStatus();
+  }
+
+  // The most elements of a buffer, roughly, so that none is counted wrong.
+  double Elements(const Run& run) const {
+    const double width = static_cast<double>(run.width), made = static_cast<double>(run.made);
+    return (static_cast<double>(slots_) + 1) * width * made + static_cast<double>(depth_) * (width + made);
   }
 
   static absl::Status Temporary(OpKernelContext* ctx, int64_t elements, Tensor* made) {
@@ -386,6 +392,7 @@ class AddProductsOp : public OpKernel {
     return absl::OkStatus();
   }
 
+  static constexpr double kMostElements = 1e15;
   static constexpr int64_t kPacket = 8;  // the floats of a packet, in a TensorFlow for AVX
 
   Patches patches_;

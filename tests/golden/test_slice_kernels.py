@@ -57,7 +57,8 @@ def test_what_stays_whole(line: str) -> None:
     kind = line.rpartition("-> ")[2].replace("[64,2]", "[64,8]") if "Relu" in line else "float32[64,8]"
     graph = parse_graph(
         f"%x = Placeholder() {{dtype=float32}} -> {kind}\n%w = Placeholder() {{dtype=float32}} -> float32[64,8]\n"
-        "%n = Placeholder() {dtype=float32} -> float32[8,1]\n%c = Placeholder() {dtype=float32} -> float32[64,1]\n%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
+        "%n = Placeholder() {dtype=float32} -> float32[8,1]\n%c = Placeholder() {dtype=float32} -> float32[64,1]\n"
+        "%i = Placeholder() {dtype=float32} -> float32[8,16,9,9]\n"
         "%e = Placeholder() {dtype=float32} -> float32[64,12]\n"
         f"%f = Placeholder() {{dtype=float32}} -> float32[3,3,16,16]\n{line}\n"
         "feeds %x, %w, %n, %c, %i, %f, %e\nfetches %y\n"

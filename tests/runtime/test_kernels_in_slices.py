@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from processes import last_json, run_forked
+from slow import slow
 
 from tfswap.kernels.close_lines import CLOSE_LINES
 from tfswap.kernels.slice_lines import LINES
@@ -11,7 +12,7 @@ from tfswap.kernels.slice_lines import LINES
 TRIES = 2
 
 
-@pytest.mark.parametrize(("onednn", "threads"), [("0", 2), ("0", 8), ("1", 2)])
+@pytest.mark.parametrize(("onednn", "threads"), [("0", 2), *slow(("0", 4)), ("0", 8), ("1", 2)])
 def test_slices_have_the_bits_of_the_whole(onednn: str, threads: int) -> None:
     def program():
         from kernels_in_slices import differing

@@ -1,4 +1,4 @@
-// Gradients of images with the bits of TensorFlow's kernels, in bounded memory (kernels/convolution_slices.py):
+// Gradients of images with the bits of TensorFlow's kernels, in bounded memory (kernels/bounded_gradients.py):
 //
 //   ImageGradient  multiplies the gradients at some positions with the filter, and adds the patches to the image
 //

@@ -1,4 +1,4 @@
-// Products of matrices by TensorFlow's own kernel, in a buffer of the kernel that asks for them.
+// Products of matrices by TensorFlow's own kernel, in a buffer that is given.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LENT_PRODUCTS_H_
 #define TFSWAP_OPS_CSRC_CORE_LENT_PRODUCTS_H_

@@ -311,7 +311,7 @@ class _Slicer(SliceTensors):
         state = TensorType(gradients.dtype, (0 if closed else products.state_elements(width, made),))
         kinds = (TensorType(gradients.dtype, (width, made)), state)
         inputs = (*tensors, *before)
-        added = self.add(node, custom_ops.ADD_PRODUCTS, inputs, attrs, kinds, begin, self.instead(node.controls))
+        added = self.add(node, custom_ops.ADD_PRODUCTS, inputs, attrs, kinds, begin, self.awaited(node))
         self.made[node].append(added)
         return added.out(0), added.out(1)
 
@@ -321,7 +321,7 @@ class _Slicer(SliceTensors):
         attrs |= {name: getattr(patches.window, field) for name, field in _WINDOW.items()}
         attrs["image"] = cast("tuple[int, ...]", kind.shape)[1:-1]
         inputs = self.whole(node.inputs[1]), gradient
-        return self.add(node, custom_ops.IMAGE_GRADIENT, inputs, attrs, (kind,), begin, self.instead(node.controls))
+        return self.add(node, custom_ops.IMAGE_GRADIENT, inputs, attrs, (kind,), begin, self.awaited(node))
 
     def _make_row_sums(self, node: Node, member: RowSlices) -> None:
         """Continue the sums of the slices before."""

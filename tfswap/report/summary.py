@@ -162,10 +162,11 @@ def _recomputed_text(report: Report) -> str:
 
 
 def _sliced_text(report: Report) -> str:
-    """The number of kernels in slices of each size."""
+    """The number of kernels in slices of each size, and of those that run once, in bounded memory."""
+    counts = ((format_count(len(each.kernels), "kernel"), -(-each.of // each.rows)) for each in report.sliced)
     return "; ".join(
-        f"{format_count(len(slices.kernels), 'kernel')} in {-(-slices.of // slices.rows)} slices of rows"
-        for slices in report.sliced
+        f"{kernels} in {count} slices of rows" if count > 1 else f"{kernels} with sums block by block"
+        for kernels, count in counts
     )
 
 

@@ -193,7 +193,7 @@ IN_CHAIN = ("mean", "scale", "scaled", "twice", "rows", "other", "gradient")
 
 def test_all_kernels_of_a_chain_run_slice_by_slice() -> None:
     graph = parse_graph(NORMALISED)
-    assert choose_slices(graph, DEVICE, (4,)) == [(Slices(("mean", "twice", "rows"), 2, 8),)]
+    assert choose_slices(graph, DEVICE, (4,)) == [(Slices(("mean", "twice", "rows", "gradient"), 2, 8),)]
     (groups,) = choose_slices(graph, DEVICE, (4,), close=True, chains=True)
     assert groups == (Slices(IN_CHAIN, 2, 8, True),)
     slice_kernels(graph, TARGET, groups)

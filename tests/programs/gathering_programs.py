@@ -80,6 +80,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Program], Any]] = {
     for make, limits in (
         (sparse_gradients, UNEQUAL),
         (contrastive, UNEQUAL),
-        (wide_gradients, "80%"),
+        (wide_gradients, "75%"),
     )
 }

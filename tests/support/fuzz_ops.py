@@ -155,11 +155,24 @@ def _calls_of_swaps(draw: random.Random, x: tf.Tensor) -> list[Call]:
         (core.tfswap_add_rows, {"slice": x, "before": [], "begin": 0, "rows": rows, "blocks": 1}),
         (core.tfswap_add_blocks, {"sums": x}),
         (core.tfswap_columns, {"images": image, **WINDOW, "sizes": [rows, columns], "begin": 0, "rows": rows}),
+        *_calls_of_gradients(rows, columns),
         (core.tfswap_make_home, {"shape": tf.constant([2, rows, columns], tf.int64), "dtype": dtype}),
         (core.tfswap_fill_home, {"home": home, "value": x, "begin": tf.constant(rows * columns, tf.int64)}),
         (core.tfswap_require_place, {"variables": [variable.handle], "place": "CPU:0"}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
     ]
+
+
+def _calls_of_gradients(rows: int, columns: int) -> list[Call]:
+    """Gradients in bounded memory, of numbers in float32."""
+    core = load().ops
+    image, kernel = tf.random.normal([1, rows, columns, 1]), tf.random.normal([*WINDOW["window"], 1, 2])
+    gradients, sizes = tf.random.normal([1, rows, columns, 2]), [rows, columns]
+    order = [rows * columns] * 4
+    one = {"before": [], "begin": 0, "rows": rows * columns, "shard": order, "last_shard": order, "chunk": 1}
+    given = {"images": image, "gradients": gradients, **WINDOW, "sizes": sizes, "closed": True}
+    image_of = {"filter": kernel, "gradients": gradients, **WINDOW, "sizes": sizes, "image": sizes, "chunk": 1}
+    return [(core.tfswap_add_products, {**one, **given}), (core.tfswap_image_gradient, image_of)]
 
 
 def _calls_of_kernels(x: tf.Tensor) -> list[Call]:

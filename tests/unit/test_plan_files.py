@@ -71,7 +71,7 @@ def put(*path: Any) -> Change:
         (put("limit_bytes", -5), "plan.limit_bytes is -5, and no size is"),
         (put("slice_bytes", -1), "plan.slice_bytes is -1, and no size is"),
         (put("slice_bytes", 64), "plan.at_home names no variables"),
-        (put("sliced", [[["relu0"], 8, 8]]), r"plan.sliced\[0\] has 8 of 8 rows of 1 kernels in a slice"),
+        (put("sliced", [[["relu0"], 9, 8]]), r"plan.sliced\[0\] has 9 of 8 rows of 1 kernels in a slice"),
         (put("sliced", [[[], 4, 8]]), r"plan.sliced\[0\] has 4 of 8 rows of 0 kernels in a slice"),
         (put("planned_peak_bytes", 10**30), "plan.planned_peak_bytes"),
         (put("host_bytes", None), "plan.host_bytes is None"),

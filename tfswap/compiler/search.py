@@ -116,7 +116,7 @@ class Search:
     def _lowest_forms(self) -> list[Rewriting]:
         """Those holding the least of their kind: with encodings, with the most moved in loops, both, in slices."""
         encoded = [] if self._encoded is None else [self._encoded]
-        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside, *self._slices.forms))
+        found = dict.fromkeys((*encoded, *self._last_stages, *self._encoded_inside, *self._slices.lowest))
         return [form for form in found if form != self.variants.base]
 
     def _allows(self, tactic: str) -> bool:

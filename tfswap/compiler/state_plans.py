@@ -34,17 +34,21 @@ class StatePlans:
         return self._alternatives.in_tiers(stage, self._planners.of, self._planners.host_tiers)
 
     def fastest(self, best: Found | None, limit_bytes: int) -> Found | None:
-        """`best`, or a faster plan within the limit; one with updates in slices where there is no other.
+        """`best`, or a faster plan within the limit; one with kernels or updates in slices where there is no other.
 
         Planning slices takes long, so limits that can be kept without them have none.
         """
         if any(self._planners.least_bytes(rewriting.at_home) > limit_bytes for rewriting in self._at_home[:1]):
             return best  # the step begins with more in the arena, whatever leaves it
-        for rewriting in self._with_room(self._at_home):
-            best = self._faster(rewriting, limit_bytes, best)
+        at_home = self._with_room(self._at_home)
+        for rewriting in at_home:
+            if not rewriting.sliced:
+                best = self._faster(rewriting, limit_bytes, best)
         if self._limits_host if best is None else self._is_small:
             for rewriting in self._nearly_all:
                 best = self._faster(rewriting, limit_bytes, best)
+        if best is None:
+            best = self._planners.fastest([r for r in at_home if r.sliced], Planner.candidate, limit_bytes)
         return self._fastest_sliced(limit_bytes) if best is None else best
 
     @property

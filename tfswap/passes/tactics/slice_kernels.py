@@ -218,9 +218,7 @@ class _Slicer(SliceTensors):
                         window = window.in_rows(rows_of(slices[2].type), before)
                     totals = (self._products(node, window, self._images(member.slicing, slices[0]), slices[2], totals),)
                 done = upto
-        for index, (total, kind) in enumerate(zip(totals, node.outputs, strict=True)):
-            self.wholes[node.out(index)] = whole = self.shaped(total, kind)
-            self.made[node] += dict.fromkeys((total.node, whole.node))
+        self._made_sums(node, *totals)
 
     def _sum(self, node: Node, total: Sequence[Output], term: Output, begin: int) -> Output:
         """The sum with one more term; the first term where there is no sum yet."""
@@ -264,7 +262,7 @@ class _Slicer(SliceTensors):
             slices, _, _ = self._reads(node, member, begin, end, self.of)
             first = begin * products.rows // self.of
             before = self._add_products(node, products, [*slices.values()], before, first, closed=False)
-        self._made_sum(node, before[0])
+        self._made_sums(node, before[0])
 
     def _make_whole(self, node: Node, member: RowSlices) -> None:
         """Another kernel in the place of this one."""
@@ -276,11 +274,13 @@ class _Slicer(SliceTensors):
             self.wholes[node.out()] = made.out()
         else:
             tensors = [self.whole(node.inputs[p]) for p in (0, 2)]
-            self._made_sum(node, self._add_products(node, cast("Products", bounded), tensors, (), 0, closed=True)[0])
+            self._made_sums(node, self._add_products(node, cast("Products", bounded), tensors, (), 0, closed=True)[0])
 
-    def _made_sum(self, node: Node, total: Output) -> None:
-        self.wholes[node.out()] = self.shaped(total, node.outputs[0])
-        self.made[node] += dict.fromkeys((total.node, self.wholes[node.out()].node))
+    def _made_sums(self, node: Node, *totals: Output) -> None:
+        """Have these be the results of a kernel."""
+        for index, (total, kind) in enumerate(zip(totals, node.outputs, strict=True)):
+            self.wholes[node.out(index)] = whole = self.shaped(total, kind)
+            self.made[node] += dict.fromkeys((total.node, whole.node))
 
     def _add_products(
         self,
@@ -341,8 +341,7 @@ class _Slicer(SliceTensors):
             before = (made.out(),)
         attrs = {"T": dtype, "divisor": count if sums.mean else 1}
         total = self.add(node, custom_ops.ADD_BLOCKS, before, attrs, (TensorType(kind.dtype, shape[-1:]),), 0)
-        self.wholes[node.out()] = self.shaped(total.out(), node.outputs[0])
-        self.made[node] += dict.fromkeys((total, self.wholes[node.out()].node))
+        self._made_sums(node, total.out())
 
     def _copy(
         self, node: Node, slicing: Slicing, slices: Mapping[int, Output], kinds: Sequence[TensorType], begin: int

@@ -171,7 +171,7 @@ class AddProductsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Run run{ctx, ctx->input(0), ctx->input(1)};
+    Run run(ctx);
     OP_REQUIRES_OK(ctx, Prepare(&run));
     for (run.first = 0; run.first < run.width; run.first += chunk_) {
       run.last = std::min(run.first + chunk_, run.width);
@@ -183,6 +183,8 @@ class AddProductsOp : public OpKernel {
  private:
   // A call. Elements of patches from `first` to `last` are multiplied.
   struct Run {
+    explicit Run(OpKernelContext* ctx) : ctx(ctx), images(ctx->input(0)), gradients(ctx->input(1)) {}
+
     OpKernelContext* ctx;
     const Tensor images, gradients;
     int64_t width = 0, made = 0, count = 0;  // of patches, of gradients, how many of both

@@ -126,9 +126,10 @@ def stall(gbytes: float, kernel_us: float, gpus: Any) -> list[dict[str, Any]]:
         gpus.set_links(0.0, 0.0, 0.0)
         moved, plan, needs = planned.stats(), planned.plan(), needs_of_planned(planned)
         copy_s = functools.partial(seconds, gbytes)
+        limit = plan.limit_bytes or 0
         found.append(
             {
-                "limit": plan.limit_bytes,
+                "limit": limit,
                 "state": state_bytes,
                 "planned": planned.report().planned_peak_bytes,
                 "peak": peak,
@@ -138,9 +139,9 @@ def stall(gbytes: float, kernel_us: float, gpus: Any) -> list[dict[str, Any]]:
                 "step_s": step_s,
                 "kernels_s": kernels_s,
                 "predicted_s": plan.seconds / slowed,
-                "predicted_kernels_s": sum(needs.kernels_s) / slowed,
-                "least_s": needs.least_seconds(kernels_s, copy_s),
-                "any_s": needs.least_seconds(kernels_s, copy_s, int(share * state_bytes)),
+                "predicted_kernels_s": needs.once_s / slowed,
+                "least_s": needs.least_seconds(kernels_s, copy_s, limit),
+                "any_s": needs.least_seconds(kernels_s, copy_s, limit, moves=True),
             }
         )
         del net, planned

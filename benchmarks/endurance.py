@@ -24,6 +24,7 @@ import tfswap
 import tfswap.ops
 
 ROWS, WIDTH, LAYERS, TIMES = 512, 64, 4, 4
+ABOVE_FLOOR = 1.1
 KIB = 1024
 
 
@@ -70,7 +71,7 @@ def main() -> None:
     try:
         tfswap.optimize(tf.function(make_step()), memory_limit=1)(batch(0))
     except tfswap.InfeasibleMemoryLimit as refused:
-        limit = int(refused.floor_bytes * 1.02)
+        limit = int(refused.floor_bytes * ABOVE_FLOOR)
     else:
         raise RuntimeError("A limit of one byte was granted.")
     optimized = tfswap.optimize(tf.function(make_step()), memory_limit=limit)

@@ -156,7 +156,11 @@ def train(
         found |= {"memcpy_s": memcpy_s(moved.in_bytes + moved.out_bytes)}
         if bandwidth is not None:
             needs = needs_of_planned(called)
-            found |= {"least_s": needs.least_seconds(unlimited_s, lambda nbytes: nbytes / bandwidth)}
+            found |= {
+                "least_s": needs.least_seconds(
+                    unlimited_s, lambda nbytes: nbytes / bandwidth, called.plan().limit_bytes
+                )
+            }
         found |= {"floor": called.report().floor_bytes, "slice": called.plan().slice_bytes}
     return found
 

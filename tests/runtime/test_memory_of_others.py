@@ -207,6 +207,30 @@ def test_a_limit_that_can_not_be_kept_any_more_is_reported_once():
     assert "can no longer be kept" in logged[0]
 
 
+def test_a_batch_whose_limit_can_not_be_kept_is_freed_when_its_caller_drops_it():
+    def program():
+        import gc
+
+        settle()
+        net = Dense(256, 4)
+        x = net.batch(1024)
+        function = tf.function(net.step)
+        step = tfswap.optimize(function, memory_limit=floor_of(function, x))
+        step(x)
+        _more = tf.zeros([4 << 20], tf.uint8)
+        gc.disable()
+        in_use = []
+        for _ in range(2):
+            del x
+            in_use.append(info()["current"])
+            x = net.batch(1024)
+            step(x)
+        return in_use
+
+    before, after = run(program)
+    assert after == before
+
+
 @pytest.mark.slow
 def test_the_old_function_is_gone_before_the_step_is_planned_again():
     """Its gradients start from a folded constant as large as the batch: two would not fit the limit."""

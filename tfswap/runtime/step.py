@@ -328,7 +328,7 @@ class Step:
             try:
                 self.plan_now(inputs, ordered=was_live)
             except InfeasibleMemoryLimit as error:
-                refusals.append(error)
+                refusals.append(error.with_traceback(None))  # its frames hold the arguments, and this one holds it
                 continue
             if refusals:
                 log.warning("tfswap: %s", messages.no_room(self.name, refusals[0].floor_bytes))
@@ -336,7 +336,7 @@ class Step:
                 part.watch.note_planned_again(own[0] if refusals else 0)
             return
         if not was_live:  # it has never run: there is no training to continue
-            raise refusals[-1]
+            raise refusals.pop()
         self.plan_now(inputs, given=before)
         for part in self.parts:
             part.watch.note_unsatisfiable(refusals[-1])

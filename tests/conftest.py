@@ -16,6 +16,9 @@ settings.load_profile("any_machine")
 # What a test plans must not be what another run has planned; processes of tests inherit it.
 os.environ["TFSWAP_PLAN_CACHE"] = "off"
 
+# Nor may it depend on how fast this machine is.
+os.environ["TFSWAP_CALIBRATION"] = "off"
+
 
 def _settings() -> dict[str, str]:
     """Those that decide what is planned and run. The command line sets the level of TensorFlow's log."""

@@ -24,6 +24,7 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
+from tfswap.kernels.calibration import Calibration
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
@@ -121,6 +122,14 @@ def test_other_sources_make_other_plans(cache: PlanCache, monkeypatch: pytest.Mo
     optimizer(cache).plan("60%")
     monkeypatch.setattr(plan_cache, "_versions", lambda: "another tfswap")
     other = optimizer(cache)
+    other.plan("60%")
+    assert other.planned == 1
+
+
+def test_other_rates_make_other_plans(cache: PlanCache) -> None:
+    optimizer(cache).plan("60%")
+    rates = Calibration(2.0, 2.0, 2.0, 2.0, 2.0, 1e-6)
+    other = optimizer(cache, device=DeviceModel()._replace(calibration=rates))
     other.plan("60%")
     assert other.planned == 1
 

@@ -69,7 +69,7 @@ class Costs:
             TfswapError: the profile is of another kind of device.
         """
         if profile is None:
-            return cls(default_rates(device))
+            return cls(default_rates(device), measured=device.calibration is not None)
         if profile.kind != device.kind:
             raise TfswapError(
                 f"the profile was taken on a {profile.kind} ({profile.machine}), and this step runs on a "
@@ -252,6 +252,7 @@ def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
     read = [t.type for t in node.inputs]
     kinds = [*node.outputs, *read[1:], *node.outputs] if work.gathers else [*read, *node.outputs]
     flops = work.flops(node) / work.efficiency if work.flops else 0.0
+    flops *= rates.convolution_time if work.convolves else 1.0
     steps = work.steps * max(map(elements, kinds), default=0)
     moved = work.passes * sum(kind.nbytes or 0 for kind in kinds)
     return flops / rates.flops_per_s, steps / rates.steps_per_s, moved / rates.memory_bytes_per_s

@@ -39,6 +39,7 @@ class Work(NamedTuple):
             calling thread's share of a kernel's CPU time (`benchmarks/one_core.py`).
         alone: its CPU time on one core, divided by that when threads share it.
         gathers: whether it reads only as many bytes of its first input as its output has, as a look-up in a table.
+        convolves: whether its contraction is a convolution, for which processors have a rate of its own.
     """
 
     flops: Count | None = None
@@ -48,6 +49,10 @@ class Work(NamedTuple):
     spread: float = 1.0
     alone: float = 1.0
     gathers: bool = False
+    convolves: bool = False
+
+
+_convolving = partial(Work, convolves=True)
 
 
 def elements(kind: TensorType) -> int:
@@ -122,14 +127,14 @@ def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work
     """The work of a convolution's gradient, whose filter is input `window`, or the output.
 
     Args:
-        others: the work of kernels other than cuDNN's.
+        others: the work of TensorFlow's own kernels, which copy patches. Those of cuDNN and oneDNN do not.
     """
 
     def flops(node: Node) -> float:
         return 2.0 * _third_input(node) * _window(node.outputs[0] if window is None else node.inputs[window].type)
 
-    cudnn = Work(flops)
-    return lambda _, rates: cudnn if rates.cudnn else others
+    blocked = _convolving(flops)
+    return lambda _, rates: blocked if rates.cudnn or rates.onednn else others
 
 
 FILTER_COLUMN_FLOPS, COLUMN_FLOPS = 40.0, 30.0
@@ -162,7 +167,7 @@ def _volume_gradient(node: Node, rates: Rates, *, one_by_one: bool) -> Work:
     def flops(node: Node) -> float:
         return 2.0 * _third_input(node) * _window(kernel) + patches * _pixels(node)
 
-    return Work(flops)
+    return _convolving(flops)
 
 
 def _depthwise(maps: Count, window: int | None) -> Count:
@@ -259,13 +264,13 @@ _NOTHING = Work(passes=0.0)
 # What is not here streams through memory once. Efficiencies and steps are those of TensorFlow's own CPU kernels on
 # one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
 _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
-    "_FusedConv2D": Work(_convolution, spread=0.86),
+    "_FusedConv2D": _convolving(_convolution, spread=0.86),
     "_FusedMatMul": Work(_matmul),
-    "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
-    "_MklNativeConv2DWithBias": Work(_convolution, spread=0.86),
-    "_MklNativeFusedConv2D": Work(_convolution, spread=0.86),
-    "_MklNativePadWithConv2D": Work(_convolution, spread=0.86),
-    "_MklNativePadWithFusedConv2D": Work(_convolution, spread=0.86),
+    "_MklNativeConv2DBackpropFilterWithBias": _gradients(None, _convolving(_filter_gradient, 0.8, spread=0.8)),
+    "_MklNativeConv2DWithBias": _convolving(_convolution, spread=0.86),
+    "_MklNativeFusedConv2D": _convolving(_convolution, spread=0.86),
+    "_MklNativePadWithConv2D": _convolving(_convolution, spread=0.86),
+    "_MklNativePadWithFusedConv2D": _convolving(_convolution, spread=0.86),
     "_MklNativeMaxPool3DGrad": Work(steps=3),
     "_MklNativeMaxPoolGrad": Work(steps=3),
     "ArgMax": Work(steps=2.5),
@@ -277,12 +282,12 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "BatchMatMul": _products,
     "BatchMatMulV2": _products,
     "BatchMatMulV3": _products,
-    "Conv2D": Work(_convolution, spread=0.86),
-    "Tfswap>AddProducts": Work(_added_products, 0.8, spread=0.8),
-    "Tfswap>ImageGradient": Work(_bounded_image_gradient, spread=0.87),
-    "Conv2DBackpropFilter": _gradients(None, Work(_filter_gradient, 0.8, spread=0.8)),
-    "Conv2DBackpropInput": _gradients(1, Work(_input_gradient, spread=0.87)),
-    "Conv3D": Work(_convolution),
+    "Conv2D": _convolving(_convolution, spread=0.86),
+    "Tfswap>AddProducts": _convolving(_added_products, 0.8, spread=0.8),
+    "Tfswap>ImageGradient": _convolving(_bounded_image_gradient, spread=0.87),
+    "Conv2DBackpropFilter": _gradients(None, _convolving(_filter_gradient, 0.8, spread=0.8)),
+    "Conv2DBackpropInput": _gradients(1, _convolving(_input_gradient, spread=0.87)),
+    "Conv3D": _convolving(_convolution),
     "Conv3DBackpropFilterV2": partial(_volume_gradient, one_by_one=False),
     "Conv3DBackpropInputV2": partial(_volume_gradient, one_by_one=True),
     "Cumsum": Work(steps=21),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
+from tfswap.compiler.calibration import calibrated
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.device_times import assume_times, note_times, times_of
 from tfswap.compiler.lower import ALWAYS_OPEN
@@ -219,6 +220,7 @@ def plan_offline(
     """
     refuse_rewriters()
     device, model = machine.current_device()
+    model = calibrated(model, request.options)
     cache = PlanCache.of_environment()
     if arena is None:
         optimizer = offline_optimizer(
@@ -255,7 +257,8 @@ def step_here(graph: Graph, options: Options, variables: Iterable[Variable]) -> 
     """An `offline_step` for this machine's devices. Raises UnsupportedGraph."""
     refuse_rewriters()
     device, model = machine.current_device()
-    return offline_step(graph, {device: OnDevice(model, options)}, variables, plan_cache=PlanCache.of_environment())
+    on = OnDevice(calibrated(model, options), options)
+    return offline_step(graph, {device: on}, variables, plan_cache=PlanCache.of_environment())
 
 
 def offline_step(

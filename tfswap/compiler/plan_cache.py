@@ -85,9 +85,17 @@ class Unoptimised:
 
 @dataclass(frozen=True)
 class PlanCache:
-    """A folder of plans that processes share. It is created with the first entry."""
+    """A folder of plans that processes share. It is created with the first entry.
+
+    Attributes:
+        folder: its path.
+        what: what is in it, for messages.
+        variable: the environment variable with its place, for messages.
+    """
 
     folder: Path
+    what: str = "plans"
+    variable: str = FOLDER
 
     @staticmethod
     def of_environment() -> PlanCache | None:
@@ -119,7 +127,7 @@ class PlanCache:
             return None
         except (OSError, UnicodeDecodeError, InvalidModel) as error:
             path = self.folder / file
-            log.warning("tfswap: the plan cache's %s can't be used, and is replaced: %s", path, error)
+            log.warning("tfswap: the cache's %s can't be used, and is replaced: %s", path, error)
             return None
         return found
 
@@ -132,17 +140,30 @@ class PlanCache:
         except UntrustedPath as error:
             self._distrust(error)
         except OSError as error:
-            log.info("tfswap: plans are not kept in %s: %s", self.folder, error)
+            log.info("tfswap: %s are not kept in %s: %s", self.what, self.folder, error)
+
+    def is_writable(self) -> bool:
+        """Whether entries can be written, in a folder that is created where it is missing."""
+        try:
+            with trusted_folder(self.folder, create=True) as folder:
+                return os.access(".", os.W_OK | os.X_OK, dir_fd=folder.descriptor)
+        except UntrustedPath as error:
+            self._distrust(error)
+        except OSError:
+            pass
+        return False
 
     def _distrust(self, error: UntrustedPath) -> None:
         if str(error) not in _distrusted:
             _distrusted.add(str(error))
             log.warning(
-                "tfswap: the plan cache in %s is ignored: %s. Set %s to a folder of your own that only you can"
-                " write to, or to off.",
+                "tfswap: the cache of %s in %s is ignored: %s. Set %s to a folder of your own that only you can write"
+                " to%s.",
+                self.what,
                 self.folder,
                 error,
-                FOLDER,
+                self.variable,
+                ", or to off" if self.variable == FOLDER else "",
             )
 
     def made_of(self, given: Iterable[bytes], make: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:

@@ -307,7 +307,7 @@ def _compare(options: argparse.Namespace) -> Result:
 def _doctor(options: argparse.Namespace) -> Result:
     from tfswap.frontends.doctor import examine
 
-    content, text = examine()
+    content, text = examine(calibrate=options.calibrate)
     return {**content, "exit_status": OK if content["ok"] else FAILED}, text
 
 
@@ -448,7 +448,9 @@ def _parser() -> argparse.ArgumentParser:
     opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="the device of the step (cpu)")
     opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")
     opt.add_argument("--portable", action="store_true", help="with TensorFlow's own ops alone")
-    _command(commands, "doctor", _doctor, "list which parts of this machine tfswap can use, and what is missing")
+    help_text = "list which parts of this machine tfswap can use, and what is missing"
+    doctor = _command(commands, "doctor", _doctor, help_text)
+    doctor.add_argument("--calibrate", action="store_true", help="measure the speed of this machine's CPU again")
     help_text = "install, or remove, what makes TFSWAP_MEMORY_LIMIT=6GiB python train.py keep that limit"
     add_hook_flags(_command(commands, "hook", _hook, help_text, needs_tensorflow=False))
     return parser

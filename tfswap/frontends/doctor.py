@@ -7,17 +7,23 @@ import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tfswap.compiler import calibration
 from tfswap.compiler.rival_rewriters import FLAGS, clusters_by_environment
-from tfswap.device import arena
+from tfswap.device import arena, machine
 from tfswap.errors import TfswapError
+from tfswap.kernels.calibration import Calibration
 from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tfswap.native.load import OpLibraryStatus
 
 
-def examine() -> tuple[dict[str, Any], str]:
-    """The facts, and the same as text."""
+def examine(*, calibrate: bool = False) -> tuple[dict[str, Any], str]:
+    """The facts, and the same as text.
+
+    Args:
+        calibrate: measure this machine's kernels again.
+    """
     from tfswap.native import build
     from tfswap.native.load import status
     from tfswap.version import __version__
@@ -35,13 +41,24 @@ def examine() -> tuple[dict[str, Any], str]:
         "op_library": _library(library),
         "codec_library": _library(codecs),
         "devices": [],
+        "processor": calibration.processor(),
+        "calibration": None,
         "advice": list(errors),
     }
     if library.tensorflow_version is not None:
         content["devices"] = _devices(content["advice"])
+        content["calibration"] = _calibration(calibrate)
         _advise(content)
     content["ok"] = not errors
     return content, _render(content)
+
+
+def _calibration(again: bool) -> dict[str, float] | None:
+    """The rates of this machine's CPU over the default ones; None where those hold."""
+    if calibration.is_off():
+        return None
+    found = calibration.find(machine.current_device(on_cpu=True)[1], again=again)
+    return None if found is None else found._asdict()
 
 
 def _library(status: OpLibraryStatus) -> dict[str, Any]:
@@ -109,10 +126,20 @@ def _render(content: dict[str, Any]) -> str:
         capped = f"capped at {format_bytes(limit)}" if limit else "no limit of its own"
         figures = "measures its peak" if device["keeps_figures"] else "keeps no figures of its peak"
         rows.append((device["name"], f"{capped}, {figures}"))
+    if content["tensorflow"]:
+        rows.append(("costs", _costs(content["calibration"])))
     lines = [f"{name:<12}{text}" for name, text in rows]
     if content["advice"]:
         lines += ["", *(f"- {a}" for a in content["advice"])]
     return "\n".join([*lines, "", "All found." if content["ok"] else "Something is missing: see above."])
+
+
+def _costs(found: dict[str, float] | None) -> str:
+    if calibration.is_off():
+        return f"the default rates of a CPU: {calibration.SWITCH} is off"
+    if found is None:
+        return "the default rates of a CPU: this one was not measured"
+    return f"as measured on this CPU: {Calibration(**found)}"
 
 
 def _library_state(library: dict[str, Any]) -> str:

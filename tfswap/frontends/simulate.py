@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfswap.analysis.cost import Costs
+from tfswap.compiler.calibration import calibrated
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import OnDevice, offline_step
 from tfswap.compiler.options import Options
@@ -163,6 +164,7 @@ def _machine(name: str | Machine | None, profile: Profile | None) -> tuple[Machi
         found = described(name)
         return found, Costs(found.rates)
     where, model = machine.current_device()
+    model = model if profile is not None else calibrated(model)
     costs = Costs.of(model, profile)
     title = f"this {model.kind.upper()}" if profile is None else profile.machine
     return Machine(THIS, title, model, costs.rates, arena.device_limit_bytes(where), None), costs

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from tfswap.ir.types import HALVES, TensorType
+from tfswap.kernels.calibration import Calibration
 
 
 class DeviceModel(NamedTuple):
@@ -29,6 +30,8 @@ class DeviceModel(NamedTuple):
         codecs: whether the codecs can run. On a GPU they need CUDA's runtime compiler.
         deterministic: whether `enable_op_determinism` is on. Some kernels then request temporaries (GPU only).
         capability: CUDA's compute capability, as (major, minor). None: it is not a GPU of NVIDIA (GPU only).
+        calibration: how fast its kernels are, which changes times and no request. None: as by the default rates (CPU
+            only).
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -44,6 +47,7 @@ class DeviceModel(NamedTuple):
     deterministic: bool = False
     capability: tuple[int, int] | None = (8, 0)
     l1_l2_bytes: tuple[int, int] | None = None
+    calibration: Calibration | None = None
 
     @property
     def is_gpu(self) -> bool:

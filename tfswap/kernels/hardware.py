@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfswap.errors import TfswapError
+from tfswap.kernels.calibration import Calibration
 from tfswap.kernels.device import DeviceModel
 
 THIS = "this"
@@ -66,6 +67,7 @@ class Rates:
             conv_ops_gpu.cc). Otherwise TensorFlow copies to channels first.
         l3_cache_bytes: the size of the last-level cache that Eigen reports. Some gradients choose their kernel by it.
         peer_bytes_per_s: bytes copied between two devices by a link of their own. 0: copies go by way of the host.
+        convolution_time: the seconds of an operation of a convolution, divided by those of one of other contractions.
     """
 
     flops_per_s: float
@@ -83,6 +85,7 @@ class Rates:
     channels_last: bool = False
     l3_cache_bytes: float = L3_CACHE_BYTES
     peer_bytes_per_s: float = 0.0
+    convolution_time: float = 1.0
 
     def out_rate(self, tier: int) -> float:
         """Bytes per second of copies to a tier."""
@@ -279,12 +282,12 @@ DEFAULT_GPU = "a100"
 
 
 def default_rates(device: DeviceModel) -> Rates:
-    """The rates of a device that was not measured. They depend on its kind, GPU name and cores only."""
+    """The rates of a device without a profile. They depend on its kind, GPU name, cores and calibration only."""
     if device.is_gpu:
         known = (name for part, name in _NAMED_BY_DRIVER.items() if part in device.name)
         return described(next(known, DEFAULT_GPU)).rates
     cores = max(1, device.intra_op_threads)
-    return Rates(
+    usual = Rates(
         flops_per_s=CPU_CORE_FLOPS_PER_S * cores,
         steps_per_s=CPU_CORE_STEPS_PER_S * cores,
         memory_bytes_per_s=CPU_CORE_MEMORY_BYTES_PER_S * min(cores, MAX_MEMORY_CORES),
@@ -298,4 +301,18 @@ def default_rates(device: DeviceModel) -> Rates:
         copy_share=(1 + 1 / cores) / 2 if device.onednn else 1 / cores,
         onednn=device.onednn,
         l3_cache_bytes=float(device.l3_cache_bytes or L3_CACHE_BYTES),
+    )
+    return usual if device.calibration is None else _calibrated(usual, device.calibration)
+
+
+def _calibrated(usual: Rates, found: Calibration) -> Rates:
+    return replace(
+        usual,
+        flops_per_s=usual.flops_per_s * found.products,
+        convolution_time=found.products / found.convolutions,
+        steps_per_s=usual.steps_per_s * found.steps,
+        memory_bytes_per_s=usual.memory_bytes_per_s * found.memory,
+        out_bytes_per_s=usual.out_bytes_per_s * found.copies,
+        in_bytes_per_s=usual.in_bytes_per_s * found.copies,
+        launch_s=found.launch_s,
     )

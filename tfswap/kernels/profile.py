@@ -32,8 +32,8 @@ HANDLE = TensorType("resource", ())
 UPDATES = {arithmetic: update for update, arithmetic in UPDATE_ARITHMETIC.items()}
 """By op, the update in place that computes it."""
 
-MAY_BE_ZERO = frozenset({"launch_s", "copy_latency_s", "copy_share", "peer_bytes_per_s"})
-"""Rates by which nothing is divided."""
+MAY_BE_ZERO = frozenset({"launch_s", "copy_latency_s", "copy_share", "peer_bytes_per_s", "convolution_time"})
+"""Rates that may be below 1."""
 
 
 class Timed(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.analysis.constants import folded_bytes
+from tfswap.compiler.calibration import calibrated
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.refusal import unplaced_bytes
@@ -207,7 +208,7 @@ class StepCompiler:
         self.waits = waits_for_others(graph)
         self.optimizer = Optimizer(
             graph,
-            self._trace.device.model,
+            calibrated(self._trace.device.model, self._request.options),
             self._request.options.shared(imported.parts, imported.passed_bytes),
             snapshot=snapshot,
             locate=SourceLines(self._trace.concrete),

@@ -50,7 +50,7 @@ def child(name: str, runs: int) -> dict[str, Any]:
         sum(s for s, is_kernel in zip(Costs.of(each).of_step(flow), flow.is_kernel, strict=True) if is_kernel)
         for each in (model, model._replace(calibration=found))
     ]
-    os.environ[calibration.SWITCH] = "off"
+    os.environ[calibration.SWITCH] = "off"  # the same plan, whatever was measured
     ordered = tfswap.optimize(tf.function(step), memory_limit="95%")
     ordered(*arguments)
     taken: list[float] = []

@@ -356,7 +356,7 @@ def test_verify_distinguishes_a_rewritten_model_from_a_damaged_one(
 def test_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "doctor")
     assert status == 0
-    for word in ("Python", "TensorFlow", "compiler", "op library", "codecs", "CPU:0"):
+    for word in ("Python", "TensorFlow", "compiler", "op library", "codecs", "CPU:0", "TFSWAP_CALIBRATION is off"):
         assert word in out
 
 

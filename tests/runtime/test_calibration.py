@@ -134,7 +134,7 @@ def test_only_this_machine_s_cpu_is_calibrated(machine: Machine, monkeypatch: py
     assert calibration.calibrated(CPU, Options()).calibration == FOUND
 
 
-def test_a_measurement_that_fails_is_said_and_not_raised(
+def test_a_measurement_that_fails_is_logged_and_not_raised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(calibration, "PROGRAM", "tfswap.no_such_module")

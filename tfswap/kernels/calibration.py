@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-MOST_RATIO = 4.0
+MOST_RATIO = 6.0
 """A processor is at most this much faster or slower than the default rates. What is measured beyond it is taken for
 this, so that one bad moment of a busy machine does not decide plans."""
 LEAST_LAUNCH_S, MOST_LAUNCH_S = 1e-6, 20e-6

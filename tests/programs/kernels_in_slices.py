@@ -244,6 +244,8 @@ class Cases:
             "ConcatV2": lambda x: R.ConcatV2(values=[x, x[..., ::-1]], axis=self.choice(1, -1)),
             "Pad": lambda x: R.Pad(input=x, paddings=[[0, 0], [1, 0], [0, 3]]),
             "Slice": lambda x: R.Slice(input=x, begin=[0, 1, 1], size=[rows, 1, width - 1]),
+            "Pack": lambda x: R.Pack(values=[x, x + 1], axis=self.choice(1, -1)),
+            "Unpack": lambda x: tuple(R.Unpack(value=x, num=x.shape[1], axis=self.choice(1, -2))),
             "Split": lambda x: tuple(R.Split(axis=self.choice(1, -2), value=x, num_split=2)),
             "Tile": lambda x: R.Tile(input=x, multiples=[rows // x.shape[0], 3, 1]),
             "Transpose": lambda x: R.Transpose(x=x, perm=[0, 2, 1]),

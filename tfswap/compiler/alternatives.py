@@ -32,11 +32,12 @@ from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.slice_choices import choose_slices
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Node
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import READ_VARIABLE, reads_rows, writes_variable
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
+from tfswap.passes.tactics.rows_first import keep_rows_first
 from tfswap.passes.tactics.sliced_updates import MOST_SLICES
 from tfswap.passes.tactics.state_homes import movable_variables
 from tfswap.planner.host_tiers import Tiers
@@ -254,9 +255,17 @@ class Alternatives:
         """`rewriting`, in which kernels of updates in slices are not among those in slices of rows."""
         if not rewriting.sliced:
             return rewriting
-        graph = self._variants[rewriting._replace(sliced=())].graph
+        graph = self._variants[rewriting._replace(sliced=())].graph.copy()
+        keep_rows_first(graph, self._variants.target)
         kept = ((tuple(name for name in slices.kernels if name in graph), slices) for slices in rewriting.sliced)
         return rewriting._replace(sliced=tuple(slices._replace(kernels=names) for names, slices in kept if names))
+
+    @functools.cached_property
+    def _rows_first(self) -> Graph:
+        """The step as its kernels in slices are chosen."""
+        graph = self._variants.plain.graph.copy()
+        keep_rows_first(graph, self._variants.target)
+        return graph
 
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
@@ -265,7 +274,7 @@ class Alternatives:
         """
         if self.base.reduced:
             return []
-        found = choose_slices(self._variants.plain.graph, self._device, ROW_SLICES, close=self._close)
+        found = choose_slices(self._rows_first, self._device, ROW_SLICES, close=self._close)
         return [self.base._replace(sliced=slices) for slices in found]
 
     @functools.cached_property
@@ -275,7 +284,7 @@ class Alternatives:
         """
         if self.base.reduced:
             return []
-        found = choose_slices(self._variants.plain.graph, self._device, CHAIN_SLICES, close=self._close, chains=True)
+        found = choose_slices(self._rows_first, self._device, CHAIN_SLICES, close=self._close, chains=True)
         return [self.base._replace(sliced=slices) for slices in found]
 
     def _ranked(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> tuple[list[str], list[int]]:

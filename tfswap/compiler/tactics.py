@@ -30,6 +30,7 @@ from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.tactics.reduce_precision import reduce_precision
+from tfswap.passes.tactics.rows_first import keep_rows_first
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.passes.tactics.sliced_updates import slice_updates
 from tfswap.passes.tactics.split_branches import split_branches
@@ -159,6 +160,11 @@ BEFORE_SLICES = BODIES[: [row.apply for row in BODIES].index(slice_updates)]
 """What comes before updates are cut into slices."""
 
 FORM = (
+    PlanRow[ResolvedRewriting](
+        keep_rows_first,
+        lambda resolved, _: (resolved.rewriting.sliced,) if resolved.rewriting.sliced else None,
+        "kernels in slices are named as they are then",
+    ),
     PlanRow[ResolvedRewriting](
         slice_kernels,
         lambda resolved, _: (resolved.rewriting.sliced,) if resolved.rewriting.sliced else None,

@@ -57,6 +57,7 @@ class Variants:
         base: the rewriting that all others contain.
         unordered: the prepared step, whose bodies have no order.
         ordered: the same with ordered bodies, without any rewriting.
+        target: as given.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Variants:
         costs: Costs,
     ):
         self.base = PLAIN
-        self._target = target
+        self.target = target
         self._device = target.device
         self._costs = costs
         self.unordered = graph.copy() if graph.bodies else graph
@@ -85,15 +86,15 @@ class Variants:
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
             self._require_allowed(rewriting)
-            resolved = ResolvedRewriting(rewriting, self._target, self.problem_of, self._problems)
+            resolved = ResolvedRewriting(rewriting, self.target, self.problem_of, self._problems)
             if resolved.changes_unordered_bodies:
                 graph = self.unordered.copy()
-                apply_plan_table(BODIES, graph, self._target, resolved)
+                apply_plan_table(BODIES, graph, self.target, resolved)
             else:
                 graph = self.ordered.copy()
-            apply_plan_table(FORM, graph, self._target, resolved)
+            apply_plan_table(FORM, graph, self.target, resolved)
             if rewriting.concurrent:
-                join_concurrent(graph, self._target, self.plain.flow, self.groups(rewriting.concurrent))
+                join_concurrent(graph, self.target, self.plain.flow, self.groups(rewriting.concurrent))
             graph.prune()
             if not rewriting.grouped:
                 self._keep_apart(graph)
@@ -161,14 +162,14 @@ class Variants:
         """Plans for the bodies of a variant with evictions in them; `problem` is the variant's."""
 
         def carried_out(body: Graph, flow: Dataflow, inside: Inside) -> None:
-            carry_out_in_body(body, self._target, flow, inside)
+            carry_out_in_body(body, self.target, flow, inside)
 
-        return find_rungs(self[rewriting].graph, problem, Terms(self._target, self._costs, tactics, tiers, carried_out))
+        return find_rungs(self[rewriting].graph, problem, Terms(self.target, self._costs, tactics, tiers, carried_out))
 
     def unordered_with(self, recomputed: Collection[str]) -> Graph:
         """A copy of the step with bodies that have no order, in which these lists are not saved."""
         graph = self.unordered.copy()
-        recompute_in_loops(graph, self._target, recomputed)
+        recompute_in_loops(graph, self.target, recomputed)
         return graph
 
     def slice_counts(self, at_home: Rewriting, sizes: Iterable[int]) -> dict[int, int]:
@@ -179,8 +180,8 @@ class Variants:
             if graph is None or graph.bodies:  # conditionals are cut by the size of slices
                 sliced = at_home._replace(slice_bytes=nbytes)
                 graph = self.unordered.copy()
-                resolved = ResolvedRewriting(sliced, self._target, self.problem_of, self._problems)
-                apply_plan_table(BEFORE_SLICES, graph, self._target, resolved)
+                resolved = ResolvedRewriting(sliced, self.target, self.problem_of, self._problems)
+                apply_plan_table(BEFORE_SLICES, graph, self.target, resolved)
             found[nbytes] = count_slices(graph, nbytes)
         return found
 

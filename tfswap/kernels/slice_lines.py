@@ -287,6 +287,16 @@ def _transpose(call: Call) -> Slicing | None:
     return Slicing((0,)) if order is not None and order[:1] == (0,) else None
 
 
+def _pack(call: Call) -> Slicing | None:
+    """pack_op.cc: along another axis than the first."""
+    return Slicing(tuple(range(len(call.node.inputs)))) if call.axis(len(call.output)) else None
+
+
+def _unpack(call: Call) -> Slicing | None:
+    """unpack_op.cc: along another axis than the first."""
+    return Slicing((0,)) if call.axis(len(call.input(0))) else None
+
+
 def _repeat(call: Call) -> Slicing | None:
     """tile_ops.cc, broadcast_to_op.cc: rows that are all the same, or each of one row."""
     read, made = call.input(0), call.output
@@ -375,6 +385,7 @@ LINES: dict[str, Line] = {
     "MaxPoolGrad": Line(rows_of_images(0, 1, 2)),
     "Mean": Line(_reduction, onednn=True),
     "Min": Line(_reduction, onednn=True),
+    "Pack": Line(_pack, **_COPY),
     "Pad": Line(_pad, **_COPY),
     "Reshape": Line(_reshape, **_COPY),
     "ResizeNearestNeighbor": Line(rows_of_inputs(0), onednn=True),
@@ -387,6 +398,7 @@ LINES: dict[str, Line] = {
     "Sum": Line(_reduction, onednn=True),
     "Tile": Line(_repeat, **_COPY),
     "Transpose": Line(_transpose, **_COPY),
+    "Unpack": Line(_unpack, **_COPY),
 }
 """The ops whose kernels may run in slices."""
 

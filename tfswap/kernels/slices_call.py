@@ -35,6 +35,10 @@ class Call(NamedTuple):
         """The values of an input, if they are known."""
         return self.constants.get(self.node.inputs[position].node)
 
+    def axis(self, rank: int) -> int:
+        """The attribute `axis`, of a tensor of `rank` axes."""
+        return cast("int", self.node.attrs.get("axis", 0)) % rank
+
 
 Rule = Callable[[Call], "Slicing | None"]
 

@@ -10,9 +10,9 @@ from tfswap.compiler.planners import Planners
 from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.planner.planner import Planner
 
-WORTH = 0.98
-"""The share of another plan's time that one with chains in slices may take at most. Slices are many small kernels, and
-their launch is a larger part of the step on a machine that computes faster than the analytic model has it.
+LAUNCH_S = 5e-6
+"""What each kernel that a form has more than the step costs, next to its modelled time: chains in slices are many small
+kernels, and a launch takes longer than the analytic model has it on some machines.
 """
 
 
@@ -47,21 +47,28 @@ class SlicePlans:
         if not self._allowed:
             return best
         planners, found = self._planners, None
-        worth_s = math.inf if best is None else WORTH * best.candidate.timing.total_s
+        worth_s = math.inf if best is None else best.candidate.timing.total_s
         chains = {form: planners.least_evicted_s(form, limit_bytes) for form in self._promising(worth_s)}
         for candidate in (Planner.unmoved_candidate, Planner.candidate):
             for form in sorted(chains, key=chains.__getitem__):
-                if chains[form] < (worth_s if found is None else found.candidate.timing.total_s):
+                so_far_s = worth_s if found is None else found.candidate.timing.total_s
+                if chains[form] + self._launches_s(form) < so_far_s:
                     found = planners.fastest([form], candidate, limit_bytes, found)
-        if found is not None and found.candidate.timing.total_s < worth_s:
+        if found is not None and found.candidate.timing.total_s + self._launches_s(found.variant.rewriting) < worth_s:
             return found
         return best or planners.fastest(self._alternatives.in_row_slices, Planner.candidate, limit_bytes)
+
+    def _launches_s(self, form: Rewriting) -> float:
+        """What the kernels that a form has more than the step cost in addition."""
+        variants = self._planners.variants
+        base, sliced = (sum(variants[each].flow.is_kernel) for each in (self._alternatives.base, form))
+        return LAUNCH_S * (sliced - base)
 
     def _promising(self, worth_s: float) -> Iterator[Rewriting]:
         """Chains in more and more slices, as long as these take less time than `worth_s`, and hold less."""
         least_bytes = self._planners.unmoved_bytes(self._alternatives.base)
         for form in self._alternatives.in_chains:
-            if self._planners.unmoved_s(form) >= worth_s:
+            if self._planners.unmoved_s(form) + self._launches_s(form) >= worth_s:
                 return
             yield form
             if self._planners.unmoved_bytes(form) >= least_bytes:

@@ -203,3 +203,39 @@ def test_all_kernels_of_a_chain_run_slice_by_slice() -> None:
     assert all(end < begin for end, begin in zip(ends[:-1], begins[1:], strict=True)), order
     twice = [node for node in graph if node.op == "Mul" and node.controls]
     assert [len(node.controls) for node in twice] == [1] * 8, "a slice of its readers waits for a slice"
+
+
+MASKED = """
+%x = Placeholder() {dtype=float32} -> float32[8,8,64,64]
+%random = Placeholder() {dtype=float32} -> float32[8,8,64,64]
+%mask = Placeholder() {dtype=bool} -> bool[1,1,64,64]
+%zero = Const() {dtype=float32} -> float32[]
+%kept = GreaterEqual(%random, %zero) {T=float32} -> bool[8,8,64,64]
+%first = SelectV2(%mask, %x, %zero) {T=float32} -> float32[8,8,64,64]
+%scores = BatchMatMulV2(%first, %x) {T=float32, adj_x=false, adj_y=false} -> float32[8,8,64,64]
+%whole = Cumsum(%scores, %axis) {T=float32, Tidx=int32} -> float32[8,8,64,64]
+%axis = Const() {dtype=int32} -> int32[] = (0,)
+%second = Exp(%whole) {T=float32} -> float32[8,8,64,64]
+%dropped = SelectV2(%kept, %second, %zero) {T=float32} -> float32[8,8,64,64]
+%soft = Softmax(%dropped) {T=float32} -> float32[8,8,64,64]
+feeds %x, %random, %mask
+fetches %soft
+"""
+
+
+def test_rows_of_several_axes_read_a_mask_together() -> None:
+    graph = parse_graph(MASKED)
+    (groups,) = choose_slices(graph, DEVICE, (32,))
+    assert groups == (Slices(("kept", "first", "scores", "second", "dropped", "soft"), 2, 64),)
+    slice_kernels(graph, TARGET, groups)
+    read = {
+        node.inputs[0].type.shape for node in graph if node.op == "SelectV2" and node.inputs[0].type.dtype == "bool"
+    }
+    assert read == {(1, 64, 64), (2, 64, 64)}
+
+
+def test_what_reads_no_slices_is_made_with_its_first_reader() -> None:
+    graph = parse_graph(MASKED)
+    slice_kernels(graph, TARGET, [Slices(("kept", "first", "scores", "second", "dropped", "soft"), 2, 64)])
+    order = [node.op for node in graph.topological()]
+    assert order.index("Cumsum") < order.index("GreaterEqual")

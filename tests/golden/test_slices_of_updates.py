@@ -22,7 +22,7 @@ TARGET = Target(DeviceModel("cpu"))
 def test_sliced_updates(name: str, count: int) -> None:
     golden = Golden(name)
     nbytes = int(golden.arguments[0])
-    assert count_slices(golden.graph, nbytes) == count
+    assert count_slices(golden.graph, TARGET.device, nbytes) == count
     assert slice_updates(golden.graph, TARGET, nbytes) == count
     golden.check()
     assert [slices_of(node) for node in golden.graph if node.op == custom_ops.COMMIT_HOME] in ([count], [count] * 2)
@@ -61,7 +61,7 @@ DECAYED = (
 def test_the_size_of_slices() -> None:
     for nbytes, slices in ((4096, 0), (2048, 2), (1024, 4), (1023, 6), (256, 16), (1, 16)):
         step = graph(*PLAIN)
-        assert count_slices(step, nbytes) == slices
+        assert count_slices(step, TARGET.device, nbytes) == slices
         assert slice_updates(step, TARGET, nbytes) == slices
 
 
@@ -133,7 +133,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_updates_that_stay_whole(name: str) -> None:
     step = WHOLE[name].copy()
-    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 0
+    assert count_slices(step, TARGET.device, 1024) == slice_updates(step, TARGET, 1024) == 0
 
 
 def test_of_updates_that_wait_for_each_other_some_stay_whole() -> None:
@@ -189,7 +189,7 @@ def decided(*lines: str) -> Graph:
 def test_an_update_in_a_branch_runs_in_slices_there() -> None:
     step = decided()
     (branch, _), whole = next(iter(step.bodies.values())), analyse_dataflow(decided(), TARGET.device)
-    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 4
+    assert count_slices(step, TARGET.device, 1024) == slice_updates(step, TARGET, 1024) == 4
     (commit,) = (node for node in branch if node.op == custom_ops.COMMIT_HOME)
     assert commit.name == "write" and slices_of(commit) == 4
     assert not any(kind.shape == (64, 16) for node in branch if node not in branch.feeds for kind in node.outputs)
@@ -228,7 +228,7 @@ def test_a_variable_of_which_an_inner_body_has_the_handle_stays_whole() -> None:
         body.feeds.append(body.add("Placeholder", "v", attrs={"dtype": "resource"}, outputs=branch["v"].outputs))
         branch.bodies[branch["inner"]] = (*branch.bodies.get(branch["inner"], ()), body)
     branch.targets.append(branch["inner"])
-    assert count_slices(step, 1024) == slice_updates(step, TARGET, 1024) == 0
+    assert count_slices(step, TARGET.device, 1024) == slice_updates(step, TARGET, 1024) == 0
     assert branch["write"].op == "AssignSubVariableOp"
 
 
@@ -256,3 +256,28 @@ def test_rows_of_unknown_shapes_stay_whole() -> None:
     for node in step:
         node.outputs = tuple(kind._replace(shape=None) if kind.dtype == "float32" else kind for kind in node.outputs)
     assert slice_updates(step, TARGET, 1024) == 0
+
+
+CPU = Target(DeviceModel("cpu", intra_op_threads=2, l3_cache_bytes=32 << 20, l1_l2_bytes=(32 << 10, 1 << 20)))
+DENSE = """
+%x = Placeholder() {{dtype=float32}} -> float32[{0},640]
+%dy = Placeholder() {{dtype=float32}} -> float32[{0},512]
+%v = Placeholder() {{_tfswap_at_home_bytes=1310720, dtype=resource}} -> resource[]
+%gradient = MatMul(%x, %dy) {{T=float32, transpose_a=true, transpose_b=false}} -> float32[640,512]
+%read = Tfswap>ReadHome(%v) {{dtype=float32, shape=[640,512]}} -> float32[640,512]
+%new = Sub(%read, %gradient) {{T=float32}} -> float32[640,512]
+%write/store = Tfswap>StoreHome(%new) {{T=float32}} -> variant[]
+%write = Tfswap>CommitHome(%v, %new, %write/store) {{T=float32}}
+feeds %x, %dy, %v
+targets %write
+"""
+
+
+@pytest.mark.parametrize(("rows", "onednn", "whole"), [(32, False, False), (32, True, True), (400, False, True)])
+def test_the_gradient_of_a_dense_layer_is_made_slice_by_slice(rows: int, onednn: bool, whole: bool) -> None:
+    """Where rows of it have the same bits, and it is larger than what all of its slices read."""
+    step = parse_graph(DENSE.format(rows))
+    target = Target(CPU.device._replace(onednn=onednn))
+    assert slice_updates(step, target, 1310720 // 4) == 4
+    made = [node.outputs[0].shape for node in step if node.op == "MatMul"]
+    assert made == ([(640, 512)] if whole else [(160, 512)] * 4)

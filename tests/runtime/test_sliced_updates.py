@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras_net import KerasNet
@@ -17,6 +18,8 @@ import tfswap
 import tfswap.ops as ops
 from tfswap.exporters.function import memory_optimizer_off
 from tfswap.ir.permits import TACTICS
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.products import same_in_rows
 
 ROWS, WIDTH = 20_003, 24
 """Of the table. Slices have a multiple of eight rows, and the last one has some elements that are no whole packet."""
@@ -196,6 +199,26 @@ def test_a_layer_trains_in_the_bytes_of_its_weight(optimizer: str) -> None:
         return trained(net(OPTIMIZERS[optimizer]))
 
     check(on_arena(program), on_arena(plain), limit)
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_rows_of_products_have_the_bits_of_the_whole(threads: int) -> None:
+    def program():
+        numbers, compared = np.random.default_rng(threads), 0
+        device = DeviceModel("cpu", intra_op_threads=threads, l1_l2_bytes=ops.l1_l2_bytes())
+        for _ in range(300):
+            depth, rows, columns = (int(2 ** numbers.uniform(*each)) for each in ((0, 9), (5, 11), (3, 10)))
+            count = int(numbers.integers(1, rows))
+            if same_in_rows(count, rows, columns, depth, device):
+                x, dy = (tf.constant(numbers.normal(size=(depth, n)), tf.float32) for n in (rows, columns))
+                first = int(numbers.integers(0, rows - count))
+                part = tf.matmul(x[:, first : first + count], dy, transpose_a=True)
+                whole = tf.matmul(x, dy, transpose_a=True)[first : first + count]
+                assert part.numpy().tobytes() == whole.numpy().tobytes(), (depth, rows, columns, first, count)
+                compared += 1
+        return compared
+
+    assert on_arena(program, TF_ENABLE_ONEDNN_OPTS="0", TF_NUM_INTRAOP_THREADS=str(threads)) > 10
 
 
 def test_slices_are_as_large_as_the_limit_permits() -> None:

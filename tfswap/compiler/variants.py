@@ -182,7 +182,7 @@ class Variants:
                 graph = self.unordered.copy()
                 resolved = ResolvedRewriting(sliced, self.target, self.problem_of, self._problems)
                 apply_plan_table(BEFORE_SLICES, graph, self.target, resolved)
-            found[nbytes] = count_slices(graph, nbytes)
+            found[nbytes] = count_slices(graph, self.target.device, nbytes)
         return found
 
     @functools.cached_property

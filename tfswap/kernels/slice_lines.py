@@ -67,7 +67,7 @@ def _elementwise(call: Call) -> Slicing | None:
             rows.append(position)
             axes = min(axes, _equal_axes(read, shape))
         elif read[0] == 1:
-            axes = 1
+            axes = min(axes, next((axis for axis, size in enumerate(read) if size > 1), len(read)))
         else:
             return None
     return Slicing(tuple(rows), axes=axes, multiple=ELEMENTS) if rows else None

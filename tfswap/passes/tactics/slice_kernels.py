@@ -20,7 +20,7 @@ from typing import cast
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.op_traits import is_const
+from tfswap.ir.op_traits import is_const, is_elementwise
 from tfswap.ir.types import TensorType
 from tfswap.kernels.bounded_sums import Patches, Products
 from tfswap.kernels.device import DeviceModel
@@ -95,10 +95,16 @@ _WINDOW = {
 
 
 def _stretches(graph: Graph, members: Mapping[Node, RowSlices]) -> dict[Node, int]:
-    """By member, the place of the last member of its stretch: members between which no tensor is whole."""
+    """By member, the place of the last member of its stretch: members between which no tensor is whole.
+
+    Members that read no slices are in the stretch of the first that reads theirs: a mask of the last layer is not made
+    with the first.
+    """
     level: dict[Node, int] = {}
     last: dict[int, int] = {}
-    for place, node in enumerate(graph.topological()):
+    first_reader: dict[Node, int] = {}
+    order = graph.topological()
+    for node in order:
         member = members.get(node)
         rows = set() if member is None else {node.inputs[p] for p in member.slicing.rows}
         befores = [level[c] + (c in members and (member is None or not _in_rows(members[c]))) for c in node.controls]
@@ -107,7 +113,15 @@ def _stretches(graph: Graph, members: Mapping[Node, RowSlices]) -> dict[Node, in
             in_rows = source is not None and _in_rows(source) and tensor in rows
             befores.append(level[tensor.node] + (source is not None and not in_rows))
         level[node] = max(befores, default=0)
-        if member is not None:
+    for node in reversed(order):
+        member = members.get(node)
+        read = {tensor.node for tensor in node.inputs} | {*node.controls}
+        if member is not None and read.isdisjoint(members):
+            level[node] = max(level[node], first_reader.get(node, 0))
+        for each in read:
+            first_reader[each] = min(level[node], first_reader.get(each, level[node]))
+    for place, node in enumerate(order):
+        if node in members:
             last[level[node]] = place
     return {node: last[level[node]] for node in members}
 
@@ -356,7 +370,11 @@ class _Slicer(SliceTensors):
             return made
         if slicing.flipped:
             return self._convolution(node, slices[2], kinds, begin)
-        inputs = [slices.get(p) or self.whole(tensor) for p, tensor in enumerate(node.inputs)]
+        merged = len(node.outputs[0].shape or ()) - len(kinds[0].shape or ())
+        inputs = [
+            slices.get(p) or (self._merged(tensor, merged) if is_elementwise(node.op) else self.whole(tensor))
+            for p, tensor in enumerate(node.inputs)
+        ]
         attrs = without_colocation(node.attrs)
         if slicing.shape is not None:
             shape = cast("tuple[int, ...]", kinds[0].shape)
@@ -368,6 +386,13 @@ class _Slicer(SliceTensors):
         made = self.add(node, node.op, inputs, attrs, kinds, begin, self.awaited(node))
         self.made[node].append(made)
         return made
+
+    def _merged(self, tensor: Output, axes: int) -> Output:
+        """A tensor that each row reads, next to rows of which some more leading axes are merged into one."""
+        whole = self.whole(tensor)
+        shape = cast("tuple[int, ...]", whole.type.shape)
+        ones = min(axes, next((axis for axis, size in enumerate(shape) if size > 1), len(shape)))
+        return self.shaped(whole, TensorType(whole.type.dtype, shape[ones:])) if ones > 0 else whole
 
     def _images(self, slicing: Slicing, tensor: Output) -> Output:
         """A slice as kernels of images read it."""

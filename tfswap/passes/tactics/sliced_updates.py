@@ -8,7 +8,9 @@ A new value has a home of its own, which all slices fill, and which becomes the 
 readers see the old value or the new one, as without slices.
 
 A gradient that adds up rows, as that of an embedding table, is made slice by slice too: each adds up its own rows, in
-the same order. Other gradients stay whole, and slices read their rows there.
+the same order. So is the product of a dense layer's input and the gradient of its output, where it is larger than
+these, and rows of it have the same bits (kernels/products.py). Other gradients stay whole, and slices read their rows
+there.
 
 The bits are the same: kernels compute elements of all slices but the last in whole packets (`ELEMENTS`), and those of
 the last as the whole kernel does.
@@ -30,13 +32,14 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import add_integers, add_scalar, add_slice, restrict_like, without_colocation
 from tfswap.passes.prepare.defer_constants import add_defer
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.passes.tactics.state_homes import copy_accesses
-from tfswap.passes.tactics.update_groups import FILL, SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
+from tfswap.passes.tactics.update_groups import FILL, PRODUCT, SUM_ROWS, UpdateFacts, UpdateGroup, first_rows
 
 MOST_SLICES: Final = 768
 """The most slices of all updates of a step. Each has some twenty kernels, which are planned one by one."""
@@ -53,14 +56,16 @@ def slice_updates(graph: Graph, target: Target, most_bytes: int) -> int:
     A slice has at least a few rows, whatever that number is. Raises InvalidModel where there are more than
     `MOST_SLICES`.
     """
-    if (count := count_slices(graph, most_bytes)) > MOST_SLICES:
+    if (count := count_slices(graph, target.device, most_bytes)) > MOST_SLICES:
         raise InvalidModel(
             f"this plan runs the updates of this graph's variables in {count} slices, and plans have at most "
             f"{MOST_SLICES}. Plan again for this graph."
         )
     for body in graph.all_bodies():
         kinds = _kinds_at_home(body)
-        cut = {update.handle.name for group in _trial(body, kinds, most_bytes) for update in group.updates}
+        cut = {
+            update.handle.name for group in _trial(body, target.device, kinds, most_bytes) for update in group.updates
+        }
         copy_accesses(body, {handle: kind for handle, kind in kinds.items() if handle.name in cut})
         _slice(body, most_bytes, target, in_body=True)
     _slice(graph, most_bytes, target, in_body=False)
@@ -69,7 +74,7 @@ def slice_updates(graph: Graph, target: Target, most_bytes: int) -> int:
 
 def _slice(graph: Graph, most_bytes: int, target: Target, *, in_body: bool) -> None:
     """Cut the updates of a graph, without those of its bodies, in place."""
-    since, facts = len(graph), UpdateFacts(graph, most_bytes)
+    since, facts = len(graph), UpdateFacts(graph, most_bytes, target.device)
     left_out: dict[Node, Node] = {}  # by write of a value that only slices read: the last write
     groups = [*facts.groups()]
     for group in groups:
@@ -83,11 +88,11 @@ def _slice(graph: Graph, most_bytes: int, target: Target, *, in_body: bool) -> N
         graph.prune()
 
 
-def count_slices(graph: Graph, most_bytes: int) -> int:
+def count_slices(graph: Graph, device: DeviceModel, most_bytes: int) -> int:
     """The number of slices that `slice_updates` makes; 0 where it changes nothing."""
-    groups = [*UpdateFacts(graph, most_bytes).groups()]
+    groups = [*UpdateFacts(graph, most_bytes, device).groups()]
     for body in graph.all_bodies():
-        groups += _trial(body, _kinds_at_home(body), most_bytes)
+        groups += _trial(body, device, _kinds_at_home(body), most_bytes)
     return sum(len(first_rows(group.updates[0].kind, most_bytes)) for group in groups)
 
 
@@ -97,13 +102,13 @@ def _kinds_at_home(body: Graph) -> dict[Node, TensorType]:
     return {handle: kinds[0] for handle, kinds in written.items() if is_at_home(handle) and len(set(kinds)) == 1}
 
 
-def _trial(body: Graph, kinds: Mapping[Node, TensorType], most_bytes: int) -> list[UpdateGroup]:
+def _trial(body: Graph, device: DeviceModel, kinds: Mapping[Node, TensorType], most_bytes: int) -> list[UpdateGroup]:
     """The groups of updates that can be cut in a copy of a body whose accesses to these variables are copies."""
     if not any((kind.nbytes or 0) > most_bytes for kind in kinds.values()):
         return []
     trial = body.copy()
     copy_accesses(trial, {trial[handle.name]: kind for handle, kind in kinds.items()})
-    return [*UpdateFacts(trial, most_bytes).groups()]
+    return [*UpdateFacts(trial, most_bytes, device).groups()]
 
 
 def slices_of(commit: Node) -> int:
@@ -194,7 +199,7 @@ class _Slicer:
     def _make(self, tensor: Output) -> Output:
         node = tensor.node
         if node in self._kernels:
-            special = {SUM_ROWS: self._sum, FILL: self._fill}
+            special = {SUM_ROWS: self._sum, FILL: self._fill, PRODUCT: self._product}
             return special.get(node.op, self._compute)(node)
         rows = {"begin": self._begin, "rows": self._rows}
         kind = TensorType(tensor.type.dtype, (self._rows, *self._shape[1:]))
@@ -229,19 +234,36 @@ class _Slicer:
         controls = (*self._outer_controls(node), *self._before)
         return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
 
+    def _product(self, node: Node) -> Output:
+        """A copy of a product of which the present slice is some rows: those of some columns of its left factor."""
+        left, right = node.inputs
+        depth, rows = cast("tuple[int, ...]", left.type.shape)[0], self._rows
+        places = (self._integers_of(node, (0, self._begin)), self._integers_of(node, (depth, rows)))
+        attrs = {"T": Dtype(left.type.dtype), "Index": Dtype("int32")}
+        controls = (*self._outer_controls(node), *self._before)
+        read = TensorType(left.type.dtype, (depth, rows))
+        columns = self._add(left.node, "Slice", (left, *places), attrs, controls=controls, outputs=(read,))
+        kind = TensorType(node.outputs[0].dtype, (rows, *self._shape[1:]))
+        attrs = without_colocation(node.attrs)
+        return self._add(node, node.op, (columns.out(), right), attrs, controls=controls, outputs=(kind,)).out()
+
+    def _integers_of(self, like: Node, values: tuple[int, ...]) -> Output:
+        """A constant vector."""
+        name = f"tfswap/{like.name}/{'x'.join(map(str, values))}"
+        if name not in self._graph:
+            add_integers(self._graph, name, values, like.device)
+        return self._graph[name].out()
+
     def _fill(self, node: Node) -> Output:
         """A copy of a kernel that makes a tensor of one value that makes the present slice."""
         shape = (self._rows, *self._shape[1:])
         kind = TensorType(node.outputs[0].dtype, shape)
-        name = f"tfswap/{node.name}/{self._rows}/shape"
-        if name not in self._graph:
-            add_integers(self._graph, name, shape, node.device)
         value = node.inputs[1]
         if self._defers and value.node.op != custom_ops.DEFER:
             if value not in self._deferred:
                 self._deferred[value] = add_defer(self._graph, value, node.device)
             value = self._deferred[value]
-        inputs, controls = (self._graph[name].out(), value), (*self._outer_controls(node), *self._before)
+        inputs, controls = (self._integers_of(node, shape), value), (*self._outer_controls(node), *self._before)
         attrs = {**without_colocation(node.attrs), "index_type": Dtype("int32")}
         return self._add(node, node.op, inputs, attrs, controls=controls, outputs=(kind,)).out()
 

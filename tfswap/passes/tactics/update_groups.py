@@ -13,7 +13,10 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
 from tfswap.ir.op_traits import is_elementwise, writes_variable
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.products import same_in_rows
 from tfswap.kernels.slices import rows_of_packets
+from tfswap.kernels.temporaries import known_shape
 from tfswap.passes.nodes import followers
 from tfswap.passes.tactics.home_values import uses_of
 from tfswap.support.reach import reach
@@ -22,6 +25,8 @@ SUM_ROWS: Final = "UnsortedSegmentSum"
 """The op that adds up rows: (rows, their places, the number of places)."""
 FILL: Final = "Fill"
 """The op that makes a tensor of one value: (its shape, the value)."""
+PRODUCT: Final = "MatMul"
+"""The op of the gradient of a dense layer's weights: (the layer's input, the gradient of its output)."""
 
 
 class Update(NamedTuple):
@@ -52,7 +57,7 @@ class UpdateGroup(NamedTuple):
     """Updates that share tensors, and are cut into slices together.
 
     Attributes:
-        kernels: the nodes that compute element by element, and make rows alone, for these updates only.
+        kernels: the nodes that compute element by element, or make rows, for these updates only.
     """
 
     updates: list[Update]
@@ -85,8 +90,9 @@ class UpdateFacts:
         version: by node that reads a variable of `updates`, the number of writes before it.
     """
 
-    def __init__(self, graph: Graph, most_bytes: int):
+    def __init__(self, graph: Graph, most_bytes: int, device: DeviceModel):
         self._nodes = graph.topological()
+        self._most_bytes, self._device = most_bytes, device
         self.followers = followers(self._nodes)
         self._kept = {tensor.node for tensor in graph.fetches} | {*graph.targets}
         self.updates: dict[Node, Update] = {}
@@ -153,7 +159,9 @@ class UpdateFacts:
         stored = {node: value for update in updates for node, value in update.nodes.items()}
         for node in reversed(self._nodes):
             after = self.followers[node]
-            if node in self._kept or not after or not (_is_elementwise(node) or _makes_rows(node)):
+            if node in self._kept or not after:
+                continue
+            if not (_is_elementwise(node) or _makes_rows(node) or self._is_product(node)):
                 continue
             made = node.out()
             if all(
@@ -162,6 +170,23 @@ class UpdateFacts:
             ):
                 found.add(node)
         return found
+
+    def _is_product(self, node: Node) -> bool:
+        """Whether a node is a product whose rows have the same bits in slices, and which is larger than its factors:
+        all slices read one of these whole.
+        """
+        attrs, device = node.attrs, self._device
+        if node.op != PRODUCT or not attrs.get("transpose_a") or attrs.get("transpose_b"):
+            return False
+        left, right, made = (known_shape(kind) for kind in (*(t.type for t in node.inputs), node.outputs[0]))
+        proven = device.has_own_kernels and not device.onednn and node.outputs[0].dtype == "float32"
+        if left is None or right is None or made is None or not proven:
+            return False
+        (depth, rows), (_, columns) = left, right
+        if depth * (rows + columns) >= rows * columns or not _is_cut(node.outputs[0], self._most_bytes):
+            return False
+        begins = first_rows(node.outputs[0], self._most_bytes)
+        return all(same_in_rows(n, rows, columns, depth, device) for n in {begins.step, rows - begins[-1]})
 
     def _is_computed(self, update: Update, kernels: Collection[Node]) -> bool:
         """Whether slices compute all values that are written, and nothing else reads those between the writes."""
@@ -190,7 +215,7 @@ class UpdateFacts:
 
 def _read_in_slices(tensor: Output, kernels: Collection[Node]) -> list[Output]:
     """The tensors whose slices the slices of a tensor are computed from."""
-    if tensor.node not in kernels or tensor.node.op in (SUM_ROWS, FILL):
+    if tensor.node not in kernels or tensor.node.op in (SUM_ROWS, FILL, PRODUCT):
         return []
     return [t for t in tensor.node.inputs if t.type.shape == tensor.type.shape]
 

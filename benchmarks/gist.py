@@ -7,7 +7,9 @@ AlexNet, NiN, Overfeat, VGG16 and Inception (GoogLeNet) on ImageNet-shaped image
 papers have them and without local response normalisation. Each runs unoptimised, in an order alone, with lossless
 encodings and with "fp8" besides, in processes of their own on TensorFlow's BFC allocator, under the smallest limit that
 these tactics reach. Encodings are all taken that gain something: a plan has them where its limit needs it, and where
-weights and their gradients are most of a step, an order alone comes as low.
+weights and their gradients are most of a step, an order alone comes as low. With "all", the planner chooses among every
+tactic with the same bits, kernels in slices and variables at home on the host among them, under a limit of the
+unoptimised peak over SMALLER.
 
 Feature maps are what the forward pass makes and the backward pass reads, encodings among them: their bytes follow from
 the graph that runs. Peaks are the allocator's own. Times are medians, in clock and in CPU time, over those of the
@@ -22,12 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,10 @@ MODES: dict[str, dict[str, Any]] = {
     "order": {"tactics": ()},
     "lossless": {"tactics": ("encode",)},
     "fp8": {"tactics": ("encode",), "precision": "fp8"},
+    "all": {"tactics": ("swap", "recompute", "encode", "state", "slice")},
 }
+SMALLER = 4.1
+"""The share of the unoptimised peak that the limit of "all" is one of: Gist's best. The floor, where that is higher."""
 
 
 def conv(h: Any, filters: int, size: int, stride: int = 1, padding: str = "same") -> Any:
@@ -174,7 +181,7 @@ def take_every_encoding() -> None:
     Search.rewritings = property(lambda search: found(search)[-1:])
 
 
-def child(name: str, mode: str, steps: int) -> dict[str, Any]:
+def child(name: str, mode: str, steps: int, base_bytes: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
@@ -186,9 +193,10 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
 
     slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)
     del slab
-    step, inputs = training_step(name)
-    function = tf.function(step)
     options = MODES[mode]
+    with tfswap.scope() if "state" in options.get("tactics", ()) else nullcontext():
+        step, inputs = training_step(name)
+    function = tf.function(step)
     row: dict[str, Any] = {"network": name, "mode": mode}
     device = current_device()[1]
     concrete = function.get_concrete_function(*inputs)
@@ -197,13 +205,14 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
         plain = Optimizer(graph, device, Options(tactics=())).search.variants.plain
         row["map_bytes"] = feature_map_bytes(plain.graph, plain.flow)
     else:
-        if "encode" in options["tactics"]:
+        if options["tactics"] == ("encode",):
             take_every_encoding()
         try:
             tfswap.optimize(function, memory_limit=1, **options)(*inputs)
         except tfswap.InfeasibleMemoryLimit as error:
             floor = error.floor_bytes
-        function = tfswap.optimize(tf.function(step), memory_limit=int(1.01 * floor), **options)
+        limit = max(int(1.01 * floor), int(base_bytes / SMALLER) if mode == "all" else 0)
+        function = tfswap.optimize(tf.function(step), memory_limit=limit, **options)
     tf.config.experimental.reset_memory_stats("CPU:0")
     clock, cpu = [], []
     for _ in range(steps + 1):
@@ -217,6 +226,9 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     if mode != "unoptimised":
         plan = function.plan()
         row |= {"encoded": len(plan.encoded), "reduced": len(plan.reduced), "planned_bytes": plan.planned_peak_bytes}
+        row |= {"slices": [(each.rows, each.of) for each in plan.sliced], "at_home": len(plan.at_home)}
+        if mode == "all":
+            return row  # there feature maps are in pieces
         graph = as_planned(import_function(concrete, inputs), concrete, device)
         rules = (("*", options["precision"]),) if "precision" in options else ()
         variant = Optimizer(graph, device, Options(tactics=options["tactics"], precision=rules)).variant_of(plan)
@@ -224,7 +236,7 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     return row
 
 
-def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
+def spawn(name: str, mode: str, steps: int, base_bytes: int) -> dict[str, Any]:
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -233,7 +245,7 @@ def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TFSWAP_PLAN_CACHE": "off",
     }
-    command = [sys.executable, __file__, name, "--mode", mode, "--steps", str(steps)]
+    command = [sys.executable, __file__, name, "--mode", mode, "--steps", str(steps), "--base", str(base_bytes)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -252,10 +264,12 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(NETWORKS)}; all by default")
     parser.add_argument("--steps", type=int, default=5, help="timed, of each form")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="the first is compared with")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--base", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.mode:
-        print(json.dumps(child(args.networks[0], args.mode, args.steps)))
+        print(json.dumps(child(args.networks[0], args.mode, args.steps, args.base)))
         return
     unknown = [name for name in args.networks if name not in NETWORKS]
     if unknown:
@@ -265,23 +279,24 @@ def main() -> None:
     rows = []
     for name in args.networks or NETWORKS:
         base: dict[str, Any] = {}
-        for mode in MODES:
-            row = spawn(name, mode, args.steps)
+        for mode in args.modes:
+            row = spawn(name, mode, args.steps, base.get("peak_bytes", 0))
             base = base or row
             rows.append(row)
-            ratios = [base[k] / row[k] for k in ("map_bytes", "peak_bytes")]
+            ratios = [base[k] / row.get(k, math.nan) for k in ("map_bytes", "peak_bytes")]
             row |= {"maps_smaller": ratios[0], "peak_smaller": ratios[1]}
             row |= {key: row[f"{key}_s"] / base[f"{key}_s"] for key in CLOCKS}
             row |= spreads(row, base)
+            maps, peak = row.get("map_bytes", math.nan) / MIB, row["peak_bytes"] / MIB
             print(
-                f"{name:<11}{mode:<12}{row['map_bytes'] / MIB:>11.1f}{ratios[0]:>11.2f}{row['peak_bytes'] / MIB:>11.1f}"
-                f"{ratios[1]:>11.2f}{row['clock']:>11.2f}{row['cpu']:>11.2f}",
+                f"{name:<11}{mode:<12}{maps:>11.1f}{ratios[0]:>11.2f}{peak:>11.1f}{ratios[1]:>11.2f}{row['clock']:>11.2f}{row['cpu']:>11.2f}",
                 flush=True,
             )
-    for mode in MODES:
+    for mode in args.modes:
         of = [row for row in rows if row["mode"] == mode]
-        means = [statistics.mean(row[k] for row in of) for k in ("maps_smaller", "clock", "cpu")]
-        print(f"{mode}: maps {means[0]:.2f} times smaller on average, time {means[1]:.2f}, CPU {means[2]:.2f}")
+        means = [statistics.mean(row[k] for row in of) for k in ("maps_smaller", "peak_smaller", "clock", "cpu")]
+        print(f"{mode}: maps {means[0]:.2f} times smaller on average, peaks {means[1]:.2f}, ", end="")
+        print(f"time {means[2]:.2f}, CPU {means[3]:.2f}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

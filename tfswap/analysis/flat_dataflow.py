@@ -71,9 +71,9 @@ def flatten(flow: Dataflow) -> FlatDataflow:
         value_bytes=array("q", [value.nbytes for value in flow.values]),
         persistent=_ints(flow.persistent),
         fetched=_ints(sorted(flow.fetched)),
-        reads=_lists(flow.reads),
-        consumes=_lists([flow.consumes.get(i, ()) for i in range(nodes)]),
-        makes=_lists([[v for _, v in its] for its in flow.makes]),
+        reads=lists_of(flow.reads),
+        consumes=lists_of([flow.consumes.get(i, ()) for i in range(nodes)]),
+        makes=lists_of([[v for _, v in its] for its in flow.makes]),
         update_begins=_begins(flow.updates),
         update_old=_ints(update.old for update, _ in updates),
         update_new=_ints(update.new for update, _ in updates),
@@ -85,7 +85,7 @@ def flatten(flow: Dataflow) -> FlatDataflow:
         request_kinds=_ints(kinds[request.kind] for request in requests),
         request_subjects=_ints(request.subject for request in requests),
         request_bytes=array("q", [request.nbytes for request in requests]),
-        candidates=_lists([request.candidates for request in requests]),
+        candidates=lists_of([request.candidates for request in requests]),
     )
 
 
@@ -114,5 +114,6 @@ def _begins(lists: Sequence[Sequence[object]]) -> array[int]:
     return begins
 
 
-def _lists(lists: Sequence[Sequence[int]]) -> Lists:
+def lists_of(lists: Sequence[Sequence[int]]) -> Lists:
+    """A list of lists as arrays."""
     return Lists(_begins(lists), _ints(element for each in lists for element in each))

@@ -349,7 +349,9 @@ def _declare_allocator_events(c: ctypes.CDLL) -> None:
 
 
 def _declare_replays(c: ctypes.CDLL) -> None:
-    """The signatures of core/limit_check.cc, core/schedule_replay.cc and core/rerun_search.cc."""
+    """The signatures of core/limit_check.cc, core/schedule_replay.cc, core/rerun_search.cc and
+    core/order_search.cc.
+    """
     rows = ctypes.POINTER(ctypes.c_int64)
     c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
     c.tfswap_replay.restype = ctypes.c_int64
@@ -377,6 +379,8 @@ def _declare_replays(c: ctypes.CDLL) -> None:
     c.tfswap_search_reruns.restype = ctypes.c_int64
     c.tfswap_take_reruns.argtypes = [array]
     c.tfswap_take_reruns.restype = None
+    c.tfswap_search_order.argtypes = [flow, arena, array, array, array, array, array, array, array, ctypes.c_int64]
+    c.tfswap_search_order.restype = ctypes.c_int32
 
 
 def _declare_codecs(c: ctypes.CDLL) -> None:

@@ -3,7 +3,8 @@
 Of several orders the one with the lowest simulated live peak is chosen: the traced order; the traced order with kernels
 that only allocate moved to just before their first reader; that order with weight updates as soon as their gradient is
 computed, so that gradients do not accumulate; and with kernels that free at least what they allocate run immediately.
-These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
+These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory. The best of them is where a
+search begins (order_search.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, reached
 from tfswap.ir.op_traits import decodes, encodes, reads_metadata_only
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.order_search import searched_order
 from tfswap.simulator.memory import Memory, simulate_memory
 
 PEAK_TIE = 1.01
@@ -58,6 +60,10 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     postponed, memory = postponed_order(flow, kernels, memory)
     if postponed != kernels:
         judge(postponed, memory)
+    *_, kernels, _ = min(judged)
+    searched = _with_waits(flow, searched_order(flow, kernels))
+    if not any(searched == other for *_, other, _ in judged):
+        judge(searched, _live(flow, searched))
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
     return [kernels for *_, kernels, _ in judged]

@@ -14,7 +14,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.flat_dataflow import FlatDataflow, Lists
@@ -79,16 +79,31 @@ class Filled:
         weakref.finalize(self, core.tfswap_free_filled, self.pointer).atexit = False
 
 
+class CFacts(NamedTuple):
+    """What replays in C++ read, valid as long as this is.
+
+    Attributes:
+        pins: the number of holders of each persistent value.
+    """
+
+    flow: _CFlow
+    filled: Filled
+    pins: array[int]
+
+
+def c_facts(flow: Dataflow, snapshot: ArenaSnapshot, *, live: bool) -> CFacts:
+    """The facts, and the contents before the step. Requires `is_available`."""
+    return CFacts(_c_flow(flow.flat), _filled(snapshot, added_bytes(flow, snapshot), live), _pins(flow, snapshot))
+
+
 def replay(
     flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, *, live: bool, most_bytes: float, repeats: int
 ) -> Repeats | None:
     """As `repeated` in replay.py. Requires `is_available`."""
-    core, filled = _core(), _filled(snapshot, added_bytes(flow, snapshot), live)
+    core, (c_flow, filled, pins) = _core(), c_facts(flow, snapshot, live=live)
     kinds, subjects = _encoded(steps)
     before, during = array("q", bytes(8 * len(steps))), array("q", bytes(8 * len(steps)))
     peak = (ctypes.c_int64 * 2)()
-    pins = _pins(flow, snapshot)
-    c_flow = _c_flow(flow.flat)
     found = core.tfswap_replay_steps(
         ctypes.byref(c_flow),
         filled.pointer,

@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.draws import Draws
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import NEVER, Choice, Gap, Problem, Solver, Uses
 from tfswap.planner.solvers import native_reruns
@@ -57,7 +58,6 @@ CHANGE_SHARE = 8
 
 FACTORS = tuple(round(math.exp(NOISE * NormalDist().inv_cdf((n + 0.5) / 256)), 6) for n in range(256))
 """Equally likely factors on costs."""
-_MASK = (1 << 64) - 1
 
 
 def solver(first: Solver, visits: int = VISITS, copy_price: float = NEVER) -> Solver:
@@ -146,25 +146,6 @@ def _choice_of(problem: Problem, facts: Facts, keys: Sequence[int], target: Live
     extended = problem.extended(reruns, live_bytes)
     gaps.sort(key=lambda gap: (gap.start, gap.end, gap.value))
     return Choice(order, place_copies(extended, trim(extended, gaps, target), target))
-
-
-class Draws:
-    """Random numbers: splitmix64 (Steele et al. 2014)."""
-
-    def __init__(self):
-        self._state = 1
-
-    def bits(self) -> int:
-        """64 bits."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = self._state
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        return mixed ^ (mixed >> 31)
-
-    def below(self, count: int) -> int:
-        """A number below a count."""
-        return self.bits() % count
 
 
 class RerunSearch:

@@ -74,7 +74,7 @@ class SimulatedArena {
   uint64_t limit_bytes_;
   uint64_t pool_bytes_ = 0;
   uint64_t next_region_bytes_;
-  const bool collects_;
+  bool collects_;
   bool splits_all_ = false;
   uint64_t in_use_bytes_ = 0;
   uint64_t peak_bytes_ = 0;

@@ -142,14 +142,7 @@ void ScheduleReplay<Arena>::Unread(Buffer* buffer) {
 template <typename Arena>
 bool ScheduleReplay<Arena>::Repeat(const Schedule& steps, uint64_t most_bytes, int64_t* before_bytes,
                                    int64_t* during_bytes) {
-  renewed_.assign(flow_.value_count, kNone);
-  std::fill(now_.begin(), now_.end(), kNone);
-  if (buffers_.empty()) Add(0, 0, 1);  // `At` has one to return
-  for (int64_t k = 0; k < flow_.persistent_count; ++k) {
-    const int32_t value = flow_.persistent[k];
-    buffers_[persistent_[k]].refs = refs_[value];
-    now_[value] = persistent_[k];
-  }
+  Start();
   peak_bytes_ = 0;
   peak_step_ = 0;
   for (int64_t number = 0; number < steps.count; ++number) {
@@ -173,6 +166,41 @@ bool ScheduleReplay<Arena>::Repeat(const Schedule& steps, uint64_t most_bytes, i
   }
   End();
   return !failed_;
+}
+
+template <typename Arena>
+void ScheduleReplay<Arena>::Start() {
+  renewed_.assign(flow_.value_count, kNone);
+  std::fill(now_.begin(), now_.end(), kNone);
+  if (buffers_.empty()) Add(0, 0, 1);  // `At` has one to return
+  for (int64_t k = 0; k < flow_.persistent_count; ++k) {
+    const int32_t value = flow_.persistent[k];
+    buffers_[persistent_[k]].refs = refs_[value];
+    now_[value] = persistent_[k];
+  }
+}
+
+template <typename Arena>
+bool ScheduleReplay<Arena>::Run(int64_t kernel, uint64_t* during_bytes) {
+  const int32_t kind = kRun;
+  arena_.RestartPeak();
+  const bool done = Take({&kind, &kernel, 1}, 0);
+  *during_bytes = arena_.peak_bytes();
+  return done;
+}
+
+template <typename Arena>
+void ScheduleReplay<Arena>::Save(State* state) const {
+  state->arena = arena_;
+  state->buffers = buffers_;
+  state->now = now_;
+}
+
+template <typename Arena>
+void ScheduleReplay<Arena>::Restore(const State& state) {
+  arena_ = state.arena;
+  buffers_ = state.buffers;
+  now_ = state.now;
 }
 
 template <typename Arena>
@@ -355,7 +383,7 @@ using tfswap::SimulatedArena;
 namespace {
 
 // The contents before a step, in an arena, or as live bytes.
-struct Filled {
+struct MemoryBefore {
   bool live;
   SimulatedArena arena;
   LiveLedger ledger;
@@ -366,6 +394,12 @@ struct Filled {
   }
   uint64_t in_use_bytes() const { return live ? ledger.in_use_bytes() : arena.in_use_bytes(); }
 };
+
+}  // namespace
+
+const LiveLedger& tfswap::LedgerOf(const void* filled) { return static_cast<const MemoryBefore*>(filled)->ledger; }
+
+namespace {
 
 constexpr int32_t kWithin = 1, kAbove = 0, kFailed = -1;
 
@@ -401,14 +435,14 @@ TFSWAP_C_API void* tfswap_fill(bool live, int64_t known_bytes, const int64_t* ch
                                uint64_t* addresses) {
   const std::vector<ArenaChunk> arena = tfswap::ChunksOfRows(chunks, count);
   auto* const filled =
-      new Filled{live, limit_bytes < 0 ? SimulatedArena(arena) : SimulatedArena(arena, limit_bytes, collects), {}};
+      new MemoryBefore{live, limit_bytes < 0 ? SimulatedArena(arena) : SimulatedArena(arena, limit_bytes, collects), {}};
   filled->Allocate(known_bytes);
   for (uint64_t i = 0; i < size_count; ++i) addresses[i] = filled->Allocate(sizes[i]);
   filled->Allocate(total_bytes - static_cast<int64_t>(filled->in_use_bytes()));
   return filled;
 }
 
-TFSWAP_C_API void tfswap_free_filled(void* filled) { delete static_cast<Filled*>(filled); }
+TFSWAP_C_API void tfswap_free_filled(void* filled) { delete static_cast<MemoryBefore*>(filled); }
 
 // Repeats a schedule up to `repeats` times, as long as each leaves another arena. Returns 1; 0 where the peak is above
 // `most_bytes` (-1: none); -1 for a schedule that is not one of this step.
@@ -420,7 +454,7 @@ TFSWAP_C_API int32_t tfswap_replay_steps(const FlatDataflow* flow, const void* f
                                          const int32_t* pins, const int32_t* kinds, const int64_t* subjects,
                                          int64_t count, int64_t most_bytes, int32_t repeats, int64_t* before_bytes,
                                          int64_t* during_bytes, int64_t* peak) {
-  const auto& before = *static_cast<const Filled*>(filled);
+  const auto& before = *static_cast<const MemoryBefore*>(filled);
   const Schedule steps = {kinds, subjects, count};
   const auto replayed = [&](const auto& arena) {
     return ReplaySteps(ScheduleReplay(*flow, arena, addresses, pins, steps), steps, most_bytes, repeats, before_bytes,
@@ -434,7 +468,7 @@ TFSWAP_C_API int64_t tfswap_replay_runs(const FlatDataflow* flow, const void* fi
                                         const int32_t* pins, const int32_t* kinds, const int64_t* subjects,
                                         const int64_t* counts, int64_t run_count) {
   uint64_t peak = 0;
-  const SimulatedArena& before = static_cast<const Filled*>(filled)->arena;
+  const SimulatedArena& before = static_cast<const MemoryBefore*>(filled)->arena;
   ScheduleReplay<SimulatedArena> replay(*flow, before, addresses, pins, {kinds, subjects, counts[0]});
   for (int64_t k = 0; k < run_count; ++k) {
     if (!replay.Repeat({kinds, subjects, counts[k]}, UINT64_MAX, nullptr, nullptr)) return kFailed;
@@ -457,7 +491,7 @@ TFSWAP_C_API int64_t tfswap_replay_lives(const FlatDataflow* flow, const void* f
                                          int64_t count, int64_t* bytes, int64_t* made, int64_t* gone,
                                          int64_t* made_before_gone, int64_t most, int64_t* during_bytes, int64_t* peak) {
   const Schedule steps = {kinds, subjects, count};
-  const NotingLedger before(static_cast<const Filled*>(filled)->ledger);
+  const NotingLedger before(static_cast<const MemoryBefore*>(filled)->ledger);
   ScheduleReplay<NotingLedger> replay(*flow, before, addresses, pins, steps);
   std::vector<int64_t> before_bytes(count);
   if (!replay.Repeat(steps, UINT64_MAX, before_bytes.data(), during_bytes)) return kFailed;

@@ -73,6 +73,9 @@ class LiveLedger {
   uint64_t peak_bytes_ = 0;
 };
 
+// The ledger of what tfswap_fill has made as live bytes.
+const LiveLedger& LedgerOf(const void* filled);
+
 // Notes which step of one repeat makes each allocation, and which frees it: simulator/lives.py.
 class NotingLedger : public LiveLedger {
  public:
@@ -98,6 +101,12 @@ class NotingLedger : public LiveLedger {
 template <typename Arena>
 class ScheduleReplay {
  public:
+  struct Buffer {
+    uint64_t address;
+    int64_t refs;
+    int32_t pins;
+  };
+
   // addresses: of the persistent values; 0 where unknown.
   // pins: the number of variables and others that hold each.
   // steps: the schedule of all repeats, or one with the same reads.
@@ -111,6 +120,21 @@ class ScheduleReplay {
   //   most_bytes: end with the first step that uses more.
   bool Repeat(const Schedule& steps, uint64_t most_bytes, int64_t* before_bytes, int64_t* during_bytes);
 
+  // As Repeat, of a schedule that evicts nothing, kernel by kernel: begins, and runs one, with the most bytes while it
+  // does.
+  void Start();
+  bool Run(int64_t kernel, uint64_t* during_bytes);
+
+  // What changes from kernel to kernel of such a schedule.
+  struct State {
+    Arena arena;
+    std::vector<Buffer> buffers;
+    std::vector<int32_t> now;
+  };
+  State Save() const { return {arena_, buffers_, now_}; }
+  void Save(State* state) const;
+  void Restore(const State& state);
+
   // Of the last repeat.
   uint64_t peak_bytes() const { return peak_bytes_; }
   int64_t peak_step() const { return peak_step_; }
@@ -119,12 +143,6 @@ class ScheduleReplay {
   const Arena& arena() const { return arena_; }
 
  private:
-  struct Buffer {
-    uint64_t address;
-    int64_t refs;
-    int32_t pins;
-  };
-
   static constexpr int32_t kNone = -1;
 
   void CountReads(const Schedule& steps);

@@ -203,6 +203,40 @@ def test_the_peak_of_a_session_s_step_is_the_planned_one(limit: str) -> None:
     assert found["planned"] == found["measured"] == found["peak"]
 
 
+@pytest.mark.parametrize(
+    ("options", "mib", "drops", "monitored"),
+    [
+        ({"memory_limit": "10MiB"}, 64, True, False),
+        *slow(({"memory_limit": "10MiB"}, 64, False, True), ({}, 12, True, False)),
+    ],
+)
+def test_runs_of_sessions_without_gradients_are_planned(
+    options: dict[str, Any], mib: int, drops: bool, monitored: bool
+) -> None:
+    """Where there is no room for them; and where they draw from the step's generators."""
+
+    def program() -> Any:
+        from session_steps import evaluated
+
+        from tfswap.frontends.unmodified import summary
+
+        begin(**options)
+        found = evaluated(drops=drops, monitored=monitored)
+        return {**found, "rows": [line.split() for line in summary.text().splitlines()[2:-1]]}
+
+    def plain() -> Any:
+        from session_steps import evaluated
+
+        return evaluated(drops=drops, monitored=monitored)
+
+    found, uncapped = on_arena(program, mib=mib), on_arena(plain, mib=64)
+    assert found["values"] == uncapped["values"]
+    assert found["peak"] <= (10 if options else mib) << 20 < uncapped["peak"]
+    calls = {row[3]: row[0] for row in found["rows"]}
+    assert calls["evaluation:0"] == "3"
+    assert len(calls) == (5 if drops else 4)  # 100 rows have room as they are, where they draw nothing
+
+
 def test_a_session_s_step_that_passed_its_limit_is_planned_again_with_more_room() -> None:
     def program() -> Any:
         from session_steps import twice

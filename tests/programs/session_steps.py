@@ -116,3 +116,34 @@ def branched() -> None:
         train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(h), name="branched")
         session.run(v1.global_variables_initializer())
         session.run(train, {x: numpy.ones([256, 16], "f")})
+
+
+def evaluated(*, drops: bool, monitored: bool) -> dict[str, Any]:
+    """Three rounds of a step that trains, evaluations of as many rows and of fewer, and a metric: all fetched values,
+    and the highest peak of the arena.
+    """
+    values = numpy.random.default_rng(1).normal(size=(4096, 128)).astype("f")
+    with tf.Graph().as_default():
+        v1.set_random_seed(5)
+        x = v1.placeholder(tf.float32, [None, 128])
+        h, layers = tf.nn.dropout(x, 0.1) if drops else x, []
+        for i in range(6):
+            start = numpy.random.default_rng(i).normal(size=(128, 128)).astype("f") * 0.1
+            h = tf.tanh(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=True))
+            layers.append(h)
+        loss, feeds = tf.reduce_mean(h * h), {x: values}
+        mean = tf.add_n([tf.reduce_mean(each * each) for each in layers], name="evaluation")
+        metric, update = v1.metrics.mean(mean)
+        train = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_or_create_global_step())
+        variables = v1.trainable_variables()
+        inits = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        found = []
+        with v1.train.MonitoredTrainingSession() if monitored else v1.Session() as session:
+            session.run([] if monitored else inits)
+            for _ in range(3):
+                found += [session.run([loss, train], feeds)[0], session.run(mean, feeds), session.run(update, feeds)]
+                found += [each.sum() for each in session.run(layers[:2], feeds)]  # whole ones stay in the arena
+                found.append(session.run(loss, {x: values[:100]}))
+            found += [*session.run(variables), session.run(metric)]
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {"values": [each.tobytes().hex() for each in found], "peak": peak}

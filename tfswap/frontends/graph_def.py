@@ -199,7 +199,7 @@ class GraphStep:
         """
         with named_as_damage("the graph"):
             graph = self.read(bind)
-        if not request.options.portable:  # which may be for serving
+        if arena is None and not request.options.portable:  # which may be for serving
             require_backward(name, graph)
         writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
         options = dataclasses.replace(request.options, keep=request.options.keep | writers)

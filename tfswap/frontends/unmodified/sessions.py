@@ -5,6 +5,8 @@ The nodes that these need are planned before they run first, as a GraphDef's ste
 it is. One node in the session's own graph, hidden from the program, then runs in their place. So variables, tables and
 iterators are the session's own. Without a limit, they are planned when they run out of memory (`rescued_runs.py`).
 
+Runs without gradients are planned where there may be no room for them (`forward_runs.py`).
+
 Not handled, so that it runs as it is: partial runs, sessions of a remote server, `make_callable` without feeds, and
 steps that `graph_def.py` refuses.
 """
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfswap.analysis.phases import is_gradient
+from tfswap.frontends.unmodified.forward_runs import ForwardRun, may_be_planned
 from tfswap.frontends.unmodified.functions import PROGRAM
 from tfswap.frontends.unmodified.rescued_runs import RescuedRun, SessionDraws
 from tfswap.frontends.unmodified.session_runs import Run, needed
@@ -84,11 +87,13 @@ class SessionSteps:
 
     def _made(self, run: Run) -> SessionStep | None:
         ops = needed(run)
-        if not any(is_gradient(op.type, op.name) for op in ops):
+        trains = any(is_gradient(op.type, op.name) for op in ops)
+        if not trains and (self._given.training_only or not may_be_planned(run, ops)):
             return None
         if self._given.rescues:
             return RescuedRun(self._run, self._given, run, ops, self._draws)
-        return SessionStep(self._run, self._given, run, ops, self._draws.place)
+        made = SessionStep if trains else ForwardRun
+        return made(self._run, self._given, run, ops, self._draws.place)
 
     def _run(self, run: Run, options: Any = None, run_metadata: Any = None) -> list[Any]:
         """Run it as it is."""

@@ -2,11 +2,11 @@
 
     TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=2048 python benchmarks/unmodified.py [ROUNDS]
 
-Steps: the same step is made several times in one process. One is left alone, one is under a limit that leaves room, and
-one may be rescued. A round calls each once, in an order that is drawn. Printed are the median times of the step alone,
-by the clock and of the CPU; the median of the rounds' ratios of CPU times; and the median of what the calling thread
-takes more of the CPU, which other programs on the machine hardly change. Steps are a `tf.function` of several sizes,
-and a run of a session.
+Steps: the same step is made several times in one process. Two are left alone, whose difference is that of the
+measurement; one is under a limit that leaves room, and one may be rescued. A round calls each once, in an order that is
+drawn. Printed are the median times of the step alone, by the clock and of the CPU; the median of the rounds' ratios of
+CPU times; and the median of what the calling thread takes more of the CPU, which other programs on the machine hardly
+change. Steps are a `tf.function` of several sizes, and a run of a session.
 
 Start: a program that trains one small step runs by `python` and by `tfswap run`, in turn. Printed are medians of the
 seconds of each, and of the rounds' differences; CPU time too. Of these, `tfswap run` itself takes what "refused" does:
@@ -87,14 +87,15 @@ def steps(rounds: int) -> None:
     print(f"{'step':<14} {'alone':>10} {'CPU':>10} {'':<8} {'ratio':>7} {'added':>10}")
     for rows in ROWS:
         x = tf.random.stateless_normal([rows, 256], seed=(1, 2))
-        alone, limited, rescued = (make_step() for _ in range(3))
-        setattr(alone.get_concrete_function(x), functions.VERDICT, False)
+        alone, again, limited, rescued = (make_step() for _ in range(4))
+        for step in (alone, again):
+            setattr(step.get_concrete_function(x), functions.VERDICT, False)
         trace = rescued.get_concrete_function(x)
         setattr(trace, functions.VERDICT, functions._judged(trace, plain, Settings.of({})))
-        calls = {"alone": alone, "limit": limited, "rescue": rescued}
+        calls = {"alone": alone, "again": again, "limit": limited, "rescue": rescued}
         compare(f"{rows} rows", {name: functools.partial(call, x) for name, call in calls.items()}, rounds)
     for rows in ROWS:
-        runs = {name: make_session(rows, name) for name in ("alone", "limit", "rescue")}
+        runs = {name: make_session(rows, name) for name in ("alone", "again", "limit", "rescue")}
         compare(f"session {rows}", runs, rounds)
 
 
@@ -116,7 +117,7 @@ def make_session(rows: int, kind: str) -> Callable[[], Any]:
         train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         session = v1.Session()
         session.run(v1.global_variables_initializer())
-    if kind == "alone":
+    if kind in ("alone", "again"):
         alone = mock.Mock()
         alone.of = lambda _: None
         setattr(session, sessions.STEPS, alone)

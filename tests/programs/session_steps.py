@@ -64,22 +64,24 @@ def decayed(*, resource: bool) -> list[str]:
         return [session.run([loss, train], {x: values})[0].tobytes().hex() for _ in range(3)]
 
 
-def until_it_dies(kind: str, at: int) -> list[str]:
-    """Eight steps, of which that at `at` finds less memory than it needs, and all values that they leave.
+def until_it_dies(kind: str, at: int, steps: int) -> list[str]:
+    """Steps with dropout and batch norm, of which that at `at` finds less memory than it needs, and all values that
+    they leave.
 
     `kind` is of the variables, or "monitored", for a MonitoredTrainingSession that takes its batches from an iterator.
     """
-    values = numpy.random.default_rng(1).normal(size=(8 * 2048, 256)).astype("f")
+    values = numpy.random.default_rng(1).normal(size=(2048 + 8 * steps, 256)).astype("f")
     with tf.Graph().as_default():
         v1.set_random_seed(5)
         if kind == "monitored":
-            batches = tf.data.Dataset.range(8).map(lambda i: tf.random.stateless_normal([2048, 256], seed=[i, 1]))
+            batches = tf.data.Dataset.range(steps).map(lambda i: tf.random.stateless_normal([2048, 256], seed=[i, 1]))
             x = v1.data.make_one_shot_iterator(batches).get_next()
         else:
             x = v1.placeholder(tf.float32, [None, 256])
         calls = v1.get_variable("calls", initializer=0.0, use_resource=kind != "reference")
         with tf.control_dependencies([v1.assign_add(calls, 1.0)]):  # before the step runs out of memory
             h = tf.nn.dropout(x, 0.1) + tf.random.truncated_normal([256])
+        h = normalized(h, use_resource=kind != "reference")
         for i in range(16):
             start = numpy.random.default_rng(i).normal(size=(256, 256)).astype("f") * 0.1
             h = tf.tanh(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=kind != "reference"))
@@ -90,16 +92,30 @@ def until_it_dies(kind: str, at: int) -> list[str]:
         ballast, found = [], []
         with v1.train.MonitoredTrainingSession() if kind == "monitored" else v1.Session() as session:
             session.run([] if kind == "monitored" else init)
-            for i in range(8):
+            for i in range(steps):
                 if i == at:
                     with context.eager_mode():
                         ballast += [tf.ones([1 << 18]) for _ in range(24)]
-                rows = values[2048 * i :][: 300 if i % 3 == 1 else 2048]
+                rows = values[8 * i :][: 300 if i % 3 == 1 else 2048]
                 fetches = [loss, train] if i % 2 else [loss, mean, train]
                 found += session.run(fetches, None if kind == "monitored" else {x: rows})[:-1]
             raw = session if kind != "monitored" else session._tf_sess()
             found += raw.run(weights)
         return [each.tobytes().hex() for each in found]
+
+
+def normalized(h: tf.Tensor, *, use_resource: bool) -> tf.Tensor:
+    """Batch norm, whose moving averages are written before its result is read."""
+    mean, variance = tf.nn.moments(h, [0])
+    averages = [
+        v1.get_variable(name, initializer=numpy.zeros([256], "f"), trainable=False, use_resource=use_resource)
+        for name in ("moving_mean", "moving_variance")
+    ]
+    writes = [
+        v1.assign_sub(a, 0.1 * (a - now)) for a, now in zip(averages, (mean, variance), strict=True)
+    ]
+    with tf.control_dependencies(writes):
+        return tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
 
 
 def seen(graph: tf.Graph) -> Any:

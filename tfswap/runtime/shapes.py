@@ -80,5 +80,7 @@ def shapes_of(inputs: Sequence[Any]) -> Shapes:
 
 
 def _shape(tensor: Any) -> tuple[int, ...] | None:
+    if (quick := getattr(tensor, "_shape_tuple", None)) is not None:
+        return quick()
     shape = getattr(tensor, "shape", None)
     return None if shape is None or shape.rank is None else tuple(shape.as_list())

@@ -63,12 +63,19 @@ class ForwardRun(SessionStep):
         self._draws = any(op.type in DRAWS for op in ops)
         self._computed: dict[Shapes, int | None] = {}
 
+    def fits_as_it_is(self, run: Run) -> bool:
+        """As SessionStep's."""
+        return not self._batches and self._has_room_for(run.by_name())
+
+    def note_as_it_is(self, run: Run) -> None:
+        """As SessionStep's: the summary has what runs under a limit."""
+
     def _found(self, taken: Taken, options: Any, run_metadata: Any) -> list[Any]:
-        if self._fits_as_it_is(taken.run):
+        if self._has_room_for(taken.run):
             return self.plain(taken.run, options, run_metadata)
         return super()._found(taken, options, run_metadata)
 
-    def _fits_as_it_is(self, run: Run) -> bool:
+    def _has_room_for(self, run: Run) -> bool:
         device, _ = machine.current_device()
         limit_bytes, info = self._given.limit_bytes(device), arena.memory_info(device)
         if limit_bytes is None or info is None:

@@ -26,7 +26,7 @@ from tfswap.frontends.unmodified.lifted_batches import LiftedTrace, lifted
 from tfswap.frontends.unmodified.rescued_traces import RescuedTrace
 from tfswap.frontends.unmodified.room import KnownRoom
 from tfswap.frontends.unmodified.settings import Settings, settings
-from tfswap.frontends.unmodified.traces import computed_bytes, computes_gradients
+from tfswap.frontends.unmodified.traces import computed_bytes, computes_gradients, only_shapes
 from tfswap.frontends.unmodified.unplannable import Unplannable, planning
 from tfswap.frontends.unmodified.within import within
 from tfswap.native.forks import refuse_in_late_child, runs_step
@@ -88,15 +88,20 @@ class PlannedTrace(UnmodifiedFunction):
         self.concrete = concrete
         self._run_as_it_is = plain
         self._room = KnownRoom(given.limit_bytes)
-        self._is_unchanged = False
+        self._could_record = _could_record()
+        self._only_shapes = only_shapes(concrete)
+        self._runs_as_it_is = False  # since its plan has left it so, under a limit that stays
 
     def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
         """The results of a call with these flat arguments, under the limit. A plan finds its captures itself."""
-        if not self._is_unchanged or self._request.limit_file is not None or _could_record()():
+        if not self._runs_as_it_is or self._could_record():
             return self(inputs)
         if threading.active_count() > 1:
             return self._in_turn(inputs, captures)
-        return self._as_it_is(inputs, captures) if self._room.fits(shapes_of(inputs)) else self(inputs)
+        return self._as_it_is(inputs, captures) if self._fits(inputs) else self(inputs)
+
+    def _fits(self, inputs: Sequence[Any]) -> bool:
+        return self._room.fits(self._only_shapes or shapes_of(inputs))
 
     def _in_turn(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
         """As `run`, of a step that its plan has left as it is, while other threads may run steps."""
@@ -106,7 +111,7 @@ class PlannedTrace(UnmodifiedFunction):
         outer = turn.held()
         try:
             turn.begin(step.parts.wait)
-            return self._as_it_is(inputs, captures) if self._room.fits(shapes_of(inputs)) else self(inputs)
+            return self._as_it_is(inputs, captures) if self._fits(inputs) else self(inputs)
         finally:
             turn.end(outer)
 
@@ -126,8 +131,9 @@ class PlannedTrace(UnmodifiedFunction):
         before = self._room.in_use()
         result = self.call_trace(self.concrete, inputs)
         step = self._latest.planned
-        self._is_unchanged = step is not None and all(plan.changes_nothing for plan in step.parts.plans)
-        if self._is_unchanged:
+        is_unchanged = step is not None and all(plan.changes_nothing for plan in step.parts.plans)
+        self._runs_as_it_is = is_unchanged and self._request.limit_file is None
+        if is_unchanged:
             self._room.note(shapes_of(inputs), before)
         self._row.note_call(self)
         return result
@@ -187,18 +193,21 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
     from tensorflow.python.eager.context import executing_eagerly
 
     def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
-        verdict = vars(self).get(VERDICT)
+        verdict = self.__dict__.get(VERDICT)
         if verdict is False or within.step or not executing_eagerly():
             return plain(self, tensor_inputs, captured_inputs)
         if verdict is None or verdict.concrete is not self:  # a copy of a trace has its attributes
             verdict = _judged(self, plain, settings(given))
             setattr(self, VERDICT, verdict)
         if verdict is not False:
+            within.step = True  # as `within.call`, which small steps would notice
             try:
-                return within.call(verdict.run, tensor_inputs, captured_inputs)
+                return verdict.run(tensor_inputs, captured_inputs)
             except Unplannable as error:
                 summary.note_as_it_was(verdict.__name__, str(error))
                 setattr(self, VERDICT, False)
+            finally:
+                within.step = False
         return plain(self, tensor_inputs, captured_inputs)
 
     return _call_flat

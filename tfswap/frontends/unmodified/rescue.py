@@ -75,12 +75,16 @@ class Rescue:
         self.calls: Counter[Shapes] = Counter()
         self.is_planned = False
 
+    def knows(self, shapes: Shapes) -> bool:
+        """Whether a call for arguments of these shapes runs as it is, and is known to fit."""
+        return not self.is_planned and self._room.fits(shapes)
+
     def run(self, call: Call) -> Any:
-        """The results of a call."""
+        """The results of a call that is not known to fit."""
         if self.is_planned:
             return call.run_planned()
         shapes = call.shapes
-        if not self._possible or self._room.fits(shapes) or not (before := self._room.in_use()):
+        if not self._possible or not (before := self._room.in_use()):
             result = call.run()
         else:
             kept = call.values()

@@ -97,6 +97,17 @@ class RescuedRun(SessionStep):
         self.rescue = Rescue(self.__name__, possible=possible)
         self.runs_as_it_is = not possible
 
+    def fits_as_it_is(self, run: Run) -> bool:
+        """As SessionStep's."""
+        moved = self._drawn and self._draws.have_moved(self._drawn)
+        return not self._batches and not moved and self.rescue.knows(run.by_name().shapes)
+
+    def note_as_it_is(self, run: Run) -> None:
+        """As SessionStep's."""
+        self.rescue.calls[run.by_name().shapes] += 1
+        if self._drawn:
+            self._draws.note(run)
+
     def _found(self, taken: Taken, options: Any, run_metadata: Any) -> list[Any]:
         if self._draws.have_moved(self._drawn):
             self.rescue.is_planned = True

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfswap.frontends.unmodified.earlier_draws import Earlier, continue_draws
 from tfswap.frontends.unmodified.rescue import Rescue, same_bits, warn_of_draws
-from tfswap.frontends.unmodified.traces import effects, variable_type
+from tfswap.frontends.unmodified.traces import effects, only_shapes, variable_type
 from tfswap.importers.function import import_function
 from tfswap.runtime.shapes import Shapes, shapes_of
 from tfswap.runtime.trace import Trace
@@ -34,12 +34,18 @@ class RescuedTrace:
         self._owner = owner
         self._step: Callable[..., Any] | None = None
         self._continued: Counter[Shapes] = Counter()  # calls whose random numbers the planned step has drawn
+        self._only_shapes = only_shapes(concrete)
         self._draws, written = effects(concrete)
         self.written = written or []
         self.rescue = Rescue(self.__name__, possible=written is not None)
 
     def run(self, inputs: Sequence[Any], captures: Sequence[Any]) -> Any:
         """The results of a call with these flat arguments and captures."""
+        rescue, shapes = self.rescue, self._only_shapes or shapes_of(inputs)
+        if rescue.knows(shapes):
+            result = self.plain(self.concrete, inputs, captures)
+            rescue.calls[shapes] += 1
+            return result
         return self.rescue.run(TraceCall(self, inputs, captures))
 
     def planned(self) -> Callable[..., Any]:

@@ -47,8 +47,19 @@ class KnownRoom:
         known = self._most.get(shapes)
         if not known:
             return False
-        read = _reader()
-        return all(read(device)["current"] <= most for device, most in known.items())
+        read = self._read
+        for device, most in known.items():  # a generator would take as long as all the rest
+            if read(device)["current"] > most:
+                return False
+        return True
+
+    @functools.cached_property
+    def _read(self) -> Callable[[str], Mapping[str, int]]:
+        """As `tf.config.experimental.get_memory_info`, of whose time most is spent on the way."""
+        from tensorflow.python import pywrap_tfe
+        from tensorflow.python.eager import context
+
+        return functools.partial(pywrap_tfe.TFE_GetMemoryInfo, context.context()._handle)
 
     def note(self, shapes: Shapes, before: InUse) -> None:
         """A call for arguments of these shapes, which was not known to fit, has found these bytes in use."""
@@ -58,12 +69,3 @@ class KnownRoom:
             if info is not None:
                 added = max(0, info.peak_bytes - used_bytes)
                 known[device] = max(limit_bytes - added - added // MARGIN, known.get(device, -1))
-
-
-@functools.cache
-def _reader() -> Callable[[str], Mapping[str, int]]:
-    """As `tf.config.experimental.get_memory_info`, of whose time most is spent on the way."""
-    from tensorflow.python import pywrap_tfe
-    from tensorflow.python.eager import context
-
-    return functools.partial(pywrap_tfe.TFE_GetMemoryInfo, context.context()._handle)

@@ -38,7 +38,13 @@ class Run(NamedTuple):
     @property
     def shapes(self) -> Shapes:
         """Of the feeds."""
-        return tuple(np.shape(value) for value in self.feeds.values())
+        return tuple([np.shape(value) for value in self.feeds.values()])
+
+    def by_name(self) -> Run:
+        """The run with its feeds in the order of their tensors' names."""
+        if len(self.feeds) < 2:
+            return self
+        return self._replace(feeds=dict(sorted(self.feeds.items(), key=lambda each: each[0].deref().name)))
 
 
 ALIGNMENT_BYTES = 64

@@ -7,6 +7,7 @@ and a step that is planned again does not lose it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
@@ -109,6 +110,7 @@ class SessionStep:
         variables: those that it may write.
         runs_as_it_is: whether it can't be planned.
         latest_report: of the latest run; None before.
+        lock: held while it runs.
     """
 
     def __init__(self, plain: Callable[..., list[Any]], given: Settings, run: Run, ops: Sequence[Any], place: str):
@@ -121,12 +123,25 @@ class SessionStep:
         self._has_room = True  # whether there was a plan with that margin
         self._batches = [output for op in ops if op.type in BATCHES for output in op.outputs]
         self._room = KnownRoom(given.limit_bytes)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.variables = SessionVariables(ops, lambda *nodes: plain(Run(*nodes)))
         names = [*(op.name for op in run.targets), *(t.name for t in run.fetches)]
         self.__name__ = f"run of {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else ''}"
         self.runs_as_it_is = False
         self.latest_report: Report | None = None
+
+    def fits_as_it_is(self, run: Run) -> bool:
+        """Whether a run has no need of a plan, since it is known to fit as it is. It is asked before each run."""
+        return not self._batches and self._room.fits(run.by_name().shapes)
+
+    def note_as_it_is(self, run: Run) -> None:
+        """A run that was known to fit has ended."""
+        self._row.note_call(self)
+
+    @functools.cached_property
+    def _row(self) -> summary.Row:
+        """Of the summary."""
+        return summary.row(self.__name__)
 
     def run(self, run: Run, options: Any, run_metadata: Any) -> list[Any]:
         """The results of a run, under the limit. Raises InfeasibleMemoryLimit."""
@@ -148,8 +163,8 @@ class SessionStep:
     def without_batches(self, run: Run, batches: Mapping[Any, Any] | None = None) -> Run:
         """The run with batches of iterators and queues as feeds, by reference; by default, without their values."""
         fed = dict.fromkeys(t.ref() for t in self._batches) if batches is None else batches
-        feeds = dict(sorted([*fed.items(), *run.feeds.items()], key=lambda each: each[0].deref().name))
-        return Run(run.targets, [t for t in run.fetches if t.ref() not in fed], feeds)
+        fetches = [t for t in run.fetches if t.ref() not in fed]
+        return Run(run.targets, fetches, {**fed, **run.feeds}).by_name()
 
     def _take(self, run: Run) -> Taken:
         """The run, with the batches that it takes from iterators and queues as feeds."""
@@ -161,11 +176,11 @@ class SessionStep:
         """The fetched values, under the limit. Raises as `_found`."""
         import tensorflow as tf
 
-        with self._lock:
+        with self.lock:
             form, shapes = self._form(taken), taken.run.shapes
             if form.is_unchanged and self._room.fits(shapes):
                 found = self.plain(taken.run, options, run_metadata)
-                summary.row(self.__name__).note_call(self)
+                self._row.note_call(self)
                 return found
             in_use = self._room.in_use()
             is_copied = form.is_unchanged or _copies_feeds()
@@ -200,7 +215,7 @@ class SessionStep:
                     self._margin_bytes += after.peak_bytes - limit
                     self._forms.clear()
         self.latest_report = report
-        summary.row(self.__name__).note_call(self)
+        self._row.note_call(self)
 
     def _form(self, taken: Taken) -> Form:
         """The planned step for these feeds. Raises Unplannable and InfeasibleMemoryLimit."""

@@ -45,12 +45,18 @@ def watched(plain: Callable[..., Any], given: Mapping[str, Any]) -> Callable[...
         self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any
     ) -> Any:
         if handle is None and not within.step and not self._target:
-            steps = vars(self).get(STEPS)
+            steps = self.__dict__.get(STEPS)
             if steps is None:
                 steps = SessionSteps(self, plain, settings(given))
                 setattr(self, STEPS, steps)
             run = Run(target_list, fetch_list, feed_dict)
             if (step := steps.of(run)) is not None:
+                with step.lock:
+                    if step.fits_as_it_is(run):
+                        arguments = target_list, fetch_list, feed_dict, options, run_metadata
+                        found = within.call(plain, self, handle, *arguments)
+                        step.note_as_it_is(run)
+                        return found
                 return within.call(step.run, run, options, run_metadata)
         return plain(self, handle, target_list, fetch_list, feed_dict, options, run_metadata)
 

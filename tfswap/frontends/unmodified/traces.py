@@ -10,6 +10,7 @@ from tfswap.ir.custom_ops import DRAWS
 from tfswap.ir.op_traits import is_random, reads_metadata_only, reads_variable, writes_variable
 from tfswap.kernels.alignment import round_up
 from tfswap.native.forks import with_children
+from tfswap.runtime.shapes import Shapes, shapes_of
 
 REPEATABLE = frozenset(
     {
@@ -73,6 +74,13 @@ def variable_type(tensor: Any) -> Any:
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return dtypes.as_dtype(data.shape_and_type[0].dtype)
+
+
+def only_shapes(concrete: Any) -> Shapes | None:
+    """The shapes of the arguments of all calls of a trace; None where it leaves some open."""
+    inputs = concrete.graph.inputs
+    shapes = shapes_of(inputs[: len(inputs) - len(concrete.captured_inputs)])
+    return None if any(shape is None or None in shape for shape in shapes) else shapes
 
 
 def _nodes(concrete: Any) -> Iterator[tuple[str, str]]:

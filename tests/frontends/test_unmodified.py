@@ -146,6 +146,40 @@ def test_the_command_becomes_the_program(tmp_path: Path) -> None:
     assert err == "tfswap: no training step was seen in this process, so none was put under a limit\n"
 
 
+STEP = """
+import os
+import tensorflow as tf
+w = tf.Variable(tf.ones([64, 64]))
+@tf.function
+def train_step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.tanh(x @ w))
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+"""
+OWN = "import tfswap\ntrain_step = tfswap.optimize(train_step, memory_limit='1GiB')\n"
+CALL = "train_step(tf.ones([32, 64]))\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "arena", "status", "message"),
+    [
+        (CALL + "os._exit(3)", "1", 3, "tfswap: the allocator's peak on CPU:0, of the whole process: "),
+        *slow(
+            (CALL, "0", 0, "tfswap: nothing measures the peak on CPU:0"),
+            (OWN + CALL, "1", 0, "tfswap: the program itself gave its steps limits, which they keep"),
+        ),
+    ],
+)
+def test_each_end_has_a_message(end: str, arena: str, status: int, message: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STEP + end)
+    env = environment({"memory_limit": "6GiB"}) | {"TF_CPU_ALLOCATOR_USE_BFC": arena}
+    words = ["-m", "tfswap", "run", "--memory_limit=6GiB", str(program)]
+    done = python(*words, env=env)
+    assert done.returncode == status
+    assert done.stderr.splitlines()[-1].startswith(message)
+
+
 def test_a_signal_ends_the_program_that_the_command_became(tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text("import time\nprint('here', flush=True)\ntime.sleep(600)")

@@ -37,6 +37,11 @@ def runs_step(function: Any) -> bool:
     return function._inference_function.name in _steps
 
 
+def has_steps() -> bool:
+    """Whether any optimized step was recorded."""
+    return bool(_steps)
+
+
 def refuse_in_late_child(what: str) -> None:
     """Raise TfswapError in a process that was forked too late to run `what`."""
     if _late:

@@ -7,8 +7,7 @@ once there may be no room for all that it computes; without a limit every trace 
 (`rescued_traces.py`). Where it can't be planned, it runs as it is. The verdict is an attribute of the trace, so that
 both are freed together.
 
-Not handled: gradients that a tape outside takes of a function without gradients of its own, and batches that a function
-takes from an iterator in a loop, without fixed sizes. These run as they are.
+Not handled: batches that a function takes from an iterator in a loop, without fixed sizes. These run as they are.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class PlannedTrace(UnmodifiedFunction):
 
 class ForwardTrace(PlannedTrace):
     """A trace without gradients. It runs as it is where there is room for all tensors that it computes, twice: for a
-    kernel's own memory, and chunks that are larger than requested.
+    kernel's own memory, and chunks that are larger than requested. Under a tape it has gradients as large.
     """
 
     def __init__(self, concrete: Any, plain: Callable[..., Any], given: Settings):
@@ -161,7 +160,8 @@ class ForwardTrace(PlannedTrace):
             limit_bytes, info = self._given.limit_bytes(device), arena.memory_info(device)
             if info is None or limit_bytes is None:
                 continue
-            if info.current_bytes + 2 * self._computed_bytes > limit_bytes:
+            times = 4 if self._could_record() else 2
+            if info.current_bytes + times * self._computed_bytes > limit_bytes:
                 return False
         return True
 

@@ -3,19 +3,20 @@
 Figures are read at the first call, at calls whose number is a power of two, and at the end: a function that the program
 drops is not kept alive for them.
 
-Not handled: processes that end by os._exit(), and forked ones, which print none.
+Not handled: forked processes, and those that a signal ends, which print none.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import re
 import sys
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from tfswap.device import arena
 from tfswap.report.tables import as_text, listing
@@ -119,12 +120,21 @@ def note_as_it_was(name: str, why: str) -> None:
 
 def _print_at_end() -> None:
     if is_empty():
-        atexit.register(_print, os.getpid())
+        process = os.getpid()
+        atexit.register(_print, process)
+        plain = os._exit  # which runs nothing of atexit
+
+        @functools.wraps(plain)
+        def _exit(status: int) -> NoReturn:
+            _print(process)
+            plain(status)
+
+        os._exit = _exit
 
 
 def _print(process: int) -> None:
     if os.getpid() == process and sys.stderr is not None:  # None: closed
-        print(text(), file=sys.stderr)
+        print(text(), file=sys.stderr, flush=True)
 
 
 def text() -> str:
@@ -135,12 +145,15 @@ def text() -> str:
             each.read(function)
         lines += [(str(each.calls), name, device, *found.cells()) for device, found in each.devices.items()]
     shown = ["tfswap: steps under a limit:", as_text(listing(HEADS, lines))] if lines else []
-    shown += [
-        f"tfswap: the allocator's peak on {device}, of the whole process: {format_bytes(info.peak_bytes)}"
-        for device in dict.fromkeys(device for each in _rows.values() for device in each.devices)
-        if (info := arena.memory_info(device)) is not None
-    ]
+    shown += [_peak(device) for device in dict.fromkeys(device for each in _rows.values() for device in each.devices)]
     shown += [
         one_line(f"tfswap: {name}: ran as it is, without a limit: {why}") for (name, _), why in _as_they_were.items()
     ]
     return "\n".join(shown)
+
+
+def _peak(device: str) -> str:
+    info = arena.memory_info(device)
+    if info is None:
+        return f"tfswap: nothing measures the peak on {device}, without an arena: set TF_CPU_ALLOCATOR_USE_BFC=1"
+    return f"tfswap: the allocator's peak on {device}, of the whole process: {format_bytes(info.peak_bytes)}"

@@ -30,6 +30,7 @@ FUNCTIONS = "tensorflow.python.eager.polymorphic_function.concrete_function"
 SESSIONS = "tensorflow.python.client.session"
 KERAS = "keras.src.backend.tensorflow.trainer"
 KERAS_MAKERS = "make_train_function", "make_test_function", "make_predict_function"
+STEPS = "tfswap.native.forks"
 SUMMARY = "tfswap.frontends.unmodified.summary"
 WATCHING = "tfswap.frontends.watching.process"
 STARTED = "tfswap_startup"
@@ -138,9 +139,13 @@ def _report_unwatched() -> None:
 
 def _report_nothing() -> None:
     """At the end of the process that `tfswap run` became: say so where no step was seen."""
-    summary = sys.modules.get(SUMMARY)
-    if (summary is None or summary.saw_nothing()) and sys.stderr is not None:
-        print("tfswap: no training step was seen in this process, so none was put under a limit", file=sys.stderr)
+    summary, steps = sys.modules.get(SUMMARY), sys.modules.get(STEPS)
+    if (summary is not None and not summary.saw_nothing()) or sys.stderr is None:
+        return
+    seen = "no training step was seen in this process, so none was put under a limit"
+    if steps is not None and steps.has_steps():
+        seen = "the program itself gave its steps limits, which they keep; no other training step was seen"
+    print(f"tfswap: {seen}", file=sys.stderr)
 
 
 def _run_hidden() -> None:

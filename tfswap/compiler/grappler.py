@@ -83,6 +83,7 @@ def as_executed(graph: Graph, device: DeviceModel, held: Sequence[str] = ()) -> 
     from tensorflow.python.framework import errors_impl
 
     options = _options()
+    graph = graph.unfused or graph
     nodes = list(graph)
     is_part = not nodes or any(node.op in (custom_ops.SEND, custom_ops.RECEIVE) for node in nodes)
     if is_part or (graph.traced is not None and not held and _leaves_memory(options, graph, device)):

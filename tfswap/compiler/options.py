@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.reduced_precision import PRECISIONS, Rules, has_rule
 from tfswap.compiler.policy import Policy
 from tfswap.errors import TfswapError
-from tfswap.ir.permits import BITS, KNOWN_TACTICS, SLICE, STATE, TACTICS
+from tfswap.ir.permits import BITS, CLOSE, FUSE, KNOWN_TACTICS, SLICE, STATE, TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import Profile
 from tfswap.passes.memory_reservation import Reservation
@@ -114,6 +114,11 @@ class Options:
         unknown = [t for t in self.tactics if t not in KNOWN_TACTICS]
         if unknown:
             raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, KNOWN_TACTICS))}")
+        if FUSE in self.tactics and self.values != CLOSE:
+            raise TfswapError(
+                f'tactics has "{FUSE}" and values is "{self.values}": what XLA compiles has other last bits. Give '
+                f'values="{CLOSE}", or leave "{FUSE}" out'
+            )
         chosen = SOLVERS.get(self.solver)
         if chosen is None:
             raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")
@@ -142,7 +147,7 @@ class Options:
             raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")
         left_out = set[str]()
         if not device.has_own_kernels or self.portable:
-            left_out.add(SLICE)
+            left_out |= {SLICE, FUSE}
         if self.portable:
             left_out |= {STATE} if device.host_is_separate else {STATE, "swap"}
         if not device.codecs:

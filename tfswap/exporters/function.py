@@ -14,9 +14,11 @@ from typing import Any
 from tfswap.exporters.function_def import BodyFunctions, grappler_off_config
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
+from tfswap.importers.opaque_calls import library_functions
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.custom_ops import EXECUTOR
 from tfswap.ir.graph import Graph, Node
+from tfswap.kernels.fused import BLOCK
 from tfswap.native.forks import note_step
 from tfswap.native.parts import parts
 from tfswap.support.gc_pause import without_collector
@@ -200,6 +202,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
             if id(result) in named:  # TensorFlow takes no names where two are the same
                 results[number] = array_ops.identity(result)
             named.add(id(result))
+    bodies.made |= {name: f for name, f in library_functions(graph).items() if name.startswith(BLOCK)}
     made.inputs = placeholders
     made.outputs = results
     made._output_names = _result_names(graph, made.outputs)

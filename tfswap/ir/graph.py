@@ -149,6 +149,7 @@ class Graph:
         paired: in a body, kernels that run in a group with the next kernel of the order, which is the value.
         permits: the permits of tensors with restrictions by the user.
         traced: the graph that the user traced, where this one is the result of TensorFlow's optimizers.
+        unfused: the graph without blocks, where this one has blocks that XLA compiles (compiler/fused_blocks.py).
         executed: names of the nodes in the order in which TensorFlow's executor gets them. Empty: the order here.
         calls: the nodes of each inlined function, inner calls among them, by the call's name; "" is the graph itself.
             Empty where there were no calls.
@@ -171,6 +172,7 @@ class Graph:
         self.paired: dict[Node, Node] = {}
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
+        self.unfused: Graph | None = None
         self.executed: tuple[str, ...] = ()
         self.calls: Mapping[str, tuple[str, ...]] = {}
         self.names_in_bodies: dict[str, str] = {}
@@ -351,6 +353,7 @@ class Graph:
         twin.executed = self.executed
         twin.calls = self.calls
         twin.names_in_bodies, twin.read_in_vain = self.names_in_bodies, self.read_in_vain
+        twin.unfused = self.unfused
         twin.unpruned, twin.variables = self.unpruned, self.variables
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}

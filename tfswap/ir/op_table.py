@@ -229,7 +229,7 @@ TRAITS: dict[str, Trait] = {
     # Functional control flow and calls: their bodies are graphs of their own.
     "Case": Trait.CALLS,
     "If": Trait.CALLS,
-    "PartitionedCall": Trait.CALLS,
+    "PartitionedCall": Trait.CALLS | Trait.PURE | Trait.NOT_FOLDED,  # TensorFlow's own, for functions without effects
     "RemoteCall": Trait.CALLS | Trait.WAITS,
     "StatefulPartitionedCall": Trait.CALLS,
     "StatelessCase": Trait.CALLS,

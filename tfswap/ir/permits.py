@@ -12,7 +12,9 @@ TACTICS = (*TENSOR_TACTICS, STATE)
 """All tactics for tensors and variables, which is the default."""
 SLICE = "slice"
 """The opt-in tactic for kernels: it runs them in slices of rows."""
-KNOWN_TACTICS = (*TACTICS, SLICE)
+FUSE = "fuse"
+"""The opt-in tactic for chains of kernels: XLA compiles them into blocks. Only with close values."""
+KNOWN_TACTICS = (*TACTICS, SLICE, FUSE)
 """All tactics."""
 BITS, CLOSE = VALUES = "bits", "close"
 """What values a planned step has: the same bits as the traced one, or others where sums are added in another order."""

@@ -88,7 +88,7 @@ class OuterGradientTrace(Trace):
 
         return record.stop_recording()
 
-    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> tuple[Graph, bool]:
         model = self.device.model
         graph = self._joint.import_graph(arguments)
         given = [*arguments, *with_placeholders(self.concrete)]

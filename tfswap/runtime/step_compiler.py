@@ -18,6 +18,7 @@ from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph
+from tfswap.ir.permits import FUSE
 from tfswap.passes.nodes import waits_for_others
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
@@ -199,7 +200,8 @@ class StepCompiler:
         arguments = self._planned_for(inputs)
         sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
         types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
-        imported = self._trace.import_graph(arguments, types, keeps=self._request.options.names)
+        options = self._request.options
+        imported = self._trace.import_graph(arguments, types, keeps=options.names, fuses=FUSE in options.tactics)
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
         given = list(self._trace.given_to(graph, inputs).values())

@@ -65,7 +65,11 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
     known |= {node.out(): value for node, value in graph.small_constants.items()}
     measured: dict[object, tuple[Measured, list[Any]]] = {}
     for node in graph.topological():
-        if node.op not in CALLS or not _may_run_alone(name := functions_of(node)[0], library):
+        if (
+            node.op not in CALLS
+            or node.measured.temporary_bytes is not None
+            or not _may_run_alone(name := functions_of(node)[0], library)
+        ):
             continue
         decides = [known.get(origin(t)) for t in node.inputs]
         if not all(map(_can_be_given, node.inputs, decides)):
@@ -73,7 +77,9 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
         key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
         if key not in measured:
             temporary_bytes, results = _measured(node, graph, concrete, decides, device, model)
-            measured[key] = Measured(temporary_bytes, _body_seconds(node, name, library, model)), results
+            seconds = node.measured.seconds
+            seconds = _body_seconds(node, name, library, model) if seconds is None else seconds
+            measured[key] = Measured(temporary_bytes, seconds), results
         node.measured, results = measured[key]
         known |= {node.out(i): value for i, value in enumerate(results) if value is not None}
 

@@ -1,0 +1,254 @@
+"""Finds the blocks of kernels that XLA can compile into one each: chains of element-wise ops, broadcasts and reductions.
+
+A block is convex: nothing outside of it both reads from it and is read by it. Each node has a level, which grows from
+a node of a block to one outside and from there into a block; the connected nodes of one level are a block. So all blocks
+together can be replaced by one node each, and the graph has no cycle.
+
+A block computes again what it reads of an earlier block, where that takes fewer bytes: a minimum cut through the earlier
+block decides which of its tensors are kept for later ones (as in PyTorch's min-cut partitioner). So a backward block of
+GELU reads GELU's input, and none of what lies between.
+
+Blocks stay only where their predicted time is well below that of TensorFlow's kernels.
+
+Not handled: kernels with other types than float32, sizes that are not known, bodies of loops and conditionals, kernels
+with effects, scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tfswap.analysis.cost import Costs, fused_seconds
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_const, is_feed, is_pure, is_view, reads_variable
+from tfswap.kernels.fused import FUSABLE, REDUCTIONS, composed_of
+
+WORTH = 0.7
+"""A block stays where its predicted time is at most this share of its kernels' time: the model of blocks is coarse, and
+TensorFlow's kernels write in place where a block has new tensors."""
+LONGEST_ROW = 16_384
+"""The most elements that a reduction adds up: of larger images TensorFlow's kernels add faster."""
+LARGE_BYTES = 1 << 14
+"""Kernels of a level that read the same tensor of so many bytes are one block."""
+SMALL_CONSTANT = 64
+"""Constants with up to so many elements are part of a block."""
+MOST_NODES = 50_000
+"""Larger steps have no blocks: finding them takes long."""
+UNBOUNDED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block.
+
+    Attributes:
+        members: the nodes that it replaces, in topological order.
+        nodes: those that it computes: members, nodes of earlier blocks once more, and constants; in topological order.
+        inputs: the tensors that it reads.
+        outputs: the members' tensors that others read.
+        seconds: its predicted time, with the launch.
+        unfused_s: that of TensorFlow's kernels for its members.
+    """
+
+    members: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[Output, ...]
+    outputs: tuple[Output, ...]
+    seconds: float
+    unfused_s: float
+
+
+def find_blocks(graph: Graph, costs: Costs, keeps: Callable[[str], bool] = lambda _: False) -> list[Block]:
+    """The blocks that are worth it, in an order in which each reads from earlier ones only.
+
+    Args:
+        keeps: whether the node of this name must stay in the graph.
+    """
+    if len(graph) > MOST_NODES:
+        return []
+    order = graph.topological()
+    groups = _groups(graph, order, keeps)
+    while groups:
+        blocks = _Cutter(graph, order, groups, costs).blocks()
+        worth = [block for block in blocks if block.seconds <= WORTH * block.unfused_s]
+        if len(worth) == len(blocks):
+            return blocks
+        groups = [block.members for block in worth]  # what left-out kernels read is kept: cut again
+    return []
+
+
+def _groups(graph: Graph, order: Iterable[Node], keeps: Callable[[str], bool]) -> list[tuple[Node, ...]]:
+    """The connected fusable nodes of each level, by level, with at least two kernels."""
+    from networkx.utils import UnionFind
+
+    levels: dict[Node, int] = {}
+    fusable: dict[Node, None] = {}
+    pinned = {tensor.node for tensor in graph.permits} | {fetch.node for fetch in graph.fetches} | set(graph.targets)
+    joined: UnionFind[Node] = UnionFind()
+    readers: dict[tuple[Output, int], Node] = {}  # by what is read and the level: a fusable node of a block
+    for node in order:
+        fuses = node not in pinned and not keeps(node.name) and _is_fusable(node)
+        sources = _sources(node) if fuses else {*(tensor.node for tensor in node.inputs), *node.controls}
+        level = max((levels[s] + (fuses != (s in fusable) and not is_const(s.op)) for s in sources), default=0)
+        levels[node] = level
+        if not fuses:
+            continue
+        fusable[node] = None
+        joined.union(node, *(source for source in sources if source in fusable and levels[source] == level))
+        for tensor in node.inputs:
+            if (tensor.type.nbytes or 0) >= LARGE_BYTES:  # one block reads it once
+                joined.union(node, readers.setdefault((tensor, level), node))
+    members: dict[Node, list[Node]] = {}
+    for node in fusable:
+        members.setdefault(joined[node], []).append(node)
+    found = [tuple(group) for group in members.values() if sum(not is_view(node.op) for node in group) > 1]
+    return sorted(found, key=lambda group: levels[group[0]])
+
+
+def _sources(node: Node) -> set[Node]:
+    """What a kernel of a block waits for. A small constant is part of the block, and what it waits for is not."""
+    found = {*(tensor.node for tensor in node.inputs), *node.controls}
+    return {source for each in found for source in (each.controls if _is_small_constant(each) else (each,))}
+
+
+def _is_fusable(node: Node) -> bool:
+    if node.op not in FUSABLE or len(node.outputs) != 1 or any(map(_has_effects, _awaited(node))):
+        return False
+    if any(op not in FUSABLE for op in composed_of(node)):
+        return False
+    made = node.outputs[0]
+    if made.dtype not in ("float32", "bool") or made.bound or not made.shape or made.nbytes is None:
+        return False
+    for tensor in node.inputs:
+        kind = tensor.type
+        if kind.dtype not in ("float32", "bool") and not _is_small_constant(tensor.node):
+            return False
+        if kind.nbytes is None or kind.bound:
+            return False
+    if node.op in REDUCTIONS:
+        return _reduced(node) <= LONGEST_ROW
+    return True
+
+
+def _awaited(node: Node) -> Iterator[Node]:
+    """What a kernel of a block waits for by control edges, its small constants' included."""
+    yield from node.controls
+    for tensor in node.inputs:
+        if _is_small_constant(tensor.node):
+            yield from tensor.node.controls
+
+
+def _has_effects(node: Node) -> bool:
+    """Whether a kernel that waits for this node may have another value without that."""
+    return not (is_pure(node.op) or is_const(node.op) or is_feed(node.op) or reads_variable(node.op))
+
+
+def _reduced(node: Node) -> int:
+    """How many elements one of a reduction's results adds up."""
+    return (node.inputs[0].type.num_elements or 0) // max(1, node.outputs[0].num_elements or 1)
+
+
+def _is_small_constant(node: Node) -> bool:
+    return is_const(node.op) and "value" in node.attrs and prod(node.outputs[0].shape or ()) <= SMALL_CONSTANT
+
+
+class _Cutter:
+    """Decides what each block computes again, and what it reads and makes.
+
+    Args:
+        groups: the members of each block, so that later ones read from earlier ones only.
+    """
+
+    def __init__(self, graph: Graph, order: Iterable[Node], groups: list[tuple[Node, ...]], costs: Costs):
+        self._groups = groups
+        self._costs = costs
+        self._group_of = {node: k for k, group in enumerate(groups) for node in group}
+        self._place = {node: place for place, node in enumerate(order)}
+        self._read: dict[int, set[Output]] = {}  # by block: what it reads
+        self._again: dict[int, set[Node]] = {k: set() for k in range(len(groups))}
+        self._read_outside: set[Output] = set(graph.fetches)
+        for node in graph:
+            if node not in self._group_of:
+                self._read_outside.update(node.inputs)
+        for k, group in enumerate(groups):
+            self._read[k] = {t for node in group for t in node.inputs if self._group_of.get(t.node) != k}
+
+    def blocks(self) -> list[Block]:
+        for k in reversed(range(len(self._groups))):
+            self._cut(k)
+        return [self._block(k) for k in range(len(self._groups))]
+
+    def _cut(self, k: int) -> None:
+        """Replace what later blocks read of block k by what they compute it from."""
+        later = {
+            j: {t for t in self._read[j] if self._group_of.get(t.node) == k} for j in range(k + 1, len(self._groups))
+        }
+        later = {j: tensors for j, tensors in later.items() if tensors}
+        wanted = {t for tensors in later.values() for t in tensors} - self._read_outside
+        if not wanted:
+            return
+        cut = self._least_cut(k, wanted, {t for j in later for t in self._read[j]})
+        for j, tensors in later.items():
+            self._read[j] -= tensors
+            waiting, seen = [t for t in tensors], set[Output]()
+            while waiting:
+                tensor = waiting.pop()
+                if tensor in seen:
+                    continue
+                seen.add(tensor)
+                if tensor in cut or tensor in self._read_outside or self._group_of.get(tensor.node) != k:
+                    self._read[j].add(tensor)
+                else:
+                    self._again[j].add(tensor.node)
+                    waiting += tensor.node.inputs
+
+    def _least_cut(self, k: int, wanted: Collection[Output], read: Collection[Output]) -> set[Output]:
+        """The tensors of block k, and its inputs, of the fewest bytes from which the wanted ones can be computed. Of
+        several such sets the one nearest to the inputs.
+
+        Args:
+            read: what the later blocks read in any case.
+        """
+        import networkx as nx
+
+        flow = nx.DiGraph()
+
+        def add(tensor: Output) -> None:
+            free = (tensor in self._read_outside and tensor.node in self._group_of) or is_const(tensor.node.op)
+            free = free or (self._group_of.get(tensor.node) != k and (tensor in read or is_feed(tensor.node.op)))
+            flow.add_edge((tensor, 0), (tensor, 1), capacity=0 if free else tensor.type.nbytes or 0)
+
+        for node in self._groups[k]:
+            add(node.out())
+            for tensor in node.inputs:
+                if self._group_of.get(tensor.node) != k:
+                    add(tensor)
+                    flow.add_edge("source", (tensor, 0), capacity=UNBOUNDED)
+                flow.add_edge((tensor, 1), (node.out(), 0), capacity=UNBOUNDED)
+        for tensor in wanted:
+            flow.add_edge((tensor, 1), "sink", capacity=UNBOUNDED)
+        if "source" not in flow:
+            return set(wanted)
+        _, (reached, _) = nx.minimum_cut(flow, "source", "sink")
+        return {
+            t
+            for t, side in (n for n in flow if isinstance(n[0], Output))
+            if side and (t, 0) in reached and (t, 1) not in reached
+        }
+
+    def _block(self, k: int) -> Block:
+        read = {t for t in self._read[k] if not _is_small_constant(t.node)}
+        constants = {t.node for t in self._read[k] if _is_small_constant(t.node)}
+        kept = self._read_outside.union(*(self._read[j] for j in range(k + 1, len(self._groups))))
+        outputs = tuple(node.out() for node in self._groups[k] if node.out() in kept)
+        needed = Graph.needed(t.node for t in outputs)
+        needed &= {*self._groups[k], *self._again[k], *constants}
+        place = self._place.__getitem__
+        nodes = tuple(sorted(needed, key=place))
+        used = {t for node in nodes for t in node.inputs}
+        inputs = tuple(sorted(read & used, key=lambda t: (place(t.node), t.index)))
+        fused = fused_seconds(nodes, inputs, outputs, self._costs.rates)
+        unfused = sum(self._costs.seconds(node) for node in self._groups[k] if not is_view(node.op))
+        return Block(self._groups[k], nodes, inputs, outputs, fused, unfused)

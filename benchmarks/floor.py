@@ -48,7 +48,7 @@ from tfswap.compiler.options import Options
 from tfswap.exporters.graph_def import encode_nodes
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import calls_functions, is_const
-from tfswap.ir.permits import BITS, KNOWN_TACTICS, TACTICS, VALUES
+from tfswap.ir.permits import BITS, SLICE, TACTICS, VALUES
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
@@ -242,7 +242,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices:
 
     step, arguments = make()
     concrete = tf.function(step).get_concrete_function(*arguments)
-    options = Options(TACTICS if slices is None else KNOWN_TACTICS, values=slices or BITS)
+    options = Options(TACTICS if slices is None else (*TACTICS, SLICE), values=slices or BITS)
     caches = {"l3_cache_bytes": tfswap.ops.l3_cache_bytes(), "l1_l2_bytes": tfswap.ops.l1_l2_bytes()}
     device = DeviceModel(intra_op_threads=2, inter_op_threads=2, **caches)
     optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device, options)

@@ -33,14 +33,14 @@ def child(name: str, limit_mib: float | None, values: str) -> dict[str, Any]:
 
     import tfswap
     from tfswap.exporters.function import memory_optimizer_off
-    from tfswap.ir.permits import KNOWN_TACTICS
+    from tfswap.ir.permits import SLICE, TACTICS
 
     step, arguments = (MODELS | LARGE)[name]()
     given = [tf.random.stateless_normal(a.shape, (1, 2)) if a.dtype.is_floating else a for a in arguments]
     function = tf.function(step)
     if limit_mib is not None:
         limit = int(limit_mib * MIB)
-        function = tfswap.optimize(function, memory_limit=limit, tactics=KNOWN_TACTICS, values=values)
+        function = tfswap.optimize(function, memory_limit=limit, tactics=(*TACTICS, SLICE), values=values)
     losses, seconds = [], []
     for number in range(STEPS):
         if number == LEFT_OUT:

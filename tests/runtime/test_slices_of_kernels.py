@@ -11,7 +11,7 @@ from step_peaks import measuring
 
 import tfswap
 from tfswap.exporters.function import memory_optimizer_off
-from tfswap.ir.permits import KNOWN_TACTICS, SLICE
+from tfswap.ir.permits import SLICE, TACTICS
 
 IMAGES, SIDE, CHANNELS = 12, 160, 16
 MAP_BYTES = 4 * IMAGES * SIDE * SIDE * CHANNELS
@@ -130,7 +130,7 @@ def volume():
     return step, _normal(1, DEPTH, DEPTH, DEPTH, 1), [*filters, turned]
 
 
-def trained(make, limit=None, tactics=KNOWN_TACTICS, steps=3, values="bits"):
+def trained(make, limit=None, tactics=(*TACTICS, SLICE), steps=3, values="bits"):
     """Losses and final values; under a limit also peaks and the plan."""
     import tensorflow as tf
 
@@ -163,7 +163,7 @@ def trained(make, limit=None, tactics=KNOWN_TACTICS, steps=3, values="bits"):
 def test_steps_train_in_less_than_two_of_their_largest_tensors(make, largest_bytes: int) -> None:
     plain = on_arena(lambda: trained(make), **TWO_THREADS)
     roomy = on_arena(lambda: trained(make, "100%"), **TWO_THREADS)
-    whole = on_arena(lambda: trained(make, 10 * largest_bytes, [t for t in KNOWN_TACTICS if t != SLICE]), **TWO_THREADS)
+    whole = on_arena(lambda: trained(make, 10 * largest_bytes, TACTICS), **TWO_THREADS)
     limit = int(0.8 * whole["floor"])
     sliced = on_arena(lambda: trained(make, limit), **TWO_THREADS)
     for found in (roomy, whole, sliced):
@@ -190,7 +190,7 @@ def test_rows_of_one_volume_train_in_a_part_of_a_gradients_columns() -> None:
 def test_a_step_whose_sequences_are_independent_runs_in_micro_batches(onednn: str) -> None:
     environment = TWO_THREADS | {"TF_ENABLE_ONEDNN_OPTS": onednn}
     plain = on_arena(lambda: trained(normalised), **environment)
-    whole = on_arena(lambda: trained(normalised, "28%", [t for t in KNOWN_TACTICS if t != SLICE]), **environment)
+    whole = on_arena(lambda: trained(normalised, "28%", TACTICS), **environment)
     sliced = on_arena(lambda: trained(normalised, "28%", values="close"), **environment)
     assert sliced["sliced"] and sliced["seconds"] < whole["seconds"]
     assert set(sliced["peaks"]) == {sliced["planned"]}

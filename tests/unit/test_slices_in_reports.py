@@ -8,7 +8,7 @@ from planner_problems import optimizer_of
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
-from tfswap.ir.permits import CLOSE, KNOWN_TACTICS, SLICE, TACTICS
+from tfswap.ir.permits import CLOSE, SLICE, TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 
@@ -33,8 +33,8 @@ fetches %most
             "or more, add 'slice' to tactics and pass values=\"close\", so that this kernel may run in slices",
         ),
         (TACTICS, CLOSE, "or more, add 'slice' to tactics, so that"),
-        (KNOWN_TACTICS, "bits", 'or more, pass values="close", so that'),
-        (KNOWN_TACTICS, CLOSE, "or more, or make the batch smaller"),
+        ((*TACTICS, SLICE), "bits", 'or more, pass values="close", so that'),
+        ((*TACTICS, SLICE), CLOSE, "or more, or make the batch smaller"),
     ],
 )
 def test_a_refusal_names_what_slices_need(tactics: tuple[str, ...], values: str, remedy: str) -> None:

@@ -1,29 +1,30 @@
-"""Finds the blocks of kernels that XLA can compile into one each: chains of element-wise ops, broadcasts and reductions.
+"""Finds blocks of kernels that XLA can compile into one: chains of element-wise ops, broadcasts and reductions.
 
-A block is convex: nothing outside of it both reads from it and is read by it. Each node has a level, which grows from
-a node of a block to one outside and from there into a block; the connected nodes of one level are a block. So all blocks
-together can be replaced by one node each, and the graph has no cycle.
+A block is convex: no path leaves it and comes back. Each node has a level, which grows where a path enters a block and
+where it leaves one. The connected kernels of a level that XLA knows are a block. So all blocks together can be replaced
+by one node each, and the graph has no cycle.
 
-A block computes again what it reads of an earlier block, where that takes fewer bytes: a minimum cut through the earlier
+A block recomputes what it reads of an earlier block where that takes fewer bytes: a minimum cut through the earlier
 block decides which of its tensors are kept for later ones (as in PyTorch's min-cut partitioner). So a backward block of
-GELU reads GELU's input, and none of what lies between.
+GELU reads GELU's input, and nothing that lies between.
 
 Blocks stay only where their predicted time is well below that of TensorFlow's kernels.
 
 Not handled: kernels with other types than float32, sizes that are not known, bodies of loops and conditionals, kernels
-with effects, scalars.
+with effects, scalars. They are in no block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from math import prod
+from typing import Any
 
 from tfswap.analysis.cost import Costs, fused_seconds
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_const, is_feed, is_pure, is_view, reads_variable
 from tfswap.kernels.fused import FUSABLE, REDUCTIONS, composed_of
+from tfswap.support.reach import reach
 
 WORTH = 0.7
 """A block stays where its predicted time is at most this share of its kernels' time: the model of blocks is coarse, and
@@ -45,7 +46,7 @@ class Block:
 
     Attributes:
         members: the nodes that it replaces, in topological order.
-        nodes: those that it computes: members, nodes of earlier blocks once more, and constants; in topological order.
+        nodes: those that it computes: members, recomputed nodes of earlier blocks, and constants; in topological order.
         inputs: the tensors that it reads.
         outputs: the members' tensors that others read.
         seconds: its predicted time, with the launch.
@@ -151,11 +152,11 @@ def _reduced(node: Node) -> int:
 
 
 def _is_small_constant(node: Node) -> bool:
-    return is_const(node.op) and "value" in node.attrs and prod(node.outputs[0].shape or ()) <= SMALL_CONSTANT
+    return is_const(node.op) and "value" in node.attrs and (node.outputs[0].num_elements or 1) <= SMALL_CONSTANT
 
 
 class _Cutter:
-    """Decides what each block computes again, and what it reads and makes.
+    """Decides what each block recomputes, and what it reads and makes.
 
     Args:
         groups: the members of each block, so that later ones read from earlier ones only.
@@ -182,17 +183,16 @@ class _Cutter:
 
     def _cut(self, k: int) -> None:
         """Replace what later blocks read of block k by what they compute it from."""
-        later = {
-            j: {t for t in self._read[j] if self._group_of.get(t.node) == k} for j in range(k + 1, len(self._groups))
-        }
-        later = {j: tensors for j, tensors in later.items() if tensors}
+        after = range(k + 1, len(self._groups))
+        found = ((j, {t for t in self._read[j] if self._group_of.get(t.node) == k}) for j in after)
+        later = {j: tensors for j, tensors in found if tensors}
         wanted = {t for tensors in later.values() for t in tensors} - self._read_outside
         if not wanted:
             return
         cut = self._least_cut(k, wanted, {t for j in later for t in self._read[j]})
         for j, tensors in later.items():
             self._read[j] -= tensors
-            waiting, seen = [t for t in tensors], set[Output]()
+            waiting, seen = list(tensors), set[Output]()
             while waiting:
                 tensor = waiting.pop()
                 if tensor in seen:
@@ -211,11 +211,14 @@ class _Cutter:
         Args:
             read: what the later blocks read in any case.
         """
-        import networkx as nx
+        import networkx
 
+        nx: Any = networkx
         flow = nx.DiGraph()
+        tensors: set[Output] = set()
 
         def add(tensor: Output) -> None:
+            tensors.add(tensor)
             free = (tensor in self._read_outside and tensor.node in self._group_of) or is_const(tensor.node.op)
             free = free or (self._group_of.get(tensor.node) != k and (tensor in read or is_feed(tensor.node.op)))
             flow.add_edge((tensor, 0), (tensor, 1), capacity=0 if free else tensor.type.nbytes or 0)
@@ -231,20 +234,16 @@ class _Cutter:
             flow.add_edge((tensor, 1), "sink", capacity=UNBOUNDED)
         if "source" not in flow:
             return set(wanted)
-        _, (reached, _) = nx.minimum_cut(flow, "source", "sink")
-        return {
-            t
-            for t, side in (n for n in flow if isinstance(n[0], Output))
-            if side and (t, 0) in reached and (t, 1) not in reached
-        }
+        reached: set[Any] = nx.minimum_cut(flow, "source", "sink")[1][0]
+        return {t for t in tensors if (t, 0) in reached and (t, 1) not in reached}
 
     def _block(self, k: int) -> Block:
         read = {t for t in self._read[k] if not _is_small_constant(t.node)}
         constants = {t.node for t in self._read[k] if _is_small_constant(t.node)}
         kept = self._read_outside.union(*(self._read[j] for j in range(k + 1, len(self._groups))))
         outputs = tuple(node.out() for node in self._groups[k] if node.out() in kept)
-        needed = Graph.needed(t.node for t in outputs)
-        needed &= {*self._groups[k], *self._again[k], *constants}
+        inside = {*self._groups[k], *self._again[k], *constants}
+        needed = reach([t.node for t in outputs], lambda node: [t.node for t in node.inputs if t.node in inside])
         place = self._place.__getitem__
         nodes = tuple(sorted(needed, key=place))
         used = {t for node in nodes for t in node.inputs}

@@ -1,8 +1,8 @@
-"""Replaces chains of kernels by calls of functions that XLA compiles: the tactic "fuse" (analysis/fusion.py finds them).
+"""Replaces chains of kernels by calls of functions that XLA compiles: the tactic "fuse".
 
-Blocks of the same content call the same function, which XLA compiles once. Calls are as those of the user's functions
-with `jit_compile=True`: their memory is measured before the step is planned (runtime/xla_calls.py). Their time is the
-model's, so that the same step has the same plan in every process.
+analysis/fusion.py finds the chains. Blocks of the same content call the same function, which XLA compiles once. Calls
+are as those of the user's functions with `jit_compile=True`: their memory is measured before the step is planned
+(runtime/xla_calls.py). Their time is the model's, so that the same step has the same plan in every process.
 
 Values differ in the last bits: XLA has its own functions (exp, erf), and adds in another order.
 """
@@ -19,12 +19,10 @@ from tfswap.exporters.function_def import BodyFunctions, function_def
 from tfswap.importers.function import XLA_ATTRIBUTES
 from tfswap.ir.graph import Dtype, Graph, Measured, Node, Opaque, Output
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.fused import BLOCK, COMPOSED, composed_of
+from tfswap.kernels.fused import BLOCK, BLOCK_SUFFIX, COMPOSED, composed_of
 from tfswap.passes.body_values import add_feed
 
 CALL = "PartitionedCall"
-SUFFIX = "/fused"
-"""A block is named after the last node that it replaces."""
 
 
 def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambda _: False) -> Graph:
@@ -41,16 +39,17 @@ def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambd
     functions: dict[str, Any] = {}
     now: dict[Output, Output] = {}
     call_of: dict[Node, Node] = {}
+    members = {made[member.name] for block in blocks for member in block.members}
+    followers: dict[Node, list[Node]] = {}
     for block in blocks:
         if not block.outputs:
-            continue  # later blocks compute it again
+            continue  # later blocks recompute it
         call = _add_call(made, block, functions, now)
         now.update((made.tensor(tensor.name), call.out(k)) for k, tensor in enumerate(block.outputs))
         call_of.update((made[member.name], call) for member in block.members)
-    made.move_behind(
-        {made[block.members[-1].name]: (call_of[made[block.members[-1].name]],) for block in blocks if block.outputs}
-    )
-    _use(made, now, call_of, {made[member.name] for block in blocks for member in block.members})
+        followers[made[block.members[-1].name]] = [call]
+    made.move_behind(followers)
+    _use(made, now, call_of, members)
     _extend_library(made, functions)
     return made
 
@@ -70,7 +69,7 @@ def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: dict[O
     inputs = [graph.tensor(tensor.name) for tensor in block.inputs]
     call = graph.add(
         CALL,
-        graph.unique_name(f"{block.members[-1].name}{SUFFIX}"),
+        graph.unique_name(f"{block.members[-1].name}{BLOCK_SUFFIX}"),
         [now.get(tensor, tensor) for tensor in inputs],
         attrs={
             "Tin": tuple(Dtype(t.type.dtype) for t in block.inputs),
@@ -111,10 +110,9 @@ def _add_twin(body: Graph, node: Node, name: str, inputs: list[Output]) -> Node:
     attrs = {key: value for key, value in node.attrs.items() if not key.startswith("_")}
     if node.op != COMPOSED:
         return body.add(node.op, name, inputs, attrs=attrs, outputs=node.outputs)
+    kind = {"T": cast("Dtype", attrs["T"])}
     for k, op in enumerate(composed_of(node)):
-        inputs = [
-            body.add(op, f"{name}_{k}", inputs, attrs={"T": cast("Dtype", attrs["T"])}, outputs=node.outputs).out()
-        ]
+        inputs = [body.add(op, f"{name}_{k}", inputs, attrs=kind, outputs=node.outputs).out()]
     return inputs[0].node
 
 
@@ -126,10 +124,8 @@ def _use(graph: Graph, now: dict[Output, Output], call_of: dict[Node, Node], mem
             continue
         if node not in calls:
             node.inputs = tuple(now.get(tensor, tensor) for tensor in node.inputs)
-        if any(source in members for source in node.controls):
-            node.controls = tuple(
-                dict.fromkeys(call_of.get(c, c) for c in node.controls if c in call_of or c not in members)
-            )
+        controls = (call_of.get(s, s) for s in node.controls if s in call_of or s not in members)
+        node.controls = tuple(dict.fromkeys(controls))
     graph.executed = ()
     graph.prune()
 

@@ -25,6 +25,7 @@ from tfswap.device.placement import FIRST_GPU
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import calls_functions, is_const
+from tfswap.ir.permits import FUSE
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
@@ -352,7 +353,13 @@ def offline_optimizer(
 
     Raises:
         UnsupportedGraph: the step is on several GPUs, which have an arena each (`offline_step`). CPUs share one.
+        TfswapError: the options have the tactic "fuse".
     """
+    if FUSE in options.tactics:
+        raise TfswapError(
+            f'tactics has "{FUSE}", and the memory of blocks that XLA compiles is measured in the process that runs '
+            f'them: use it with tfswap.optimize on the tf.function, or leave "{FUSE}" out'
+        )
     if model.host_is_separate:
         _refuse_several_gpus(graph)
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from tfswap.ir.custom_ops import AGAIN
 from tfswap.ir.graph import Node
 
 COMPOSED = "_UnaryOpsComposition"
@@ -71,6 +72,9 @@ FUSABLE = frozenset(
 BLOCK = "tfswap_block_"
 """The prefix of the names of blocks' functions."""
 
+BLOCK_SUFFIX = "/fused"
+"""A block's call is named after the last node that it replaces, with this suffix."""
+
 REDUCTIONS = frozenset(
     {
         "Mean",
@@ -84,3 +88,8 @@ def composed_of(node: Node) -> tuple[str, ...]:
     if node.op != COMPOSED:
         return (node.op,)
     return tuple(name.decode() for name in cast("tuple[bytes, ...]", node.attrs["op_names"]))
+
+
+def is_block(node: Node) -> bool:
+    """Whether a node of the step is a call of a block; that it is recomputed too does not count."""
+    return node.op == "PartitionedCall" and node.name.endswith(BLOCK_SUFFIX) and not node.name.startswith(AGAIN)

@@ -21,6 +21,7 @@ from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import arena, machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
+from tfswap.ir.permits import FUSE
 from tfswap.runtime.dynamic_sizes import (
     DataDependentSizes,
     find_data_dependent_sizes,
@@ -232,7 +233,8 @@ class StepCache:
         limit = self._limit_of_sizes()
         if limit is None or self._request.changes_nothing:
             return function
-        tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
+        left_out = {"swap", FUSE}  # host memory is the step's, and sizes are exact
+        tactics = tuple(t for t in self._request.options.tactics if t not in left_out)
         made = self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
         self._computing.add(made)
         return made

@@ -65,11 +65,9 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
     known |= {node.out(): value for node, value in graph.small_constants.items()}
     measured: dict[object, tuple[Measured, list[Any]]] = {}
     for node in graph.topological():
-        if (
-            node.op not in CALLS
-            or node.measured.temporary_bytes is not None
-            or not _may_run_alone(name := functions_of(node)[0], library)
-        ):
+        if node.op not in CALLS or node.measured.temporary_bytes is not None:
+            continue
+        if not _may_run_alone(name := functions_of(node)[0], library):
             continue
         decides = [known.get(origin(t)) for t in node.inputs]
         if not all(map(_can_be_given, node.inputs, decides)):

@@ -73,7 +73,7 @@ def test_a_small_result_of_a_reduction_is_kept_where_what_it_adds_up_would_be_ke
     dx = graph.op("Mul", "dx", graph.op("Neg", "n", dy), scale)
     graph.fetches = [graph.op("MatMul", "result", dx, graph.feed("w3"))]
     forward, backward = find_blocks(graph, COSTS)
-    assert [t.name for t in forward.outputs] == ["scale:0", "y:0"]
+    assert [t.name for t in forward.outputs] == ["total:0", "y:0"]
     assert "x:0" not in {t.name for t in backward.inputs}
 
 

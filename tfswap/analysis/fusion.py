@@ -214,28 +214,26 @@ class _Cutter:
         import networkx
 
         nx: Any = networkx
-        flow = nx.DiGraph()
+        flow = nx.DiGraph()  # from what is wanted to the inputs: networkx gives the cut that is nearest to the end
         tensors: set[Output] = set()
 
         def add(tensor: Output) -> None:
-            tensors.add(tensor)
             free = (tensor in self._read_outside and tensor.node in self._group_of) or is_const(tensor.node.op)
             free = free or (self._group_of.get(tensor.node) != k and (tensor in read or is_feed(tensor.node.op)))
-            flow.add_edge((tensor, 0), (tensor, 1), capacity=0 if free else tensor.type.nbytes or 0)
+            flow.add_edge((tensor, 1), (tensor, 0), capacity=0 if free else tensor.type.nbytes or 0)
+            tensors.add(tensor)
 
         for node in self._groups[k]:
             add(node.out())
             for tensor in node.inputs:
                 if self._group_of.get(tensor.node) != k:
                     add(tensor)
-                    flow.add_edge("source", (tensor, 0), capacity=UNBOUNDED)
-                flow.add_edge((tensor, 1), (node.out(), 0), capacity=UNBOUNDED)
+                    flow.add_edge((tensor, 0), "inputs", capacity=UNBOUNDED)
+                flow.add_edge((node.out(), 0), (tensor, 1), capacity=UNBOUNDED)
         for tensor in wanted:
-            flow.add_edge((tensor, 1), "sink", capacity=UNBOUNDED)
-        if "source" not in flow:
-            return set(wanted)
-        reached: set[Any] = nx.minimum_cut(flow, "source", "sink")[1][0]
-        return {t for t in tensors if (t, 0) in reached and (t, 1) not in reached}
+            flow.add_edge("wanted", (tensor, 1), capacity=UNBOUNDED)
+        reached: set[Any] = nx.minimum_cut(flow, "wanted", "inputs")[1][0]
+        return {t for t in tensors if (t, 1) in reached and (t, 0) not in reached}
 
     def _block(self, k: int) -> Block:
         read = {t for t in self._read[k] if not _is_small_constant(t.node)}

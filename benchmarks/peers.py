@@ -3,7 +3,7 @@
     python benchmarks/peers.py                                   # two transformers and two ResNets, half an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json
     python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
-    python benchmarks/peers.py --only "accumulate 2" "accumulate 4" --close     # also in slices, with close values
+    python benchmarks/peers.py --only "accumulate 2" xla --close     # also with all tactics and close values
     python benchmarks/peers.py transformer --together 0.5        # two tools in one step, at half of the memory
 
 One training step in plain TensorFlow, with the same weights, as
@@ -86,7 +86,7 @@ TWO = "two devices"
 PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS, TWO)
 ALONE = "tfswap"
 CLOSE = "tfswap, close values"
-"""With kernels in slices too, which may add in another order."""
+"""With all tactics: kernels in slices, and blocks that XLA compiles."""
 COMBINED = ("recompute_grad", "xla blocks", *PARTS)
 """What tfswap can be used with in one step. A step that is one XLA program has nothing for tfswap to plan."""
 
@@ -460,7 +460,7 @@ def main() -> int:
     parser.add_argument(
         "--together", type=float, metavar="SHARE", help="two tools in one step, at this share of the unoptimised peak"
     )
-    parser.add_argument("--close", action="store_true", help='tfswap also with "slice" and values="close"')
+    parser.add_argument("--close", action="store_true", help='tfswap also with all tactics and values="close"')
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--limit_bytes", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--values", type=Path, help=argparse.SUPPRESS)

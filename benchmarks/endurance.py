@@ -24,7 +24,7 @@ import tfswap
 import tfswap.ops
 
 ROWS, WIDTH, LAYERS, TIMES = 512, 64, 4, 4
-ABOVE_FLOOR = 1.1
+ABOVE_FLOOR = 1.02
 KIB = 1024
 
 

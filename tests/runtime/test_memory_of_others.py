@@ -207,6 +207,39 @@ def test_a_limit_that_can_not_be_kept_any_more_is_reported_once():
     assert "can no longer be kept" in logged[0]
 
 
+def test_new_batches_of_a_loop_keep_the_floor():
+    """The batch before is still held while one is made. The free chunk that it gets is larger than the batch."""
+
+    def program():
+        settle()
+        widths = (784, 256, 256, 256, 10)
+        weights = [tf.Variable(tf.zeros(shape)) for shape in zip(widths, widths[1:], strict=False)]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                h = x
+                for weight in weights:
+                    h = tf.nn.relu(h @ weight)
+                loss = tf.reduce_mean(h)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(gradient)
+            return loss
+
+        def batch(i):
+            return tf.random.stateless_normal([512, 784], (i, 1))
+
+        function = tf.function(step)
+        limit = floor_of(function, batch(0))
+        planned = tfswap.optimize(function, memory_limit=limit)
+        x, over = None, []
+        for i in range(1, 8):
+            x = batch(i)
+            over.append(max(0, peak_of(planned, x) - limit))
+        return over
+
+    assert run(program) == [0] * 7
+
+
 def test_a_batch_whose_limit_can_not_be_kept_is_freed_when_its_caller_drops_it():
     def program():
         import gc

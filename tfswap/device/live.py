@@ -54,6 +54,12 @@ class LiveDevice:
         read, allocator = self._arena_reader
         return read(allocator, before)
 
+    def split_exactly_between_steps(self) -> None:
+        """From now on, have the arena give eager code chunks of the requested sizes (csrc/core/exact_chunks.h)."""
+        from tfswap.native.load import load
+
+        load().c.tfswap_split_exactly_between_steps(self._arena_reader[1])
+
     def with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The arguments, with copies on the GPU of those on the CPU: TensorFlow would copy these during the step, at a
         time that no plan decides.

@@ -294,6 +294,8 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_reserve_disk.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, *text]
     c.tfswap_reserve_disk.restype = None
     c.tfswap_staging_bytes.restype = ctypes.c_uint64
+    c.tfswap_split_exactly_between_steps.argtypes = [ctypes.c_uint64]
+    c.tfswap_split_exactly_between_steps.restype = None
     c.tfswap_await_turn.argtypes = [ctypes.c_int64]
     c.tfswap_await_turn.restype = ctypes.c_bool
     c.tfswap_instantiate_only.argtypes = [ctypes.c_bool]

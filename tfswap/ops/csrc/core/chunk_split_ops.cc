@@ -8,25 +8,24 @@
 //   SplitChunk -> kernel -> FreeRest
 //
 // If values decide the requests of a step, the chunks are not known in advance. ExactChunks sets the arena to split
-// each chunk that is larger than the request, until FreeRest. For GPUs the session option
-// internal_fragmentation_fraction does the same.
+// each chunk that is larger than the request, until FreeRest (exact_chunks.h).
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "arena.h"
+#include "bfc_members.h"
 #include "chunk_splitter.h"
+#include "exact_chunks.h"
+#include "export.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -72,29 +71,6 @@ REGISTER_OP("Tfswap>FreeRest")
 Frees the separators of a SplitChunk, or undoes the setting of an ExactChunks.
 )doc");
 
-// The allocator's public list of chunks is a protobuf, which takes 0.1 ms for the thousands of chunks of a large step.
-// So private members are read: an explicit instantiation may name them.
-struct MutexMember {
-  friend constexpr auto MemberOf(MutexMember);
-};
-struct ChunksMember {
-  friend constexpr auto MemberOf(ChunksMember);
-};
-struct OptionsMember {
-  friend constexpr auto MemberOf(OptionsMember);
-};
-struct MemoryLimitMember {
-  friend constexpr auto MemberOf(MemoryLimitMember);
-};
-template <typename Name, auto kMember>
-struct Named {
-  friend constexpr auto MemberOf(Name) { return kMember; }
-};
-template struct Named<MutexMember, &BFCAllocator::mutex_>;
-template struct Named<ChunksMember, &BFCAllocator::chunks_>;
-template struct Named<OptionsMember, &BFCAllocator::opts_>;
-template struct Named<MemoryLimitMember, &BFCAllocator::memory_limit_>;
-
 // TensorFlow's allocator with the interface that ChunkSplitter requires.
 class RealArena {
  public:
@@ -109,6 +85,8 @@ class RealArena {
 
   void Free(uint64_t address) { allocator_->DeallocateRaw(reinterpret_cast<void*>(address)); }
 
+  // Read from private members: the allocator's public list of chunks is a protobuf, which takes 0.1 ms for the thousands
+  // of chunks of a large step.
   std::vector<size_t> FreeBytes() const {
     std::vector<size_t> found;
     absl::MutexLock lock(&(allocator_->*MemberOf(MutexMember())));
@@ -157,46 +135,14 @@ class Separators : public Effect {
 // An arena splits each chunk that is larger than the request while one of these objects exists for it.
 class ExactChunks : public Effect {
  public:
-  explicit ExactChunks(BFCAllocator* arena) : arena_(arena) { Count(1); }
+  explicit ExactChunks(BFCAllocator* arena) : arena_(arena) { ExactArenas::Get().Request(arena_, 1); }
   ~ExactChunks() override { End(); }
 
   void End() final {
-    if (!ended_.exchange(true)) Count(-1);
+    if (!ended_.exchange(true)) ExactArenas::Get().Request(arena_, -1);
   }
 
  private:
-  struct Setting {
-    int users = 0;
-    double before = 0;
-  };
-
-  // The allocator reads this option at each request, under its mutex.
-  void Count(int more) {
-    static std::mutex mutex;
-    static auto* const settings = new std::map<BFCAllocator*, Setting>;
-    const std::lock_guard<std::mutex> lock(mutex);
-    Setting& setting = (*settings)[arena_];
-    const bool was_on = setting.users > 0;
-    setting.users += more;
-    if (was_on == (setting.users > 0)) return;
-    absl::MutexLock arena_lock(&(arena_->*MemberOf(MutexMember())));
-    const double& fraction = (arena_->*MemberOf(OptionsMember())).fragmentation_fraction;
-    if (was_on) {
-      Replace(fraction, setting.before);
-    } else {
-      setting.before = fraction;
-      Replace(fraction, kGranularity / static_cast<double>(arena_->*MemberOf(MemoryLimitMember())));
-    }
-  }
-
-  // To write to a const member is undefined behaviour. To create a new object in its place is not, since the allocator
-  // itself is not const ([basic.life] in C++20).
-  static void Replace(const double& member, double value) {
-    ::new (const_cast<double*>(&member)) const double(value);
-  }
-
-  static constexpr double kGranularity = 256;  // BFCAllocator::kMinAllocationSize
-
   BFCAllocator* const arena_;
   std::atomic<bool> ended_ = false;
 };
@@ -272,3 +218,11 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_GPU), 
 
 }  // namespace
 }  // namespace tfswap
+
+// From now on, between planned steps, an arena splits each chunk that is larger than the request.
+//
+// allocator: of ArenaMap; of any kind.
+TFSWAP_C_API void tfswap_split_exactly_between_steps(uint64_t allocator) {
+  auto* const arena = dynamic_cast<tensorflow::BFCAllocator*>(reinterpret_cast<tensorflow::Allocator*>(allocator));
+  if (arena != nullptr) tfswap::ExactArenas::Get().RequestBetweenSteps(arena);
+}

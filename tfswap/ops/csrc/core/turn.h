@@ -63,7 +63,7 @@ class Turn {
     queue_.push_back(waiter);
     if (!is_watched_) {
       is_watched_ = true;
-      std::thread([this] { Watch(); }).detach();
+      std::thread([this] { WatchQueue(); }).detach();
     }
     return false;
   }
@@ -75,9 +75,13 @@ class Turn {
       std::lock_guard<std::mutex> lock(mu_);
       if (!waiter->has_started) {
         queue_.remove(waiter);
-      } else if (waiter->has_turn && --count_ == 0 && !queue_.empty()) {
-        const Token next = queue_.front()->token;
-        StartLocked([&](const Turner& each) { return each.token == next; }, /*takes=*/true, &starts);
+      } else if (waiter->has_turn && --count_ == 0) {
+        if (!queue_.empty()) {
+          const Token next = queue_.front()->token;
+          StartLocked([&](const Turner& each) { return each.token == next; }, /*takes=*/true, &starts);
+        } else if (changed_) {
+          changed_(false);
+        }
       }
     }
     Notify(starts);
@@ -105,6 +109,13 @@ class Turn {
     return waiter->has_turn;
   }
 
+  // `changed` is called, under a lock, when the turn is taken (true) and when it is free again. For the process's life.
+  void Watch(std::function<void(bool)> changed) {
+    std::lock_guard<std::mutex> lock(mu_);
+    changed_ = std::move(changed);
+    changed_(count_ > 0);
+  }
+
   // The number of waiters that were started concurrently with an owner so far.
   uint64_t admitted() {
     std::lock_guard<std::mutex> lock(mu_);
@@ -113,7 +124,10 @@ class Turn {
 
  private:
   void TakeLocked(Turner& waiter) {
-    if (count_++ == 0) waits_ = false;
+    if (count_++ == 0) {
+      waits_ = false;
+      if (changed_) changed_(true);
+    }
     owner_ = waiter.token;
     waits_ |= waiter.waits;
     waiter.has_started = waiter.has_turn = true;
@@ -141,7 +155,7 @@ class Turn {
   }
 
   // Runs on a thread of its own while the queue has waiters.
-  void Watch() {
+  void WatchQueue() {
     while (true) {
       std::this_thread::sleep_for(kLook);
       std::vector<Start> starts;
@@ -165,6 +179,7 @@ class Turn {
   int count_ = 0;       // the number of turns that the owner has
   bool waits_ = false;  // whether the owner may wait for other steps
   bool is_watched_ = false;
+  std::function<void(bool)> changed_;
   uint64_t admitted_ = 0;
 };
 

@@ -6,6 +6,7 @@ Peaks are compared to the byte: a plan is a promise about the allocator, and the
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 
 import pytest
@@ -213,7 +214,7 @@ def test_new_batches_of_a_loop_keep_the_floor():
     def program():
         settle()
         widths = (784, 256, 256, 256, 10)
-        weights = [tf.Variable(tf.zeros(shape)) for shape in zip(widths, widths[1:], strict=False)]
+        weights = [tf.Variable(tf.zeros(shape)) for shape in itertools.pairwise(widths)]
 
         def step(x):
             with tf.GradientTape() as tape:

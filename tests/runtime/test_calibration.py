@@ -10,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import tfswap
 from tfswap.compiler import calibration, plan_cache
 from tfswap.compiler.options import Options
+from tfswap.frontends import doctor
 from tfswap.kernels.calibration import Calibration
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
@@ -39,7 +42,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     here = Machine()
-    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path)  # by the variable, the ops would be built there too
     monkeypatch.setenv("TFSWAP_CALIBRATION", "on")
     monkeypatch.setattr(calibration, "_measured", here.measure)
     monkeypatch.setattr(calibration, "status", lambda: SimpleNamespace(built=True))
@@ -111,13 +114,13 @@ def test_where_it_can_t_be_kept_it_is_not_measured(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path / "file")
     assert calibration.find(CPU) is None
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # a read-only file system; root may write elsewhere
-    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "read-only"))
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path / "read-only")
     assert calibration.find(CPU) is None
     monkeypatch.setattr(calibration, "status", lambda: SimpleNamespace(built=False))
-    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "without ops"))
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path / "without ops")
     assert calibration.find(CPU) is None
     assert not machine.measured
 
@@ -148,3 +151,29 @@ def test_this_machine_is_measured_in_a_process_of_its_own() -> None:
     assert found is not None
     assert found == found.bounded() == Calibration(*json.loads(json.dumps(found)))
     assert found != Calibration(1.0, 1.0, 1.0, 1.0, 1.0, found.launch_s)
+
+
+def test_plans_and_predictions_of_this_machine_are_at_its_rates(machine: Machine) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def step(x: Any) -> Any:
+        return tf.reduce_sum(tf.matmul(tf.nn.relu(tf.matmul(x, x)), x))
+
+    given = tf.ones([256, 256])
+    planned = tfswap.optimize(tf.function(step), memory_limit="90%", mode="analyze")
+    planned.get_concrete_function(given)
+    assert planned.report().costs == "analytic, at measured rates"
+    assert tfswap.simulate(tf.function(step), given, limits=2).costs == "analytic, at measured rates"
+    assert tfswap.simulate(tf.function(step), given, limits=2, device="a100").costs == "analytic"
+    assert machine.measured == 1
+
+
+def test_the_doctor_shows_it(machine: Machine) -> None:
+    content, text = doctor.examine()
+    assert content["calibration"] == FOUND._asdict()
+    assert "products x2, convolutions x1.5" in text
+    machine.result = None
+    content, text = doctor.examine(calibrate=True)
+    assert content["calibration"] is None
+    assert "was not measured" in text
+    assert machine.measured == 2

@@ -371,6 +371,7 @@ def drawn_at(seed: int, number: int) -> tuple[int, list[Edit]]:
 def _child(seed: int, first: int, count: int) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TFSWAP_PLAN_CACHE", "off")
+    os.environ.setdefault("TFSWAP_CALIBRATION", "off")
     with tempfile.TemporaryDirectory() as made:
         models = save_models(Path(made))
         save_profile(Path(made))

@@ -27,7 +27,12 @@ from folders import PYTHONPATH, ROOT
 
 SHARES = ("85%", "60%")
 ARENA_MIB = 2000
-ENV = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "TFSWAP_PLAN_CACHE": "off"}
+ENV = {
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TFSWAP_PLAN_CACHE": "off",
+    "TFSWAP_CALIBRATION": "off",
+}
 
 NUMBERED = re.compile(r"\b(_tfswap_owner|owner|gate)=\d+")
 """Attributes that are a random number in each process."""

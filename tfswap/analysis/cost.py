@@ -1,8 +1,8 @@
 """The time of a kernel, from its operations and bytes, or from a measurement.
 
 The analytic model is a roofline: the longest of the times of contractions, of element-wise arithmetic and of memory
-traffic, and the launch time in addition. Rates are those of a kind of machine, times the calibration of the CPU that the
-step runs on: the same graph, limit and calibration give the same plan everywhere. Planners use `Costs`, in which a
+traffic, and the launch time in addition. Rates are those of a kind of machine, times the calibration of the CPU that
+the step runs on: the same graph, limit and calibration give the same plan everywhere. Planners use `Costs`, in which a
 `Profile` has precedence.
 
 The time of a loop or a conditional is the time of its bodies, with copies inside of them. What goes from one device to

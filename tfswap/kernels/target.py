@@ -34,8 +34,8 @@ class Target:
     def runs_concurrently(self) -> bool:
         """Whether one node may run several kernels concurrently.
 
-        It needs two threads. It is excluded with oneDNN, whose graph pass cannot replace kernels within such a node, and
-        whose kernels leave little of a core idle (benchmarks/thread_shares.py).
+        It needs two threads. It is excluded with oneDNN, whose graph pass cannot replace kernels within such a node,
+        and whose kernels leave little of a core idle (benchmarks/thread_shares.py).
         """
         return self.own_ops and self.device.inter_op_threads > 1 and not self.device.onednn
 

@@ -5,6 +5,7 @@
     python benchmarks/floor.py mlp transformer --alone 5  # and the five largest kinds of kernels, each alone
     python benchmarks/floor.py vgg vgg224 --slices           # with the tactic "slice"
     python benchmarks/floor.py unet --slices close           # and values="close"
+    python benchmarks/floor.py words --slices --home         # and variables at home on the host
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
@@ -44,6 +45,7 @@ from gist import NETWORKS
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import Variable, offline_optimizer
 from tfswap.compiler.options import Options
 from tfswap.exporters.graph_def import encode_nodes
 from tfswap.ir.graph import Graph, Node
@@ -233,7 +235,9 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
 
 
-def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices: str | None) -> dict[str, Any]:
+def measure(
+    name: str, make: Callable[[], Any], alive: bool, alone: int, slices: str | None, home: bool
+) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap.ops
@@ -245,10 +249,16 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int, slices:
     options = Options(TACTICS if slices is None else (*TACTICS, SLICE), values=slices or BITS)
     caches = {"l3_cache_bytes": tfswap.ops.l3_cache_bytes(), "l1_l2_bytes": tfswap.ops.l1_l2_bytes()}
     device = DeviceModel(intra_op_threads=2, inter_op_threads=2, **caches)
-    optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device, options)
+    graph = as_planned(import_function(concrete, arguments), concrete, device)
+    if home:
+        variables = [Variable(v.dtype.name, tuple(v.shape)) for v in concrete.graph.variables]
+        optimizer = offline_optimizer(graph, device, options, variables)
+    else:
+        optimizer = Optimizer(graph, device, options)
     there = optimizer.flow.persistent_bytes
-    chunks = ((0, there, True), (there, ARENA_BYTES, False))
-    optimizer.assume_arena(ArenaSnapshot(there, chunks, instantiated=True))
+    if not home:
+        chunks = ((0, there, True), (there, ARENA_BYTES, False))
+        optimizer.assume_arena(ArenaSnapshot(there, chunks, instantiated=True))
     started = time.process_time()
     lowest = optimizer.search.fastest(optimizer.floor_bytes())
     took_s = time.process_time() - started
@@ -325,6 +335,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=0, metavar="N", help="run the N largest kinds of kernels alone")
     help_text = "kernels may run in slices, with the same bits or with close values"
     parser.add_argument("--slices", nargs="?", choices=VALUES, const=BITS, help=help_text)
+    parser.add_argument("--home", action="store_true", help="variables may be at home on the host")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -338,7 +349,10 @@ def main() -> None:
     columns = ("persistent", "in place", "fresh", "live", "floor", "unoptimised")
     print(f"{'MiB':<14}{'kernels':>8}" + "".join(f"{c:>13}" for c in columns) + "   floor over both    time  took, s")
     names = args.models or [name for name in models if name not in LARGE]
-    rows = [measure(name, models[name], args.alive, args.alone, args.slices) for name in progress.over("models", names)]
+    rows = [
+        measure(name, models[name], args.alive, args.alone, args.slices, args.home)
+        for name in progress.over("models", names)
+    ]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

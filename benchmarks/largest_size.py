@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,16 +87,26 @@ def predicted_bytes(net: Net, size: int, form: str) -> int:
 def largest(net: Net, form: str, first: int) -> int:
     """The largest size whose prediction is within the cap: guessed from the last one, and then by halves."""
     cap, fits, above = net.cap * MIB, 0, 0
-    size = first
+    size, known = first, dict[int, int]()  # bytes by size
     while True:
-        nbytes = predicted_bytes(net, size, form)
+        known[size] = nbytes = predicted_bytes(net, size, form)
         print(f"  {form} {size}: {nbytes / MIB:.1f} MiB", file=sys.stderr, flush=True)
         fits, above = (max(fits, size), above) if nbytes <= cap else (fits, min(above or size, size))
         if above and above - fits <= net.unit:
             return fits
-        guess = round(size * (cap / nbytes) ** (1 / net.power)) // net.unit * net.unit
+        guess = _guess(net, known) // net.unit * net.unit
         low, high = fits + net.unit, above - net.unit if above else max(fits + net.unit, min(guess, 3 * size))
         size = min(max(guess, low), high)
+
+
+def _guess(net: Net, known: Mapping[int, int]) -> int:
+    """The size of the cap, if bytes are a constant and a share of a power of the size."""
+    (one, less), *others = sorted(known.items())[-2:]
+    if not others or others[0][1] <= less:
+        return round(max(known) * (net.cap * MIB / known[max(known)]) ** (1 / net.power))
+    ((two, more),) = others
+    slope = (more - less) / (two**net.power - one**net.power)
+    return round(max(1.0, one**net.power + (net.cap * MIB - less) / slope) ** (1 / net.power))
 
 
 def child(name: str, form: str, size: int, cap: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Steps whose kernels run in slices, under limits that no other plan keeps: peaks and times, against the step as it is.
 
     python benchmarks/sliced_steps.py unet=12:close unet3d=110:close gp=25:close   # model=limit in MiB:values
+    python benchmarks/sliced_steps.py gpt=4.5 words=205 --home --turns 1      # with variables at home on the host
 
 Each step runs in a process of its own with TensorFlow's BFC allocator and plain kernels, as it is (without Grappler's
-memory optimizer) and under its limit, in turns. The first call, which plans, and the second are left out of times.
+memory optimizer) and under its limit, in turns. With --home, the model of the latter is made in tfswap.scope(), and its
+process has an arena of the limit and CAP_MIB. The first call, which plans, and the second are left out of times.
 Models are those of floor.py. "difference" is the largest relative one between losses of both.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,9 +28,11 @@ from floor import LARGE, MIB, MODELS
 
 STEPS = 6
 LEFT_OUT = 2
+CAP_MIB = 4
+"""What the arena has more than the limit: values that the program makes and reads."""
 
 
-def child(name: str, limit_mib: float | None, values: str) -> dict[str, Any]:
+def child(name: str, limit_mib: float | None, values: str, home: bool) -> dict[str, Any]:
     """A few steps in this process: as they are without a limit, else under it."""
     import tensorflow as tf
 
@@ -35,7 +40,8 @@ def child(name: str, limit_mib: float | None, values: str) -> dict[str, Any]:
     from tfswap.exporters.function import memory_optimizer_off
     from tfswap.ir.permits import SLICE, TACTICS
 
-    step, arguments = (MODELS | LARGE)[name]()
+    with tfswap.scope() if home and limit_mib is not None else nullcontext():
+        step, arguments = (MODELS | LARGE)[name]()
     given = [tf.random.stateless_normal(a.shape, (1, 2)) if a.dtype.is_floating else a for a in arguments]
     function = tf.function(step)
     if limit_mib is not None:
@@ -76,23 +82,25 @@ def spawn(arena_mib: int, *asked: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(asked: str, turns: int, arena_mib: int) -> None:
+def measure(asked: str, turns: int, arena_mib: int, home: bool) -> None:
     name, _, rest = asked.partition("=")
     limit, _, values = rest.partition(":")
     whole, sliced = [], []
+    more, capped = (["--home"], math.ceil(float(limit)) + CAP_MIB) if home else ([], arena_mib)
     for _ in range(turns):
         whole.append(spawn(arena_mib, f"{name}="))
-        sliced.append(spawn(arena_mib, f"{name}={limit}:{values or 'bits'}"))
+        sliced.append(spawn(capped, f"{name}={limit}:{values or 'bits'}", *more))
     pairs = zip(whole[0]["losses"], sliced[0]["losses"], strict=True)
     difference = max(abs(a - b) / abs(a) for a, b in pairs)
     ratios = sorted(b["seconds"] / a["seconds"] for a, b in zip(whole, sliced, strict=True))
     peaks = {one["peak_bytes"] for one in sliced}
     one = sliced[0]
-    exact = "yes" if peaks == {one["planned_bytes"]} else "no"
+    how = f"{one['slices']}, {one['at_home']} variables at home"
+    exact = "yes" if peaks == {one["planned_bytes"]} else f"{max(peaks) - one['planned_bytes']:+d} B"
     print(
         f"{name:<12}{values or 'bits':<7}{max(w['peak_bytes'] for w in whole) / MIB:>12.1f}{float(limit):>9.1f}"
         f"{max(peaks) / MIB:>9.1f}{exact:>8}{whole[0]['seconds']:>10.2f}{one['seconds']:>10.2f}"
-        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {one['slices']}",
+        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {how}",
         flush=True,
     )
 
@@ -102,17 +110,18 @@ def main() -> None:
     parser.add_argument("steps", nargs="+", metavar="MODEL=MIB:VALUES")
     parser.add_argument("--turns", type=int, default=3, help="processes of each kind")
     parser.add_argument("--arena", type=int, default=8192, metavar="MIB", help="of the processes")
+    parser.add_argument("--home", action="store_true", help="with variables at home on the host, under a cap")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         name, _, rest = args.steps[0].partition("=")
         limit, _, values = rest.partition(":")
-        print(json.dumps(child(name, float(limit) if limit else None, values)))
+        print(json.dumps(child(name, float(limit) if limit else None, values, args.home)))
         return
     print("MiB         values      as it is    limit     peak  = plan  s, as is s, sliced  times", end="")
     print("         first, s  difference  slices")
     for asked in args.steps:
-        measure(asked, args.turns, args.arena)
+        measure(asked, args.turns, args.arena, args.home)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
     python benchmarks/floor.py vgg vgg224 --slices           # with the tactic "slice"
     python benchmarks/floor.py unet --slices close           # and values="close"
     python benchmarks/floor.py words --slices --home         # and variables at home on the host
+    python benchmarks/floor.py unet dcgan --tactics          # what the order alone comes to; or "recompute", ...
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is held throughout (variables, optimizer slots,
@@ -42,6 +43,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 from accuracy import MIB, MODELS, images, trained, transformer, unet
 from gist import NETWORKS
+from papers.harness.nets import gan
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.compiler.compiler import Optimizer
@@ -105,6 +107,7 @@ def classic(name: str, batch: int, size: int) -> Any:
 
 LARGE = {
     "alexnet": partial(classic, "alexnet", 32, 227),
+    "dcgan": partial(gan, 64),
     "googlenet": partial(classic, "inception", 16, 128),
     "inception": images("InceptionV3", 16, 96, 0.9),
     "vgg16": images("VGG16", 16, 128, 0.0),
@@ -236,7 +239,7 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
 
 
 def measure(
-    name: str, make: Callable[[], Any], alive: bool, alone: int, slices: str | None, home: bool
+    name: str, make: Callable[[], Any], alive: bool, alone: int, options: Options, home: bool
 ) -> dict[str, Any]:
     import tensorflow as tf
 
@@ -246,7 +249,6 @@ def measure(
 
     step, arguments = make()
     concrete = tf.function(step).get_concrete_function(*arguments)
-    options = Options(TACTICS if slices is None else (*TACTICS, SLICE), values=slices or BITS)
     caches = {"l3_cache_bytes": tfswap.ops.l3_cache_bytes(), "l1_l2_bytes": tfswap.ops.l1_l2_bytes()}
     device = DeviceModel(intra_op_threads=2, inter_op_threads=2, **caches)
     graph = as_planned(import_function(concrete, arguments), concrete, device)
@@ -334,6 +336,9 @@ def main() -> None:
     parser.add_argument("--alive", action="store_true", help="list what is in memory at the floor's peak")
     parser.add_argument("--alone", type=int, default=0, metavar="N", help="run the N largest kinds of kernels alone")
     help_text = "kernels may run in slices, with the same bits or with close values"
+    parser.add_argument(
+        "--tactics", nargs="*", choices=TACTICS, default=TACTICS, help="those allowed besides the order"
+    )
     parser.add_argument("--slices", nargs="?", choices=VALUES, const=BITS, help=help_text)
     parser.add_argument("--home", action="store_true", help="variables may be at home on the host")
     parser.add_argument("--json", type=Path, help="also write the figures here")
@@ -349,8 +354,9 @@ def main() -> None:
     columns = ("persistent", "in place", "fresh", "live", "floor", "unoptimised")
     print(f"{'MiB':<14}{'kernels':>8}" + "".join(f"{c:>13}" for c in columns) + "   floor over both    time  took, s")
     names = args.models or [name for name in models if name not in LARGE]
+    options = Options(args.tactics if args.slices is None else (*args.tactics, SLICE), values=args.slices or BITS)
     rows = [
-        measure(name, models[name], args.alive, args.alone, args.slices, args.home)
+        measure(name, models[name], args.alive, args.alone, options, args.home)
         for name in progress.over("models", names)
     ]
     if args.json:

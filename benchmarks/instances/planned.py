@@ -27,6 +27,7 @@ class _OneOrder(StepOrders):
     def __init__(self, flow: Dataflow, cost_s: Sequence[float], rates: Rates, order: Sequence[int]):
         super().__init__(flow, cost_s, rates)
         self.ranked = [list(order)]
+        self.lower = []
 
 
 def ladders(instance: Instance, budget: int) -> list[int] | None:

@@ -3,8 +3,8 @@
 Of several orders the one with the lowest simulated live peak is chosen: the traced order; the traced order with kernels
 that only allocate moved to just before their first reader; that order with weight updates as soon as their gradient is
 computed, so that gradients do not accumulate; and with kernels that free at least what they allocate run immediately.
-These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory. The best of them is where a
-search begins (order_search.py).
+These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory. The first of them is
+where a search begins (order_search.py).
 """
 
 from __future__ import annotations
@@ -60,13 +60,18 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     postponed, memory = postponed_order(flow, kernels, memory)
     if postponed != kernels:
         judge(postponed, memory)
-    *_, kernels, _ = min(judged)
-    searched = _with_waits(flow, searched_order(flow, kernels))
-    if not any(searched == other for *_, other, _ in judged):
-        judge(searched, _live(flow, searched))
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
     return [kernels for *_, kernels, _ in judged]
+
+
+def lower_order(flow: Dataflow, kernels: Sequence[int]) -> list[int] | None:
+    """The searched order, if its live peak is below that of `kernels` by more than PEAK_TIE.
+
+    It is an order to evict nothing in. Where much leaves memory, another with a higher peak may need fewer evictions.
+    """
+    found = _with_waits(flow, searched_order(flow, kernels))
+    return found if _live(flow, found).peak_bytes * PEAK_TIE < _live(flow, kernels).peak_bytes else None
 
 
 def _with_waits(flow: Dataflow, kernels: Sequence[int]) -> list[int]:

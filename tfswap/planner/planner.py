@@ -48,7 +48,7 @@ KERNELS_SWEPT = 200_000
 graphs.
 """
 SEARCHED_RUNGS = 16
-"""The most rungs of the search, which takes longer for a target than one pass."""
+"""The most rungs of the search, which takes longer for a target than one pass, and of the ladder on a searched order."""
 TWO_SOLVERS = 50_000
 """The most kernels of steps for which two solvers run. Of those that both swap and recompute, the first rarely
 has the lowest floor. On larger steps planning would take longer than tracing.
@@ -136,6 +136,7 @@ class Planner:
         orders, count = self._orders, max(climb.orders for climb in self._climbs)
         concurrent = self.target.runs_concurrently
         tried = [*orders.together(count), *orders.with_room] if concurrent else orders.ranked[:count]
+        tried = [*tried, *orders.lower]  # the last of all
         return [
             make_problem(
                 self.flow,
@@ -170,6 +171,8 @@ class Planner:
         ladders += [Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare]]
         kernels = kernels_run(self.flow, pairs[0][0].order)
         searched = kernels <= TWO_SOLVERS if "swap" not in self._moves else first.spare > len(restarts)
+        if self._orders.lower and first.solvers:
+            ladders.append(Ladder(self, *pairs[-1], first.solvers[0], min(first.rungs, SEARCHED_RUNGS)))
         if searched and self._moves in SEARCHES:
             ladders.append(Ladder(self, *pairs[0], SEARCHES[self._moves], min(first.rungs, SEARCHED_RUNGS)))
         return ladders

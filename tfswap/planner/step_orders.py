@@ -10,13 +10,13 @@ from functools import cached_property
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.hardware import Rates
-from tfswap.planner.ordering import rank_orders
+from tfswap.planner.ordering import lower_order, rank_orders
 from tfswap.planner.pairing import brought_together, orders_with_room
 
 REQUESTS_OF_A_KERNEL = 3
 """The most requests of a kernel outside of loops."""
 MOST_WITH_ROOM = 50_000
-"""The most kernels of steps for which orders with room are searched. On larger steps planning would take longer than
+"""The most kernels of steps for which orders with room, and with the lowest peak, are searched. On larger steps planning would take longer than
 tracing."""
 
 
@@ -35,6 +35,15 @@ class StepOrders:
     def ranked(self) -> list[list[int]]:
         """Distinct orders, the one with the lowest live peak first (`rank_orders`)."""
         return rank_orders(self._flow, self._cost_s)
+
+    @cached_property
+    def lower(self) -> list[list[int]]:
+        """The order that a search finds (`lower_order`), where that gains something."""
+        order = self.ranked[0]
+        if kernels_run(self._flow, order) > MOST_WITH_ROOM:
+            return []
+        found = lower_order(self._flow, order)
+        return [] if found is None else [found]
 
     def together(self, count: int) -> list[list[int]]:
         """The first `count` of `ranked`, changed so that kernels that gain as pairs are next to each other."""

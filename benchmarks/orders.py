@@ -5,8 +5,9 @@
     python benchmarks/orders.py AlexNet --sets 100000   # with more sets for the exact solver
 
 "heuristics" is the order with the lowest live peak of planner/ordering.py without its search, "searched" with it.
-Nothing is moved. "bound" is what no order can do without: what is held throughout and, at the worst kernel, what it
-needs and what in every order has been made before it and is read after it (of the kernels at the searched peak). "optimum" is the exact solver's
+Nothing is moved. "bound" is what no order can do without: what is held throughout and, at the worst of the kernels at
+the searched order's peak, what it needs and what in every order has been made before it and is read after it.
+"optimum" is the exact solver's
 (planner/exact_order.py), given `--sets` sets of kernels, or "-" where these are too few; where the searched order meets
 the bound, it is the optimum too. Seconds are CPU time: of all orders without the search, and of the search. Steps are
 traced and analysed, and do not run.
@@ -166,7 +167,9 @@ def main() -> None:
         rows[name] = measure(make, args.sets)
         print(ROW.format(*cells_of(name, rows[name])), flush=True)
     changes = [row["searched"] / row["heuristics"] - 1 for row in rows.values()]
-    print(f"searched over heuristics: {min(changes):+.1%} to {max(changes):+.1%}, mean {sum(changes) / len(changes):+.1%}")
+    print(
+        f"searched over heuristics: {min(changes):+.1%} to {max(changes):+.1%}, mean {sum(changes) / len(changes):+.1%}"
+    )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

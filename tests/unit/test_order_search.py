@@ -14,7 +14,9 @@ from planner_problems import CPU, costs, kernels, live_peak, slow
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.text import parse_graph
+from tfswap.kernels.target import Target
 from tfswap.planner import exact_order, order_search, ordering
+from tfswap.planner.planner import Planner
 from tfswap.simulator.kernel_replay import KernelReplay
 
 SIZES = (256, 1024, 4096, 65536)
@@ -102,7 +104,7 @@ def test_a_searched_order_peaks_no_higher_and_is_an_order(graph):
     assert exact is None or live_peak(flow, exact) <= live_peak(flow, found)
 
 
-def test_the_search_lowers_the_peak_of_branches_whose_heavy_kernels_were_traced_first():
+def branches() -> Dataflow:
     """Several branches, each a large tensor that one kernel reduces: traced side by side, all are held."""
     lines = ["%x = Placeholder() {dtype=float32} -> float32[256]"]
     for n in range(6):
@@ -110,10 +112,27 @@ def test_the_search_lowers_the_peak_of_branches_whose_heavy_kernels_were_traced_
     for n in range(6):
         lines.append(f"%b{n} = MatMul(%a{n}, %x) {{T=float32}} -> float32[256]")
     lines += ["%s = AddN(%b0, %b1, %b2, %b3, %b4, %b5) {T=float32} -> float32[256]", "feeds %x", "fetches %s"]
-    flow = analyse_dataflow(parse_graph("\n".join(lines)), CPU)
+    return analyse_dataflow(parse_graph("\n".join(lines)), CPU)
+
+
+def test_the_search_lowers_the_peak_of_branches_whose_heavy_kernels_were_traced_first():
+    flow = branches()
     traced = kernels(flow)
     found = order_search.searched(flow, traced, 50_000, 1000)
     assert live_peak(flow, found) < 0.3 * live_peak(flow, traced)
     exact = exact_order.lowest_order(flow, traced, most_sets=2000)
     assert exact is not None
     assert live_peak(flow, exact) == live_peak(flow, found)
+
+
+def test_under_a_limit_that_only_the_searched_order_keeps_nothing_moves():
+    flow = small_step(35, 14)
+    planner = Planner(flow, Target(CPU))
+    assert len(planner.problems) > 1  # the last one has the searched order
+    others = min(problem.live_peak_bytes for problem in planner.problems[:-1])
+    searched = planner.problems[-1].live_peak_bytes
+    assert searched < others
+    found = planner.candidate((searched + others) // 2)
+    assert found is not None
+    assert not found.choice.intervals
+    assert list(found.choice.order) == list(planner.problems[-1].order)

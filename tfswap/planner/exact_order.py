@@ -1,9 +1,10 @@
 """The order with the lowest live peak of all, of small steps: dynamic programming over sets of kernels.
 
-What is live after some kernels depends on which have run, not on their order. So a set of kernels, closed under what they
+What is live after some kernels depends on which have run, not on their order. So a set of kernels, with all that they
 depend on, needs to be reached once, with the lowest peak; sets are taken from the lowest peak on (Dijkstra's algorithm,
 with the highest of two peaks for their sum). A kernel that leaves no more bytes live than before it, within the peak so
-far, runs immediately: whatever runs later holds no more for it (Liu, An application of generalized tree pebbling, 1987).
+far, runs immediately: whatever runs later holds no more for it (Liu, An application of generalized tree pebbling,
+1987).
 
 Not handled: steps in which more sets would be reached than MOST_SETS.
 """

@@ -20,9 +20,7 @@ class _CLists(ctypes.Structure):
 class Constants(ctypes.Structure):
     """OrderConstants in C++, field for field; order_search.py has their meaning."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64) for name in ("visits", "tries", "near_peak", "least_stride", "most_states")
-    )
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("visits", "tries", "near_peak", "least_stride", "most_states"))
 
 
 def is_available() -> bool:

@@ -1,9 +1,9 @@
 """Searches for orders with a lower live peak: changes one window of an order after the other.
 
-A window is around a kernel whose live bytes are near the peak. Its first kernel, and those in it that depend on it, come
-after all others of it; or its last, and those that it depends on, before all others. The change stays where the bytes
-above a bound just below the peak become fewer, summed over all kernels. So of several equal peaks each counts, and the
-order changes only where that gains something. Windows of all lengths are drawn, as are their places, with a
+A window is around a kernel whose live bytes are near the peak. Its first kernel, and those in it that depend on it,
+come after all others of it; or its last, and those that it depends on, before all others. The change stays where the
+bytes above a bound just below the peak become fewer, summed over all kernels. So of several equal peaks each counts,
+and the order changes only where that gains something. Windows of all lengths are drawn, as are their places, with a
 deterministic draw. Small steps are solved exactly (exact_order.py).
 
 What is live after some kernels depends on which have run, not on their order. So only the window is replayed, from a

@@ -48,7 +48,9 @@ KERNELS_SWEPT = 200_000
 graphs.
 """
 SEARCHED_RUNGS = 16
-"""The most rungs of the search, which takes longer for a target than one pass, and of the ladder on a searched order."""
+"""The most rungs of the search over reruns, which takes longer for a target than one pass, and of the ladder on a
+searched order.
+"""
 TWO_SOLVERS = 50_000
 """The most kernels of steps for which two solvers run. Of those that both swap and recompute, the first rarely
 has the lowest floor. On larger steps planning would take longer than tracing.

@@ -16,8 +16,9 @@ from tfswap.planner.pairing import brought_together, orders_with_room
 REQUESTS_OF_A_KERNEL = 3
 """The most requests of a kernel outside of loops."""
 MOST_WITH_ROOM = 50_000
-"""The most kernels of steps for which orders with room, and with the lowest peak, are searched. On larger steps planning would take longer than
-tracing."""
+"""The most kernels of steps for which orders with room, and with a lower peak, are searched. On larger steps planning
+would take longer than tracing.
+"""
 
 
 class StepOrders:

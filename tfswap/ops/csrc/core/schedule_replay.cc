@@ -434,8 +434,8 @@ TFSWAP_C_API void* tfswap_fill(bool live, int64_t known_bytes, const int64_t* ch
                                bool collects, const int64_t* sizes, uint64_t size_count, int64_t total_bytes,
                                uint64_t* addresses) {
   const std::vector<ArenaChunk> arena = tfswap::ChunksOfRows(chunks, count);
-  auto* const filled =
-      new MemoryBefore{live, limit_bytes < 0 ? SimulatedArena(arena) : SimulatedArena(arena, limit_bytes, collects), {}};
+  auto* const filled = new MemoryBefore{
+      live, limit_bytes < 0 ? SimulatedArena(arena) : SimulatedArena(arena, limit_bytes, collects), {}};
   filled->Allocate(known_bytes);
   for (uint64_t i = 0; i < size_count; ++i) addresses[i] = filled->Allocate(sizes[i]);
   filled->Allocate(total_bytes - static_cast<int64_t>(filled->in_use_bytes()));

@@ -111,9 +111,7 @@ def normalized(h: tf.Tensor, *, use_resource: bool) -> tf.Tensor:
         v1.get_variable(name, initializer=numpy.zeros([256], "f"), trainable=False, use_resource=use_resource)
         for name in ("moving_mean", "moving_variance")
     ]
-    writes = [
-        v1.assign_sub(a, 0.1 * (a - now)) for a, now in zip(averages, (mean, variance), strict=True)
-    ]
+    writes = [v1.assign_sub(a, 0.1 * (a - now)) for a, now in zip(averages, (mean, variance), strict=True)]
     with tf.control_dependencies(writes):
         return tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
 

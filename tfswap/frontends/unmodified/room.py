@@ -48,7 +48,7 @@ class KnownRoom:
         if not known:
             return False
         read = self._read
-        for device, most in known.items():  # a generator would take as long as all the rest
+        for device, most in known.items():  # noqa: SIM110 a generator would take as long as all the rest
             if read(device)["current"] > most:
                 return False
         return True

@@ -32,9 +32,9 @@ TensorFlow's kernels write in place where a block has new tensors."""
 LONGEST_ROW = 16_384
 """The most elements that a reduction adds up: of larger images TensorFlow's kernels add faster."""
 LARGE_BYTES = 1 << 14
-"""Kernels of a level that read the same tensor of so many bytes are one block."""
+"""Kernels of a level that read the same tensor of at least this size are one block."""
 SMALL_CONSTANT = 64
-"""Constants with up to so many elements are part of a block."""
+"""Constants with up to this number of elements are part of a block."""
 MOST_NODES = 50_000
 """Larger steps have no blocks: finding them takes long."""
 UNBOUNDED = 1 << 60

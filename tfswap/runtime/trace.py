@@ -167,7 +167,7 @@ class Trace:
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         keep_where_given(graph, given, model, several=several)
-        if fuses and not (several or model.is_gpu) and self.device.has_arena:
+        if fuses and not several and self.device.has_arena:
             graph = fuse(graph, model, keeps)
             measure_compiled(graph, self.concrete, given, self.device.name, model)
         return graph, several

@@ -106,7 +106,7 @@ def _function(block: Block) -> Any:
 
 
 def _add_twin(body: Graph, node: Node, name: str, inputs: list[Output]) -> Node:
-    """The node in a block's function, without what it is told about other nodes."""
+    """The node in a block's function, without attributes that refer to other nodes."""
     attrs = {key: value for key, value in node.attrs.items() if not key.startswith("_")}
     if node.op != COMPOSED:
         return body.add(node.op, name, inputs, attrs=attrs, outputs=node.outputs)

@@ -71,7 +71,7 @@ def optimize(
             each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}. "file:/run/job/limit" names a file
             that has the limit, read before each call; processes can share a budget in it.
         tactics: of ("swap", "recompute", "encode", "state"); () for an order of kernels alone, which is always chosen.
-            "state" moves variables to host memory. Opt-in: "slice" runs large kernels in slices, "fuse" chains as XLA's.
+            "state" moves variables to host memory. Opt-in: "slice" runs large kernels in slices, "fuse" has XLA fuse some.
         host_memory_limit: the most host memory for swapped tensors and variables, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.
@@ -86,7 +86,7 @@ def optimize(
         max_slowdown: find the lowest peak within this multiple of the unoptimised step's predicted time, such as 1.1.
         policy: a function from a tensor's `TensorFacts` to those of `tactics` that may be used on it; it returns None
             for all, () where the tensor must stay, as with `tfswap.keep`. Called once for each tensor of a plan.
-        values: "bits" for the traced step's to the bit, or "close": "slice" may add in another order, "fuse" is allowed.
+        values: "bits" for the traced step's to the bit, or "close": "slice" may then add in another order, "fuse" run.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.

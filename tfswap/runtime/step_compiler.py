@@ -200,8 +200,9 @@ class StepCompiler:
         arguments = self._planned_for(inputs)
         sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
         types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
-        options, model = self._request.options, self._trace.device.model
-        imported = self._trace.import_graph(arguments, types, keeps=options.names, fuses=FUSE in options.on(model).tactics)
+        options = self._request.options
+        fuses = FUSE in options.on(self._trace.device.model).tactics
+        imported = self._trace.import_graph(arguments, types, keeps=options.names, fuses=fuses)
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
         given = list(self._trace.given_to(graph, inputs).values())

@@ -71,7 +71,7 @@ def optimize(
             each has this limit, or its own: {"GPU:0": "6GiB", "GPU:1": "4GiB"}. "file:/run/job/limit" names a file
             that has the limit, read before each call; processes can share a budget in it.
         tactics: of ("swap", "recompute", "encode", "state"); () for an order of kernels alone, which is always chosen.
-            "state" moves variables to host memory. Opt-in: "slice" runs large kernels in slices, "fuse" has XLA fuse some.
+            "state" moves variables to host memory. Opt-in: "slice" runs kernels in slices, "fuse" in blocks of XLA's.
         host_memory_limit: the most host memory for swapped tensors and variables, bytes or a size; None for no limit.
         plan: a `Plan` or the path of a saved one, applied under `memory_limit`, or under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also for a limit that can't be met.

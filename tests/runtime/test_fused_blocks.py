@@ -57,6 +57,7 @@ def test_a_step_with_blocks_keeps_its_limit_with_close_values():
     assert "XLA compiles" in fused["text"]
 
 
+@pytest.mark.slow
 def test_blocks_are_swapped_around_and_recomputed_near_the_floor():
     def program():
         return trained("35%")

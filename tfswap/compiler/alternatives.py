@@ -29,15 +29,14 @@ from tfswap.analysis.lossless_forms import smaller_form
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.gains import LEAST_SHARE, STAGES, in_stages, measured_sparse, worth_encoding, worth_packing
 from tfswap.compiler.rewriting import Rewriting, Variant
-from tfswap.compiler.slice_choices import choose_slices
+from tfswap.compiler.slice_choices import choose_slices, rows_first
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import READ_VARIABLE, reads_rows, writes_variable
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.loop_swap import looped_pops
-from tfswap.passes.tactics.rows_first import keep_rows_first
 from tfswap.passes.tactics.sliced_updates import MOST_SLICES
 from tfswap.passes.tactics.state_homes import movable_variables
 from tfswap.planner.host_tiers import Tiers
@@ -248,44 +247,35 @@ class Alternatives:
             largest = max(self._movable[name] for name in at_home.at_home)
             counts = self._variants.slice_counts(at_home, (largest // share for share in SLICES))
             found = [at_home._replace(slice_bytes=each) for each, count in counts.items() if 0 < count <= MOST_SLICES]
-            self._sliced[at_home] = [self._with_other_slices(rewriting) for rewriting in found]
+            self._sliced[at_home] = [self._with_other_slices(r) if r.sliced else r for r in found]
         return self._sliced[at_home]
 
     def _with_other_slices(self, rewriting: Rewriting) -> Rewriting:
         """`rewriting`, in which kernels of updates in slices are not among those in slices of rows."""
-        if not rewriting.sliced:
-            return rewriting
-        graph = self._variants[rewriting._replace(sliced=())].graph.copy()
-        keep_rows_first(graph, self._variants.target)
+        graph = rows_first(self._variants[rewriting._replace(sliced=())].graph, self._variants.target)
         kept = ((tuple(name for name in slices.kernels if name in graph), slices) for slices in rewriting.sliced)
         return rewriting._replace(sliced=tuple(slices._replace(kernels=names) for names, slices in kept if names))
-
-    @functools.cached_property
-    def _rows_first(self) -> Graph:
-        """The step as its kernels in slices are chosen."""
-        graph = self._variants.plain.graph.copy()
-        keep_rows_first(graph, self._variants.target)
-        return graph
 
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
         """The step with kernels in slices of rows, from large slices to small ones. None where the backward pass reads
         rounded tensors, which are whole.
         """
-        if self.base.reduced:
-            return []
-        found = choose_slices(self._rows_first, self._device, ROW_SLICES, close=self._close)
-        return [self.base._replace(sliced=slices) for slices in found]
+        return self._in_row_slices(ROW_SLICES)
 
     @functools.cached_property
     def in_chains(self) -> list[Rewriting]:
         """The step with all kernels of the largest chains in slices of rows, as `in_row_slices`: micro-batches, where
         a chain is the whole forward and backward pass.
         """
+        return self._in_row_slices(CHAIN_SLICES, chains=True)
+
+    def _in_row_slices(self, shares: Iterable[int], *, chains: bool = False) -> list[Rewriting]:
         if self.base.reduced:
             return []
-        found = choose_slices(self._rows_first, self._device, CHAIN_SLICES, close=self._close, chains=True)
-        return [self.base._replace(sliced=slices) for slices in found]
+        graph = rows_first(self._variants.plain.graph, self._variants.target)
+        groups = choose_slices(graph, self._device, shares, close=self._close, chains=chains)
+        return [self.base._replace(sliced=slices) for slices in groups]
 
     def _ranked(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> tuple[list[str], list[int]]:
         """The variables that may leave and their bytes: first those that are used for the shortest time, as slots."""

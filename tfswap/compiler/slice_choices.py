@@ -10,6 +10,8 @@ from tfswap.ir.op_traits import is_elementwise
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import slicing_of
 from tfswap.kernels.slices import ELEMENTS, Kind, Slicing, possible_rows, reads_in_place, row_tensors, slices_of
+from tfswap.kernels.target import Target
+from tfswap.passes.tactics.rows_first import keep_rows_first
 from tfswap.plan.plan import Slices
 
 MOST_ADDED = 1.25
@@ -18,6 +20,13 @@ MOST_SLICES = 16_000
 """More slices of kernels than this take long to plan, and their plans are no better."""
 ENOUGH = 0.8
 """The share of the bytes of kernels that can run in slices at all, from which on more and smaller rows are better."""
+
+
+def rows_first(graph: Graph, target: Target) -> Graph:
+    """A copy of a step in which its kernels in slices are chosen."""
+    made = graph.copy()
+    keep_rows_first(made, target)
+    return made
 
 
 def choose_slices(

@@ -23,6 +23,7 @@ from tfswap.kernels.calibration import Calibration
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
 from tfswap.kernels.profile import Profile
+from tfswap.report.curve import Curve
 
 CPU = DeviceModel("cpu", intra_op_threads=2, inter_op_threads=2)
 FOUND = Calibration(2.0, 1.5, 1.2, 1.1, 1.0, 2e-6)
@@ -168,8 +169,10 @@ def test_plans_and_predictions_of_this_machine_are_at_its_rates(machine: Machine
     planned = tfswap.optimize(tf.function(step), memory_limit="90%", mode="analyze")
     planned.get_concrete_function(given)
     assert planned.report().costs == "analytic, at measured rates"
-    assert tfswap.simulate(tf.function(step), given, limits=2).costs == "analytic, at measured rates"
-    assert tfswap.simulate(tf.function(step), given, limits=2, device="a100").costs == "analytic"
+    for device, costs in ((None, "analytic, at measured rates"), ("a100", "analytic")):
+        curve = tfswap.simulate(tf.function(step), given, limits=2, device=device)
+        assert isinstance(curve, Curve)
+        assert curve.costs == costs
     assert machine.measured == 1
 
 

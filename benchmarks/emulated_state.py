@@ -45,7 +45,7 @@ LONG_US, LATENCY_US = 10_000.0, 10.0
 LAYERS, WIDTH, ROWS = 12, 256, 64
 NBYTES = 4 * WIDTH * WIDTH
 """Of a weight, or a slot."""
-SHARES = (0.25, 0.35)
+SHARES = (0.25, 0.35, 0.5)
 """Of the state's bytes: limits."""
 LITTLE = 0.01
 """Of a step: measured times differ by as much."""

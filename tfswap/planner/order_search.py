@@ -32,7 +32,7 @@ MOST_NODES = 100_000
 NEAR_PEAK = 64
 """Bytes count as an excess from the peak less this part of it on."""
 LEAST_STRIDE, MOST_STATES = 32, 64
-"""States are saved every so many nodes; about the most states."""
+"""The fewest nodes between saved states, and about the most states."""
 
 
 def searched_order(flow: Dataflow, kernels: Sequence[int]) -> list[int]:

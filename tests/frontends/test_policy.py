@@ -316,11 +316,12 @@ def test_nothing_is_rounded_or_encoded_that_may_not_be() -> None:
     assert name not in {r.tensor for r in bound.plan(bound.floor_bytes()).reduced}
     with pytest.raises(InvalidModel, match=rf"keeps '{name}' in a smaller form"):
         bound.adopt(plan, None)
-    exact = optimizer(tactics=("encode",))
+    masks = [Layer(kind, i) for i, kind in enumerate(("dense", "relu") * 6)]
+    exact = optimizer(training_step(masks, 512, 128), tactics=("encode",))
     plan = exact.plan(exact.floor_bytes())
     assert plan.encoded
     tensor = exact.variant_of(plan).encodings[0].tensor.name
-    bound = optimizer(tactics=("encode",), policy=without(tensor, "encode"))
+    bound = optimizer(training_step(masks, 512, 128), tactics=("encode",), policy=without(tensor, "encode"))
     found = bound.plan(bound.floor_bytes())
     assert tensor not in {e.tensor.name for e in bound.variant_of(found).encodings}
     with pytest.raises(InvalidModel, match=rf"encoding in place of '{tensor}'"):

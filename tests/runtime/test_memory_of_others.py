@@ -186,7 +186,8 @@ def test_what_the_function_around_a_step_makes_for_it_is_counted():
         return [peaks, report.memory_limit_bytes, report.planned_peak_bytes]
 
     peaks, limit, planned = run(program)
-    assert max(peaks) <= planned <= limit
+    assert peaks[1] <= planned <= limit  # the plan is of the second call, whose argument has an exact chunk
+    assert peaks[0] <= limit
 
 
 def test_a_limit_that_can_not_be_kept_any_more_is_reported_once():

@@ -135,7 +135,7 @@ def load() -> OpLibrary:
         if build.CORE not in _loaded:
             library = _open_built(build.CORE)
             _declare_core(library.c)
-            _declare_allocator_events(library.c)
+            _declare_arena(library.c)
             throttle_from_environment(library.c)
             _loaded[build.CORE] = library
             bound.core = library.c
@@ -294,8 +294,6 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_reserve_disk.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, *text]
     c.tfswap_reserve_disk.restype = None
     c.tfswap_staging_bytes.restype = ctypes.c_uint64
-    c.tfswap_split_exactly_between_steps.argtypes = [ctypes.c_uint64]
-    c.tfswap_split_exactly_between_steps.restype = None
     c.tfswap_await_turn.argtypes = [ctypes.c_int64]
     c.tfswap_await_turn.restype = ctypes.c_bool
     c.tfswap_instantiate_only.argtypes = [ctypes.c_bool]
@@ -341,8 +339,10 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_reset_stats.restype = None
 
 
-def _declare_allocator_events(c: ctypes.CDLL) -> None:
-    """The signatures of core/allocator_events.cc."""
+def _declare_arena(c: ctypes.CDLL) -> None:
+    """The signatures of core/chunk_split_ops.cc and core/allocator_events.cc."""
+    c.tfswap_split_exactly_between_steps.argtypes = [ctypes.c_uint64]
+    c.tfswap_split_exactly_between_steps.restype = None
     c.tfswap_record_allocator_events.restype = ctypes.c_bool
     c.tfswap_stop_allocator_events.argtypes = [ctypes.c_uint64]
     c.tfswap_stop_allocator_events.restype = ctypes.c_uint64

@@ -289,8 +289,6 @@ class Step:
             limit_workspaces(report.workspace_bytes if self._request.options.limit_workspaces else None)
             if live and self._gate is not None:
                 self.parts.assume_made(planned)
-                for part in self.parts:
-                    part.trace.device.split_exactly_between_steps()
             for part in self.parts:
                 log.info("tfswap: %s: %s", part.trace.name, part.watch.report.headline())
             if given is None:

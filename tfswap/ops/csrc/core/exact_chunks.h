@@ -1,9 +1,9 @@
 // Arenas that split each free chunk which is larger than the request.
 //
 // An arena does not split a free chunk of less than twice the requested bytes (bfc_allocator.cc, FindChunkPtr). For GPUs
-// the session option internal_fragmentation_fraction changes that; here the allocator's own value of it is replaced,
-// while a step asks for it, or between planned steps: a batch that eager code makes there would otherwise hold up to
-// twice its bytes during the next step, by the layout that the step before has left.
+// the session option internal_fragmentation_fraction changes that. Here the allocator's own value of it is replaced
+// while a step requests that, or between planned steps. A batch that eager code makes there would otherwise hold up to
+// twice its bytes during the next step, depending on the layout that the step before has left.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_EXACT_CHUNKS_H_
 #define TFSWAP_OPS_CSRC_CORE_EXACT_CHUNKS_H_

@@ -96,7 +96,7 @@ def test_some_order_of_copies_takes_no_longer_where_all_have_one_size(step) -> N
 
 
 def least_with_reloads(kernels_s: Sequence[int], reads: Sequence[set[int]], rooms: Sequence[int], copy_s: int) -> int:
-    """The least time of a step whose kernels read variables of one size, of which `rooms` fit on the device as each runs.
+    """The least time of a step whose kernels read variables of one size. As each runs, `rooms` of these fit.
 
     All choices, one unit of time after the other: a state is the next kernel, the running one's remaining time, the
     variables on the device, the one on its way, and its remaining time.

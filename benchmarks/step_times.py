@@ -25,6 +25,8 @@ import accuracy
 from tfswap.support import progress
 
 NETS = ("mlp", "vgg", "resnet", "transformer", "mobilenet")
+OWN = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(accuracy.ARENA_MIB), "TFSWAP_PLAN_CACHE": "off"}
+"""The environment of its processes."""
 
 
 def child(name: str, runs: int) -> dict[str, Any]:
@@ -61,16 +63,11 @@ def child(name: str, runs: int) -> dict[str, Any]:
     return {"measured": min(taken), "predicted": predicted, "calibration": str(found)}
 
 
-def spawn(name: str, runs: int, onednn: bool) -> dict[str, Any]:
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(accuracy.ARENA_MIB),
-        "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
-        "TFSWAP_PLAN_CACHE": "off",
-    }
-    command = [sys.executable, __file__, name, "--child", f"--runs={runs}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def in_child(script: str, name: str, *words: str, onednn: bool, **environment: str) -> Any:
+    """What a benchmark's process for one net prints last, in JSON. Ends this process where that fails."""
+    own = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": str(int(onednn))}
+    command = [sys.executable, script, name, "--child", *words]
+    done = subprocess.run(command, env=os.environ | own | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -89,7 +86,7 @@ def main() -> None:
     off: list[list[float]] = [[], []]
     print("| net | measured, s | default rates, s | off | calibrated, s | off |\n|---|---|---|---|---|---|")
     for name in progress.over("nets", args.nets):
-        found = spawn(name, args.runs, args.onednn)
+        found = in_child(__file__, name, f"--runs={args.runs}", onednn=args.onednn, **OWN)
         usual, own = (seconds / found["measured"] for seconds in found["predicted"])
         print(
             f"| {name} | {found['measured']:.3f} | {found['predicted'][0]:.3f} | {usual:.2f} | "

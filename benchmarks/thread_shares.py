@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from papers.harness.peer_nets import MODELS, make_step
+from step_times import in_child
 
 from tfswap.support import progress
 
@@ -59,20 +58,6 @@ def child(name: str, steps: int) -> list[float]:
     return [executor, *sorted((seconds for kind, seconds in taken if kind != EXECUTOR), reverse=True)]
 
 
-def spawn(name: str, steps: int, onednn: bool) -> list[float]:
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
-        "TF_NUM_INTEROP_THREADS": "1",
-    }
-    command = [sys.executable, __file__, name, "--child", f"--steps={steps}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*", default=[*MODELS], metavar="NET", help=f"of {', '.join(MODELS)}")
@@ -87,7 +72,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for name in progress.over("nets", args.nets):
         for onednn in (True, False):
-            executor, largest, *others = spawn(name, args.steps, onednn)
+            words = f"--steps={args.steps}"
+            executor, largest, *others = in_child(__file__, name, words, onednn=onednn, TF_NUM_INTEROP_THREADS="1")
             total = executor + largest + sum(others)
             print(
                 f"| {name} | {'oneDNN' if onednn else 'plain'} | {total * 1e3:.0f} | {executor / total:.2f} | "

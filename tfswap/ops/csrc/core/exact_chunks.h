@@ -12,7 +12,6 @@
 #include <mutex>
 #include <new>
 #include <utility>
-#include <utility>
 
 #include "absl/synchronization/mutex.h"
 #include "bfc_members.h"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "draws.h"
 #include "export.h"
 #include "schedule_replay.h"
 
@@ -72,14 +73,7 @@ class OrderSearch {
     return {kinds_.data(), kernels_.data(), static_cast<int64_t>(kernels_.size())};
   }
 
-  int64_t Below(int64_t count) {
-    state_ += 0x9E3779B97F4A7C15u;
-    uint64_t mixed = state_;
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
-    return static_cast<int64_t>((mixed ^ (mixed >> 31)) % static_cast<uint64_t>(count));
-  }
-  int64_t Distance() { return Below(std::min(count_, int64_t{2} << Below(scales_))); }
+  int64_t Distance() { return draws_.Below(std::min(count_, int64_t{2} << draws_.Below(scales_))); }
 
   uint64_t Over(uint64_t bytes) const { return bytes > most_ ? bytes - most_ : 0; }
 
@@ -110,8 +104,8 @@ class OrderSearch {
 
   // Writes a changed window to `tried_`. Returns false where the move changes nothing.
   bool Move() {
-    const int64_t at = over_[Below(static_cast<int64_t>(over_.size()))];
-    const bool postpones = Below(2) != 0;
+    const int64_t at = over_[draws_.Below(static_cast<int64_t>(over_.size()))];
+    const bool postpones = draws_.Below(2) != 0;
     begin_ = std::max<int64_t>(0, at - Distance());
     end_ = std::min(count_, at + (postpones ? 1 : 2) + Distance());
     visits_ -= end_ - begin_;
@@ -177,7 +171,8 @@ class OrderSearch {
   std::vector<int64_t> over_;
   ScheduleReplay<LiveLedger> replay_;
   std::vector<ScheduleReplay<LiveLedger>::State> states_;
-  uint64_t state_ = 1, peak_ = 0, most_ = 0;
+  Draws draws_;
+  uint64_t peak_ = 0, most_ = 0;
   int64_t begin_ = 0, end_ = 0;
 };
 

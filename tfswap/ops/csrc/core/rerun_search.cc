@@ -152,14 +152,6 @@ RerunSearch::RerunSearch(const RerunFacts& facts, const RerunConstants& constant
   }
 }
 
-uint64_t RerunSearch::Bits() {
-  state_ += 0x9E3779B97F4A7C15u;
-  uint64_t mixed = state_;
-  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
-  return mixed ^ (mixed >> 31);
-}
-
 bool RerunSearch::Run(const std::vector<std::vector<int64_t>>& begins, std::vector<int64_t>* found) {
   Choice best, nearest;  // nearest: of those that do not meet the target
   for (const std::vector<int64_t>& begin : begins) {
@@ -173,7 +165,7 @@ bool RerunSearch::Run(const std::vector<std::vector<int64_t>>& begins, std::vect
   Choice current = best;
   for (int64_t tries = 1; tries < constants_.most_tries; ++tries) {
     if ((tries >= constants_.least_tries && visits_ <= 0) || (best.found && best.added.empty())) break;
-    const bool goes_on = current.found || Below(2);
+    const bool goes_on = current.found || draws_.Below(2);
     const std::vector<int64_t> before = current.found ? current.added : goes_on ? nearest.added : std::vector<int64_t>();
     Become(before.empty() ? before : WithoutSome(before));
     if (!Repair(true)) {
@@ -213,15 +205,15 @@ void RerunSearch::RemoveOne(int64_t key) {
 
 std::vector<int64_t> RerunSearch::WithoutSome(std::vector<int64_t> keys) {
   const int64_t size = static_cast<int64_t>(keys.size()), width = layout_.width();
-  const int64_t drawn = Below(std::max(constants_.least_removed, size / constants_.removed_share));
+  const int64_t drawn = draws_.Below(std::max(constants_.least_removed, size / constants_.removed_share));
   const int64_t count = std::min(size, 1 + drawn);
-  if (Below(2)) {
-    const int64_t middle = keys[Below(size)] / width;
+  if (draws_.Below(2)) {
+    const int64_t middle = keys[draws_.Below(size)] / width;
     std::sort(keys.begin(), keys.end(), [&](int64_t a, int64_t b) {
       return std::make_pair(std::abs(a / width - middle), a) < std::make_pair(std::abs(b / width - middle), b);
     });
   } else {
-    for (int64_t n = 0; n < count; ++n) std::swap(keys[n], keys[n + Below(size - n)]);
+    for (int64_t n = 0; n < count; ++n) std::swap(keys[n], keys[n + draws_.Below(size - n)]);
   }
   keys.erase(keys.begin(), keys.begin() + count);
   return keys;
@@ -345,7 +337,7 @@ void RerunSearch::FindOffers(bool noisy) {
       for (const int64_t number : {v, facts_.makers[v]}) {
         if (facts_.until[number] < position || layout_.has(position * layout_.width() + number)) continue;
         if (relief == 0) relief = Relief(last + 1, at, facts_.nbytes[v]);
-        const double factor = noisy ? constants_.factors[Bits() >> 56] : 1.0;
+        const double factor = noisy ? constants_.factors[draws_.Bits() >> 56] : 1.0;
         const double cost = static_cast<double>(facts_.ticks[number] + 1);
         offers_.push_back({cost * factor / static_cast<double>(relief), at, number, relief, factor});
       }

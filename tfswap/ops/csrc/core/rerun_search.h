@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "draws.h"
+
 namespace tfswap {
 
 // List i has the elements from begins[i] to begins[i + 1].
@@ -113,8 +115,6 @@ class RerunSearch {
     int64_t harm;
   };
 
-  uint64_t Bits();
-  int64_t Below(int64_t count) { return static_cast<int64_t>(Bits() % static_cast<uint64_t>(count)); }
   Choice Now() const { return {true, layout_.ticks(), layout_.added()}; }
   void KeepNearer(Choice* nearest) const;
   void Become(std::vector<int64_t> added);
@@ -138,7 +138,7 @@ class RerunSearch {
   const RerunConstants& constants_;
   const int64_t most_bytes_, all_visits_;
   int64_t visits_;
-  uint64_t state_ = 1;
+  Draws draws_;
   RerunLayout layout_;
   std::vector<int64_t> leaves_;
   std::vector<int64_t> over_places_, over_bytes_;  // of the places that exceed the target

@@ -35,7 +35,7 @@ def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> 
     try:
         step.plan_now(inputs)
     except InfeasibleMemoryLimit as error:
-        refusal = error
+        refusal = error.with_traceback(None)  # its frames hold the arguments
     others = None if alone else meeting([optimizer.graph for optimizer in step.parts.optimizers])
     if others is not None:
         floor = highest(others.exchange(None if refusal is None else refusal.floor_bytes))
@@ -51,7 +51,7 @@ def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> 
         try:
             raise refusal
         finally:
-            refusal = None  # its traceback has this frame, which would hold the arguments as long
+            refusal = None  # its traceback has this frame
     if others is not None and len({*others.exchange(digest(step.parts.plans))}) > 1:
         _adopt_first(step, others, inputs)
 

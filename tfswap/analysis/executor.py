@@ -11,9 +11,9 @@ NonBlockingThreadPool.h:
   first, and other threads run many small kernels before it starts.
 - The users of one node become ready in the order of their creation, up to eight users. More are in a hash set of
   pointers, in any order.
-- A node without inputs is a task of its own, at the end of any thread's queue.
+- Nodes without inputs wait for the graph's source, which is the one task of a step's start. So one thread makes them
+  ready; those of the body of a loop or a conditional, the thread that has decided to run it.
 - On a GPU no kernel is expensive: one thread launches all, and continues while they run.
-- The body of a loop or a conditional starts on the thread that has decided to run it.
 
 Threads race: times of kernels vary at random, between runs and between types of ops.
 """
@@ -26,6 +26,7 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
+from tfswap.analysis.draws import Draws
 from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import runs_inline
 from tfswap.kernels.device import DeviceModel
@@ -46,6 +47,8 @@ WAKE_S = 50e-6
 ORDERED_EDGES = 8
 WOKEN = START = -1
 
+Chance = random.Random | Draws
+
 
 def runs_within(most: int) -> int:
     """The number of runs to simulate, at most `most` and at least 1: an odd number, so that one has the median peak."""
@@ -59,7 +62,8 @@ class Program:
         seconds: the time that a thread spends on the node.
         cheap: whether the thread that makes the node ready keeps it.
         pending: the number of edges that the node waits for; 1 (the start) for a node without inputs.
-        users: the nodes that wait for the node, by data edges first; at START, the nodes without inputs.
+        data, control: the nodes that wait for the node by such edges; at START, the nodes without inputs.
+        users: both.
         unordered: (node, users by data edges, users by control edges) for nodes whose users have a random order.
         ops: the node's op type.
         is_delayed: whether the machine is busy.
@@ -93,30 +97,34 @@ class Program:
             if not self.pending[i]:
                 self.pending[i] = 1
                 control[START].append(i)
+        self.data, self.control = data, control
         self.users = [d + c for d, c in zip(data, control, strict=True)]
         wide = (i for i, users in enumerate(self.users) if len(users) > ORDERED_EDGES)
         self.unordered = [(i, data[i], control[i]) for i in wide]
         self.ops = [node.op for node in nodes]
 
 
+def _error(chance: Chance) -> float:
+    """The actual time of a type of kernels over the predicted one: as often above 1 as below it."""
+    drawn = 2 * chance.random() - 1
+    larger = 1 + (COST_ERROR - 1) * abs(drawn)
+    return larger if drawn > 0 else 1 / larger
+
+
 class Executor:
     """Runs one graph repeatedly on one thread pool.
 
-    Subclasses override `begin_all`, `begin`, `finish`, `start_next`, `ready_after`, `is_cheap` and `cost_of`.
-
-    Attributes:
-        is_body: whether the graph is the body of a loop or a conditional, which TensorFlow lowers.
+    Subclasses override `begin_all`, `begin`, `finish`, `start_next`, `ready_after`, `is_cheap` and `cost_of`. The core
+    library has the same run of a step without loops (csrc/core/executor_runs.cc).
     """
 
-    is_body = False
-
-    def __init__(self, program: Program, chance: random.Random):
+    def __init__(self, program: Program, chance: Chance):
         self.program = program
         self.chance = chance
         self.users = list(program.users)
         for i, data, control in program.unordered:
             self.users[i] = chance.sample(data, len(data)) + chance.sample(control, len(control))
-        error = {op: COST_ERROR ** chance.uniform(-1, 1) for op in dict.fromkeys(program.ops)}
+        error = {op: _error(chance) for op in dict.fromkeys(program.ops)}
         self.seconds = [s * error[op] for s, op in zip(program.seconds, program.ops, strict=True)]
         self.kept: list[deque[int]] = [deque() for _ in range(program.threads)]
         self.queues: list[deque[int]] = [deque() for _ in range(program.threads)]
@@ -155,12 +163,8 @@ class Executor:
                 self._hand_on(i, thread)
 
     def begin_all(self) -> None:
-        """Start the step: each node without inputs is a task for any thread."""
-        if self.is_body:  # on the thread that has decided to run it
-            self._hand_on(START, 0)
-            return
-        for i in self.users[START]:
-            self.queues[self.chance.randrange(len(self.queues))].append(i)
+        """Start the graph: one thread makes all nodes without inputs ready."""
+        self._hand_on(START, 0)
 
     def start_next(self, thread: int, now: float) -> bool:
         """Start the next node that `thread` finds; False where there is none."""

@@ -165,8 +165,6 @@ NO_BUFFER = Buffer(None, 0)
 class _Schedule(Executor):
     """Records the order in which the nodes of a body start and end."""
 
-    is_body = True
-
     def __init__(self, program: Program, chance: random.Random):
         super().__init__(program, chance)
         self.log: list[tuple[int, bool]] = []

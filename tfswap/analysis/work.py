@@ -74,6 +74,32 @@ def _matmul(node: Node) -> float:
     return 2.0 * elements(node.outputs[0]) * (left[-2 if transposed else -1] or 1)
 
 
+def _packed_product(node: Node) -> float:
+    """A product of two matrices, and the time of packing the right one."""
+    return _matmul(node) + _packing(node)
+
+
+PACKED_FLOPS = 40.0
+TRANSPOSED_FLOPS = 60.0
+CONFLICT_FLOPS = 480.0
+"""Eigen packs the right matrix of a product: the time of an element, in operations of contractions. Of a transposed one
+it reads elements that are a row apart. Where rows are a multiple of a page apart, these compete for the same lines of
+the processor's caches; rows that are a multiple of a half of it, for half of the time. From 48 products of 8 to 512
+rows with matrices of 0.25 to 151 MB: a few rows make a product with a transposed matrix up to ten times slower than one
+with the matrix as it is."""
+PAGE_BYTES = 4096
+
+
+def _packing(node: Node) -> float:
+    """The time of packing the right matrix, in operations of contractions."""
+    right = node.inputs[1].type
+    if not right.shape or not (node.attrs.get("transpose_b") or node.attrs.get("adj_y")):
+        return PACKED_FLOPS * elements(right)
+    row_bytes = (right.nbytes or 0) // max(1, elements(right)) * (right.shape[-1] or 1)
+    competing = math.gcd(row_bytes, PAGE_BYTES) / PAGE_BYTES
+    return (PACKED_FLOPS + TRANSPOSED_FLOPS + CONFLICT_FLOPS * competing) * elements(right)
+
+
 def _convolution(node: Node) -> float:
     """Each output element takes a multiply-add per filter element of its channel."""
     return 2.0 * elements(node.outputs[0]) * _window(node.inputs[1].type)
@@ -204,7 +230,8 @@ def _product(node: Node, rates: Rates) -> Work:
     """The work of a product of two matrices. Products of 3 to 34 million operations, as in an LSTM of 128 to 256 units,
     took 0.89 to 1.89 times as long on one thread as on two (sixteen shapes, median 1.09), larger ones of up to 4,300
     million 1.56 times."""
-    return _of_product(_matmul(node), rates)
+    work = _of_product(_matmul(node), rates)
+    return work if rates.cudnn else work._replace(flops=_packed_product)
 
 
 def _of_product(flops: float, rates: Rates) -> Work:
@@ -265,7 +292,7 @@ _NOTHING = Work(passes=0.0)
 # one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
 _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "_FusedConv2D": _convolving(_convolution, spread=0.86),
-    "_FusedMatMul": Work(_matmul),
+    "_FusedMatMul": lambda node, rates: _MATMUL if rates.cudnn else _MATMUL._replace(flops=_packed_product),
     "_MklNativeConv2DBackpropFilterWithBias": _gradients(None, _convolving(_filter_gradient, 0.8, spread=0.8)),
     "_MklNativeConv2DWithBias": _convolving(_convolution, spread=0.86),
     "_MklNativeFusedConv2D": _convolving(_convolution, spread=0.86),

@@ -351,7 +351,7 @@ def _declare_arena(c: ctypes.CDLL) -> None:
 
 
 def _declare_replays(c: ctypes.CDLL) -> None:
-    """The signatures of core/limit_check.cc, core/schedule_replay.cc, core/rerun_search.cc and
+    """The signatures of core/limit_check.cc, core/schedule_replay.cc, core/executor_runs.cc, core/rerun_search.cc and
     core/order_search.cc.
     """
     rows = ctypes.POINTER(ctypes.c_int64)
@@ -370,8 +370,8 @@ def _declare_replays(c: ctypes.CDLL) -> None:
         *(ctypes.c_int64, ctypes.c_int32, array, array, array),
     ]
     c.tfswap_replay_steps.restype = ctypes.c_int32
-    c.tfswap_replay_runs.argtypes = [flow, arena, array, array, array, array, array, ctypes.c_int64]
-    c.tfswap_replay_runs.restype = ctypes.c_int64
+    c.tfswap_unordered_peak.argtypes = [flow, arena, array, array, array, ctypes.c_uint64, ctypes.c_int64]
+    c.tfswap_unordered_peak.restype = ctypes.c_int64
     c.tfswap_replay_lives.argtypes = [
         *(flow, arena, array, array, array, array, ctypes.c_int64),
         *(array, array, array, array, ctypes.c_int64, array, array),

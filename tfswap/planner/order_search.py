@@ -20,7 +20,7 @@ from itertools import accumulate
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner import exact_order, native_orders
-from tfswap.planner.draws import Draws
+from tfswap.analysis.draws import Draws
 from tfswap.simulator.kernel_replay import KernelReplay
 
 VISITS, TRIES = 1_000_000, 4_000

@@ -31,7 +31,7 @@ NO_LIMIT = -1
 _WITHIN, _ABOVE = 1, 0
 
 
-class _CLists(ctypes.Structure):
+class CLists(ctypes.Structure):
     _fields_ = (("begins", ctypes.c_void_p), ("elements", ctypes.c_void_p))
 
 
@@ -46,7 +46,7 @@ class _CFlow(ctypes.Structure):
         ("value_count", ctypes.c_int64),
         ("persistent_count", ctypes.c_int64),
         ("fetched_count", ctypes.c_int64),
-        *((field.name, _CLists if field.type == "Lists" else ctypes.c_void_p) for field in _ARRAYS),
+        *((field.name, CLists if field.type == "Lists" else ctypes.c_void_p) for field in _ARRAYS),
     )
 
 
@@ -125,32 +125,6 @@ def replay(
     return Repeats(peak[0], peak[1], before, during)
 
 
-def peak_of_runs(flow: Dataflow, runs: Sequence[Sequence[Step]], snapshot: ArenaSnapshot, there: Sequence[int]) -> int:
-    """The peak of steps with these orders, one after another. Requires `is_available`.
-
-    Args:
-        there: addresses of the persistent values; -1 where unknown.
-    """
-    core, filled = _core(), _filled(snapshot, added_bytes(flow, snapshot), live=False)
-    kinds, subjects = _encoded([step for run in runs for step in run])
-    counts = array("q", [len(run) for run in runs])
-    c_flow = _c_flow(flow.flat)
-    known, pins = array("q", [max(address, 0) for address in there]), _pins(flow, snapshot)
-    peak: int = core.tfswap_replay_runs(
-        ctypes.byref(c_flow),
-        filled.pointer,
-        _address(known),
-        _address(pins),
-        _address(kinds),
-        _address(subjects),
-        _address(counts),
-        len(runs),
-    )
-    if peak < 0:
-        raise ValueError("the orders are not those of this step")
-    return peak
-
-
 def lives(
     flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot
 ) -> tuple[array[int], array[int], array[int], array[int], array[int], int]:
@@ -221,7 +195,7 @@ def _c_flow(flat: FlatDataflow) -> _CFlow:
     """Valid as long as `flat` is."""
 
     def pointer(field: Any) -> Any:
-        return _CLists(*map(_address, field)) if isinstance(field, Lists) else _address(field)
+        return CLists(*map(_address, field)) if isinstance(field, Lists) else _address(field)
 
     counts = (flat.nodes, len(flat.value_bytes), len(flat.persistent), len(flat.fetched))
     return _CFlow(*counts, *(pointer(getattr(flat, field.name)) for field in _ARRAYS))

@@ -12,17 +12,18 @@ iterations of one loop (`parallel_iterations`), where one need not wait for all 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.draws import Draws
 from tfswap.analysis.executor import Executor, Program, runs_within
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
 from tfswap.simulator import native_replay
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, filled, located
+from tfswap.simulator.native_runs import NativeRuns
 from tfswap.simulator.record import Record, Recorder, Watched
 from tfswap.simulator.replay import BEGIN, FINISH, Buffer, Replay
 from tfswap.support import progress
@@ -90,7 +91,7 @@ def simulate_highest(
     if overlaps:
         most = sum(flow.is_kernel)
         free = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
-        peaks.append(_peak_bytes(free, snapshot, random.Random(0)))
+        peaks.append(_peak_of(free, snapshot)(0))
     return max(peaks)
 
 
@@ -98,13 +99,21 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
     """The run with the median peak of `simulate_unordered`, and of its steps the one with the highest."""
     program = _Program(flow, cost_s, device)
     peaks = _peaks(program, snapshot)
-    return _RecordedRun(program, snapshot, random.Random(peaks.index(median_low(peaks)))).record()
+    return _RecordedRun(program, snapshot, Draws(peaks.index(median_low(peaks)))).record()
 
 
 def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
     """The peak of each run, by its random seed."""
-    seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
-    return [_peak_bytes(program, snapshot, random.Random(seed)) for seed in seeds]
+    peak_bytes = _peak_of(program, snapshot)
+    return [peak_bytes(seed) for seed in progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))]
+
+
+def _peak_of(program: _Program, snapshot: ArenaSnapshot) -> Callable[[int], int]:
+    """Gives the peak of one process by its random seed: an arena, a thread pool, and steps one after another."""
+    if native_replay.is_available(snapshot):
+        runs = NativeRuns(program, program.flow, snapshot)
+        return lambda seed: runs.peak_bytes(seed, STEPS)
+    return lambda seed: _peak_bytes(program, snapshot, Draws(seed))
 
 
 def _runs_of(flow: Dataflow, steps: int) -> int:
@@ -129,7 +138,7 @@ class _Order(Executor):
         steps: of the latest run.
     """
 
-    def __init__(self, program: _Program, chance: random.Random):
+    def __init__(self, program: _Program, chance: Draws):
         super().__init__(program, chance)
         self._is_kernel = program.flow.is_kernel
         self.steps: list[Step] = []
@@ -148,16 +157,13 @@ class _Order(Executor):
             self.steps.append(Step(FINISH, i))
 
 
-def _peak_bytes(program: _Program, snapshot: ArenaSnapshot, chance: random.Random) -> int:
-    """The peak of one process: an arena, a thread pool, and steps one after another."""
+def _peak_bytes(program: _Program, snapshot: ArenaSnapshot, chance: Draws) -> int:
+    """As of `_peak_of`, in Python."""
     flow, order = program.flow, _Order(program, chance)
     runs: list[list[Step]] = []
     for _ in range(STEPS):
         order.run()
         runs.append(order.steps)
-    if native_replay.is_available(snapshot):
-        there = native_replay.addresses(flow, snapshot)
-        return native_replay.peak_of_runs(flow, runs, snapshot, located(flow, there, snapshot))
     replay = Replay(flow, runs[0], *filled(flow, snapshot), snapshot)
     _locate(replay, snapshot)
     peak = 0
@@ -170,7 +176,7 @@ def _peak_bytes(program: _Program, snapshot: ArenaSnapshot, chance: random.Rando
 class _RecordedRun(Executor):
     """A process that is recorded."""
 
-    def __init__(self, program: _Program, snapshot: ArenaSnapshot, chance: random.Random):
+    def __init__(self, program: _Program, snapshot: ArenaSnapshot, chance: Draws):
         super().__init__(program, chance)
         flow = program.flow
         self.flow = flow

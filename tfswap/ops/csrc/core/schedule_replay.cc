@@ -399,6 +399,20 @@ struct MemoryBefore {
 
 const LiveLedger& tfswap::LedgerOf(const void* filled) { return static_cast<const MemoryBefore*>(filled)->ledger; }
 
+int64_t tfswap::PeakOfRuns(const FlatDataflow& flow, const void* filled, const uint64_t* addresses, const int32_t* pins,
+                           const int32_t* kinds, const int64_t* subjects, const std::vector<int64_t>& counts) {
+  uint64_t peak = 0;
+  const SimulatedArena& before = static_cast<const MemoryBefore*>(filled)->arena;
+  ScheduleReplay<SimulatedArena> replay(flow, before, addresses, pins, {kinds, subjects, counts[0]});
+  for (const int64_t count : counts) {
+    if (!replay.Repeat({kinds, subjects, count}, UINT64_MAX, nullptr, nullptr)) return -1;
+    peak = std::max(peak, replay.peak_bytes());
+    kinds += count;
+    subjects += count;
+  }
+  return static_cast<int64_t>(peak);
+}
+
 namespace {
 
 constexpr int32_t kWithin = 1, kAbove = 0, kFailed = -1;
@@ -461,22 +475,6 @@ TFSWAP_C_API int32_t tfswap_replay_steps(const FlatDataflow* flow, const void* f
                        during_bytes, peak);
   };
   return before.live ? replayed(before.ledger) : replayed(before.arena);
-}
-
-// The peak of steps one after another, each with an order of its own; -1 for orders that are not those of this step.
-TFSWAP_C_API int64_t tfswap_replay_runs(const FlatDataflow* flow, const void* filled, const uint64_t* addresses,
-                                        const int32_t* pins, const int32_t* kinds, const int64_t* subjects,
-                                        const int64_t* counts, int64_t run_count) {
-  uint64_t peak = 0;
-  const SimulatedArena& before = static_cast<const MemoryBefore*>(filled)->arena;
-  ScheduleReplay<SimulatedArena> replay(*flow, before, addresses, pins, {kinds, subjects, counts[0]});
-  for (int64_t k = 0; k < run_count; ++k) {
-    if (!replay.Repeat({kinds, subjects, counts[k]}, UINT64_MAX, nullptr, nullptr)) return kFailed;
-    peak = std::max(peak, replay.peak_bytes());
-    kinds += counts[k];
-    subjects += counts[k];
-  }
-  return static_cast<int64_t>(peak);
 }
 
 // The allocations of one repeat without fragmentation. Returns their number; -1 for a schedule that is not one of this

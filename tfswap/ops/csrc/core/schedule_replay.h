@@ -76,6 +76,15 @@ class LiveLedger {
 // The ledger of what tfswap_fill has made as live bytes.
 const LiveLedger& LedgerOf(const void* filled);
 
+// The peak of steps one after another in what tfswap_fill has made as an arena, each with an order of its own; -1 for
+// orders that are not those of this step.
+//
+// Args:
+//   kinds, subjects: of all steps.
+//   counts: of each step.
+int64_t PeakOfRuns(const FlatDataflow& flow, const void* filled, const uint64_t* addresses, const int32_t* pins,
+                   const int32_t* kinds, const int64_t* subjects, const std::vector<int64_t>& counts);
+
 // Notes which step of one repeat makes each allocation, and which frees it: simulator/lives.py.
 class NotingLedger : public LiveLedger {
  public:

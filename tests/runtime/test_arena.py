@@ -143,7 +143,7 @@ def test_a_loop_whose_iterations_run_side_by_side_is_not_left_alone():
         settle()
         import tfswap.compiler.unoptimised as unoptimised
 
-        unoptimised.simulate_lowered = lambda *_, **__: 30_000_000
+        unoptimised.simulate_lowered = lambda *_, **__: [30_000_000]
         w = tf.Variable(tf.random.stateless_normal([512, 512], seed=(1, 1)) * 0.1)
 
         def iteration(i, x):

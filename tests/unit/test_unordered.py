@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median_low
 
 import pytest
 
 from tfswap.analysis.analyse import analyse_dataflow
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.executor import runs_within
+from tfswap.analysis.draws import Draws
+from tfswap.analysis.executor import Executor, Program, runs_within
+from tfswap.ir.graph import Node
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
-from tfswap.simulator.unordered import simulate_highest, simulate_unordered
+from tfswap.simulator.unordered import Baseline, simulate_delayed, simulate_unordered
 
 UNIT = 25600 * 4
 ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))
@@ -66,12 +69,42 @@ def test_the_highest_peak_is_that_of_a_run_in_which_a_thread_is_delayed():
     flow = facts(BRANCHES)
     # Kernels that meet only where the first branch is delayed.
     seconds = [{"a0": 1e-6, "a1": 1e-6}.get(n.name, 1e-3) for n in flow.nodes]
-    assert median_low(simulate_unordered(flow, seconds, TWO)) // UNIT == 3
-    assert simulate_highest(flow, seconds, TWO) // UNIT == 4
     idle = simulate_unordered(flow, seconds, TWO)
     assert len(idle) % 2 == 1 and max(idle) // UNIT == 3
-    assert simulate_highest(flow, seconds, TWO, idle=idle) == simulate_highest(flow, seconds, TWO)
-    assert simulate_highest(flow, seconds, TWO, idle=[9 * UNIT]) == 9 * UNIT, "idle runs are not replayed again"
+    assert median_low(idle) // UNIT == 3
+    assert max(simulate_delayed(flow, seconds, TWO)) // UNIT == 4
+
+
+def test_one_thread_makes_all_nodes_without_inputs_ready():
+    """It keeps the last one, and takes the newest of the others first."""
+    lines = []
+    for k in range(3):
+        lines += [f"%a{k} = RandomUniform() -> float32[64]", f"%b{k} = MatMul(%a{k}, %a{k}) -> float32[64]"]
+    flow = facts("\n".join([*lines, "%y = AddN(%b0, %b1, %b2) -> float32[64]", "fetches %y"]), ONE)
+    program = Program(flow.nodes, [1.0] * len(flow.nodes), ONE, constants=())
+    order = Started(program, flow.nodes)
+    order.run()
+    assert order.names == ["a2", "b2", "a1", "b1", "a0", "b0", "y"]
+
+
+class Started(Executor):
+    """Notes the names of nodes as they start."""
+
+    def __init__(self, program: Program, nodes: Sequence[Node]):
+        super().__init__(program, Draws())
+        self.nodes = nodes
+        self.names: list[str] = []
+
+    def begin(self, i: int) -> list[int]:
+        self.names.append(self.nodes[i].name)
+        return []
+
+    def finish(self, i: int, temporaries: list[int]) -> None:
+        pass
+
+
+def test_the_range_moves_with_the_arena():
+    assert Baseline(5, 1.0, lowest_bytes=4, highest_bytes=7).more(3) == Baseline(8, 1.0, 0, 7, 10)
 
 
 @pytest.mark.parametrize(("most", "runs"), [(0, 1), (1, 1), (2, 1), (8, 7), (9, 9)])

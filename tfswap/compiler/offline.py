@@ -320,7 +320,7 @@ def plan_with(offline: OfflineStep, step: str, request: Request, *, ordered: boo
     # In mode="analyze" too: it checks that the plans can be carried out. Where a limit can't be kept, there is none.
     unchanged = {plan.changes_nothing for plan in plans.values()}
     made = offline.graph if len(unchanged) > 1 else offline.rewrite(plans)
-    reports = {where: _report(step, where, offline, plan, offline.optimizers[where]) for where, plan in plans.items()}
+    reports = {where: _report(step, where, offline, plan, request) for where, plan in plans.items()}
     graph = offline.graph if request.changes_nothing else made
     return Planned(plans, report_of_devices(step, reports), graph, offline.optimizer.target)
 
@@ -391,7 +391,8 @@ def _refuse_several_gpus(graph: Graph) -> None:
         )
 
 
-def _report(step: str, where: str, offline: OfflineStep, plan: Plan, optimizer: Optimizer) -> Report:
+def _report(step: str, where: str, offline: OfflineStep, plan: Plan, request: Request) -> Report:
+    optimizer = offline.optimizers[where]
     report = optimizer.report(plan)
     notes = [*report.notes, ARENA_NOTE]
     if plan.at_home and plan.limit_bytes is not None and plan.limit_bytes < optimizer.resident_bytes:
@@ -406,4 +407,4 @@ def _report(step: str, where: str, offline: OfflineStep, plan: Plan, optimizer: 
             "those allocate inside is not in these figures"
         )
     name = f"{step} on {where}" if len(offline.optimizers) > 1 else step
-    return replace(report, step=name, device=where, notes=tuple(notes))
+    return replace(report, step=name, device=where, notes=tuple(notes), requested_share=request.share(where))

@@ -73,14 +73,16 @@ class Unoptimised:
 
     Attributes:
         there_bytes: the bytes in the arena before the step's function was made.
-        peak_bytes, seconds: as of Baseline.
-        highest_bytes: the highest of the simulated peaks; None where no limit depended on it.
+        peak_bytes, lowest_bytes, highest_bytes, seconds: as of Baseline.
+        bound_bytes: the highest of all simulated peaks; None where no limit depended on it.
     """
 
     there_bytes: int
     peak_bytes: int
+    lowest_bytes: int
+    highest_bytes: int
     seconds: float
-    highest_bytes: int | None = None
+    bound_bytes: int | None = None
 
 
 @dataclass(frozen=True)

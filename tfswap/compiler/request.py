@@ -22,7 +22,7 @@ from tfswap.passes.device_carriers import FIRST
 from tfswap.plan.plan import Plan
 from tfswap.planner.host_tiers import STAGING_BYTES
 from tfswap.support.limit_file import LimitFile, watched
-from tfswap.support.sizes import Limit, check_limits, format_bytes, parse_limit
+from tfswap.support.sizes import Limit, check_limits, format_bytes, is_share, parse_limit
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -113,6 +113,11 @@ class Request:
                     raise
                 return optimizer.unchanged(limit_bytes)
         return optimizer.analysis(limit, ordered) if self.changes_nothing else optimizer.plan(limit, ordered=ordered)
+
+    def share(self, device: str) -> str:
+        """The requested limit where it is a share of the unoptimised peak; otherwise ""."""
+        limit = self.memory_limit.get(device) if isinstance(self.memory_limit, Mapping) else self.memory_limit
+        return limit if isinstance(limit, str) and is_share(limit) else ""
 
     def limit(self, device: str) -> int | str | None:
         """The requested limit, or the device's budget, or its own limit. None: there is none, and none is needed.

@@ -26,7 +26,7 @@ from tfswap.planner.promise import MARGIN_SHARE, promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.lowered_peak import TooLarge, simulate_lowered
 from tfswap.simulator.record import Record
-from tfswap.simulator.unordered import Baseline, record_baseline, simulate_highest, simulate_unordered
+from tfswap.simulator.unordered import Baseline, record_baseline, simulate_delayed, simulate_unordered
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
 
@@ -92,7 +92,6 @@ class UnoptimisedStep:
         self._first_snapshot = self._snapshot = snapshot
         self._first_bytes = resident_bytes
         self._earlier: Unoptimised | None = None  # the prediction of another process
-        self._idle_peaks: list[int] | None = None  # of the runs of the prediction, in this arena
         self._knows_variables = False
         self._unrolled = unrolled
         self._overlapping_bytes = overlapping_bytes
@@ -112,15 +111,12 @@ class UnoptimisedStep:
             self._snapshot = snapshot
             self.__dict__.pop("_alone", None)
             self.__dict__.pop("_highest_bytes", None)
-            self._idle_peaks = None
 
     @property
     def baseline(self) -> Baseline:
         """The prediction, with the bytes that others allocate. It takes seconds."""
-        alone = self._alone
-        peak_bytes = alone.peak_bytes + self._others_bytes
-        seconds = max(alone.seconds, self.least_s)
-        return Baseline(peak_bytes, seconds, self._overlapping_bytes)
+        alone = self._alone.more(self._others_bytes)
+        return alone._replace(seconds=max(alone.seconds, self.least_s), overlapping_bytes=self._overlapping_bytes)
 
     @functools.cached_property
     def _alone(self) -> Baseline:
@@ -141,13 +137,22 @@ class UnoptimisedStep:
         there_bytes = self._snapshot.total_bytes
         for nbytes, found in made:
             if abs(more := there_bytes - nbytes) <= ALIKE_SHARE * found.peak_bytes:
-                return found._replace(peak_bytes=found.peak_bytes + more)
+                return found.more(more)
         found = self.predict()
         made.append((there_bytes, found))
         return found
 
-    def _keep(self, known: StepPlans, found: Baseline, highest_bytes: int | None = None) -> None:
-        known.keep_unoptimised(Unoptimised(self._first_bytes, found.peak_bytes, found.seconds, highest_bytes))
+    def _keep(self, known: StepPlans, found: Baseline, bound_bytes: int | None = None) -> None:
+        known.keep_unoptimised(
+            Unoptimised(
+                self._first_bytes,
+                found.peak_bytes,
+                found.lowest_bytes,
+                found.highest_bytes,
+                found.seconds,
+                bound_bytes,
+            )
+        )
 
     def _recalled(self, known: StepPlans) -> Baseline | None:
         """An earlier prediction of the same step, in an arena with about as many bytes.
@@ -158,7 +163,9 @@ class UnoptimisedStep:
         if found is None or abs(found.there_bytes - self._first_bytes) > MARGIN_SHARE * found.peak_bytes:
             return None
         self._earlier = found
-        return Baseline(found.peak_bytes, found.seconds)
+        return Baseline(
+            found.peak_bytes, found.seconds, lowest_bytes=found.lowest_bytes, highest_bytes=found.highest_bytes
+        )
 
     @progress.task("predicting the step as it is")
     @without_collector
@@ -168,29 +175,34 @@ class UnoptimisedStep:
         if len(self._graph) > MOST_NODES:
             del self._executed  # as large as the step's own facts, and soon recomputed, without Grappler
         profile = self._costs.profile
-        peak = self._likely_peak(flow, cost_s)
+        idle, delayed = self._peaks(flow, cost_s)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
-        peak = promised(peak)
+        peak = promised(median_low(idle))
+        ends = {"lowest_bytes": min(*idle, *delayed), "highest_bytes": max(peak, *idle, *delayed)}
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
             rates = self._costs.rates
             cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
-            return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates))
-        return Baseline(peak, profile.unordered * self._ordered_seconds())
+            return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates), **ends)
+        return Baseline(peak, profile.unordered * self._ordered_seconds(), **ends)
 
-    def _likely_peak(self, flow: Dataflow, cost_s: list[float]) -> int:
-        if lowered := self._lowered_peak(flow, highest=False):
-            return lowered
-        self._idle_peaks = simulate_unordered(flow, cost_s, self._device, snapshot=self._snapshot)
-        return median_low(self._idle_peaks)
+    def _peaks(self, flow: Dataflow, cost_s: list[float]) -> tuple[list[int], list[int]]:
+        """The peaks of runs on an idle machine, and on a busy one. Steps with loops take long, and have runs on an idle
+        one alone.
+        """
+        if lowered := self._lowered_peaks(flow, delayed=False):
+            return lowered, []
+        there = self._snapshot
+        idle = simulate_unordered(flow, cost_s, self._device, snapshot=there)
+        return idle, simulate_delayed(flow, cost_s, self._device, snapshot=there)
 
-    def _lowered_peak(self, flow: Dataflow, *, highest: bool) -> int:
-        """As of `simulate_lowered`; 0 for a step without loops, or one that is too large."""
+    def _lowered_peaks(self, flow: Dataflow, *, delayed: bool) -> list[int]:
+        """As of `simulate_lowered`; none for a step without loops, or one that is too large."""
         if any(kind.is_loop for node in self._made.bodies if (kind := control_flow(node.op))):
             with contextlib.suppress(TooLarge):
                 return simulate_lowered(
-                    self._made, flow, self._device, self._costs.seconds, snapshot=self._snapshot, highest=highest
+                    self._made, flow, self._device, self._costs.seconds, snapshot=self._snapshot, delayed=delayed
                 )
-        return 0
+        return []
 
     @functools.cached_property
     def _made(self) -> Graph:
@@ -213,7 +225,7 @@ class UnoptimisedStep:
 
         Iterations of a loop overlap more on a busy machine than in the prediction.
         """
-        return self._bound(max(self._alone.peak_bytes, self._highest_bytes))
+        return self._bound(self._highest_bytes)
 
     def _bound(self, peak_bytes: int) -> int:
         spread = HELD_SPREAD if self._target.held else BASELINE_SPREAD
@@ -222,16 +234,17 @@ class UnoptimisedStep:
     @functools.cached_property
     @without_collector
     def _highest_bytes(self) -> int:
-        """The highest of the simulated peaks."""
+        """The highest of the simulated peaks, with loops whose iterations overlap more than they are likely to."""
         alone = self._alone
-        if self._earlier is not None and self._earlier.highest_bytes is not None:
-            return self._earlier.highest_bytes
+        if self._earlier is not None and self._earlier.bound_bytes is not None:
+            return self._earlier.bound_bytes
+        highest = alone.highest_bytes
         flow, cost_s, _ = self._executed
-        highest = self._lowered_peak(flow, highest=True)
-        if self._unrolled or not highest:
-            arena, idle, overlaps = self._snapshot, self._idle_peaks, self._unrolled
-            unrolled = simulate_highest(flow, cost_s, self._device, snapshot=arena, overlaps=overlaps, idle=idle)
-            highest = max(highest, unrolled)
+        if lowered := self._lowered_peaks(flow, delayed=True):
+            highest = max(highest, *lowered)
+        if self._unrolled:
+            snapshot = self._snapshot
+            highest = max(highest, *simulate_delayed(flow, cost_s, self._device, snapshot=snapshot, overlaps=True))
         if self._known is not None:
             self._keep(self._known, alone, highest)
         return highest

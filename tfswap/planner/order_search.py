@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner import exact_order, native_orders
 from tfswap.analysis.draws import Draws
+from tfswap.planner import exact_order, native_orders
 from tfswap.simulator.kernel_replay import KernelReplay
 
 VISITS, TRIES = 1_000_000, 4_000

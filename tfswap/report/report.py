@@ -48,6 +48,8 @@ KINDS = {
 """The kinds of files that a report can be saved as, by the ending of the name. The first match counts."""
 COMPUTED = (
     "baseline_peak_bytes",
+    "baseline_lowest_bytes",
+    "baseline_highest_bytes",
     "time_ratio",
     "floor_bytes",
     "least_seconds",
@@ -101,6 +103,7 @@ class Report:
         notes: what the figures assume, and what could not be planned.
         device: the device that the figures are of ("GPU:0"); "" where the report is of a file.
         sliced: the kernels that run in slices of rows, for each size of slices.
+        requested_share: the requested limit, where it is a share of the unoptimised peak ("60%"); otherwise "".
     """
 
     planned_peak_bytes: int
@@ -122,6 +125,7 @@ class Report:
     notes: tuple[str, ...] = ()
     device: str = ""
     sliced: tuple[Slices, ...] = ()
+    requested_share: str = ""
     _devices: Mapping[str, Report] = field(repr=False, compare=False, default_factory=dict)
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _levers: Callable[[], Floor] = field(repr=False, compare=False, default=lambda: Floor(0, ()))
@@ -142,11 +146,22 @@ class Report:
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
-        """Predicted peak of the unoptimised step, computed on first access.
+        """Predicted peak of the unoptimised step, computed on first access: the median of simulated runs, which a share
+        is of.
 
         It leaves out the bytes that concurrent iterations of a loop hold: `print(report)` gives their bound.
         """
         return self._baseline().peak_bytes
+
+    @property
+    def baseline_lowest_bytes(self) -> int:
+        """The lowest of the predicted peaks of runs of the unoptimised step."""
+        return self._baseline().lowest_bytes
+
+    @property
+    def baseline_highest_bytes(self) -> int:
+        """The highest of them, on a busy machine too."""
+        return self._baseline().highest_bytes
 
     @cached_property
     def time_ratio(self) -> float:

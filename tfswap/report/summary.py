@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.ir.permits import STATE
-from tfswap.support.sizes import Unit, format_bytes, format_count
+from tfswap.support.sizes import Unit, format_bytes, format_count, parse_limit
 
 if TYPE_CHECKING:
     from tfswap.report.report import Report
@@ -96,6 +96,27 @@ def _node(tensor: str) -> str:
     return tensor.rpartition(":")[0]
 
 
+def _kept_text(report: Report) -> str:
+    return "" if report.keeps_limit else ": NOT KEPT, see the smallest limit"
+
+
+def _share_text(report: Report, size: Callable[[int], str]) -> str:
+    """What the limit is a share of."""
+    if not report.requested_share:
+        return ""
+    of = f"{report.requested_share} of the likely peak before, {size(report.baseline_peak_bytes)}"
+    share_bytes = parse_limit(report.requested_share, lambda: report.baseline_peak_bytes)
+    if report.memory_limit_bytes == share_bytes:
+        return f", {of}"
+    return f"; {of}, is {size(share_bytes)}"
+
+
+def _range_text(report: Report, size: Callable[[int], str]) -> str:
+    """The range of peaks."""
+    lowest, highest = report.baseline_lowest_bytes, report.baseline_highest_bytes
+    return f", in runs {size(lowest)} to {size(highest)}" if lowest < highest else ""
+
+
 def figures_of(report: Report) -> list[Figure]:
     """The main figures of a report, in one unit."""
     size = unit_of(report).text
@@ -111,8 +132,8 @@ def figures_of(report: Report) -> list[Figure]:
         *([] if report.trains else [Figure("step", "", NO_BACKWARD)]),
         Figure("memory limit", "", "none")
         if limit is None
-        else Figure("memory limit", size(limit), "" if report.keeps_limit else ": NOT KEPT, see the smallest limit"),
-        Figure("peak before, predicted", size(report.baseline_peak_bytes), concurrent),
+        else Figure("memory limit", size(limit), f"{_share_text(report, size)}{_kept_text(report)}"),
+        Figure("peak before, predicted", size(report.baseline_peak_bytes), f"{_range_text(report, size)}{concurrent}"),
         Figure("peak planned", size(report.planned_peak_bytes)),
         *([] if measured is None else [Figure("peak measured", size(measured))]),
         Figure("persistent", size(report.persistent_bytes)),

@@ -90,10 +90,16 @@ class StepPart:
         report = optimizer.report(self.plan, planned.snapshot)
         notes = [] if self.borrowed is None else [messages.borrows(self.trace.device.name, self.borrowed)]
         notes += [messages.lends(self.trace.device.name, lends_bytes)] if lends_bytes else []
+        name = self.trace.device.name
         self.watch.renew(
             planned,
             dataclasses.replace(
-                report, step=self.trace.name, device=self.trace.device.name, notes=(*report.notes, *notes), _floor=floor
+                report,
+                step=self.trace.name,
+                device=name,
+                notes=(*report.notes, *notes),
+                requested_share=self.request.share(name),
+                _floor=floor,
             ),
         )
 

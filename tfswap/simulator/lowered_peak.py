@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from statistics import median_low
 from typing import cast
 
 from tfswap.analysis.buffers import Buffer
@@ -57,21 +56,21 @@ def simulate_lowered(
     seconds: Callable[[Node], float],
     *,
     snapshot: ArenaSnapshot,
-    highest: bool = False,
-) -> int:
-    """Peak bytes that a run of the step on `device` is likely to have.
+    delayed: bool = False,
+) -> list[int]:
+    """Peak bytes of each run of the step on `device`. Their median is the likely peak.
 
     Args:
         graph: as traced, in TensorFlow's order of nodes.
         flow: the step's facts, for the arena before it.
         seconds: the seconds of a node's kernel.
-        highest: of all runs, on a busy machine, where threads are delayed.
+        delayed: on a busy machine, where threads are delayed.
 
     Raises:
         TooLarge: the step has more items than LARGEST.
     """
     step = _Step(graph, flow, device, seconds)
-    step.is_delayed = highest
+    step.is_delayed = delayed
     peaks: list[int] = []
     runs = MOST_RUNS
     while len(peaks) < runs:
@@ -79,7 +78,7 @@ def simulate_lowered(
         items = process.run()
         runs = min(runs, runs_within(MOST_ITEMS // items))
         peaks.append(process.arena.peak_bytes)
-    return max(peaks) if highest else median_low(peaks)
+    return peaks
 
 
 class _Step(LoweredProgram):

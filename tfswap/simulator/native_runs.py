@@ -33,10 +33,7 @@ class _CProgram(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("seconds", "cheap", "pending", "ops", "is_kernel")),
         ("data", CLists),
         ("control", CLists),
-        *(
-            (name, ctypes.c_double)
-            for name in ("cost_error", "noise", "delayed_share", "delay_s", "spin_s", "wake_s")
-        ),
+        *((name, ctypes.c_double) for name in ("cost_error", "noise", "delayed_share", "delay_s", "spin_s", "wake_s")),
         ("ordered_edges", ctypes.c_int64),
     )
 

@@ -3,8 +3,9 @@
 analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor: only these hold
 their inputs, as long as they need them, and the kernels of their bodies have no order either
 (analysis/control_flow.py). Threads race, so the real peak varies from run to run; and the model of kernels' times,
-which decides most races, is exact to a factor only. So a few runs are replayed, each with other kernel times, and the
-median of their peaks is the prediction.
+which decides most races, is exact to a factor only. So some runs are replayed, each with other kernel times: on an idle
+machine, where the median of their peaks is the likely peak, and on a busy one, where threads are delayed. All of them
+together give the range of peaks.
 
 Steps with loops are replayed node by node (lowered_peak.py), if they are not too large. Not handled here: concurrent
 iterations of one loop (`parallel_iterations`), where one need not wait for all of another.
@@ -29,8 +30,9 @@ from tfswap.simulator.replay import BEGIN, FINISH, Buffer, Replay
 from tfswap.support import progress
 
 MOST_RUNS = 25
-MOST_KERNELS = 50_000
-"""Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
+MOST_KERNELS = 200_000
+"""Fewer runs of large steps: this many kernels in all, which take the core library a quarter of a second. The peaks of
+large steps vary less."""
 EVENTS = 8
 """The number of a loop's events that count as one kernel."""
 MOST_THREADS = 64
@@ -45,12 +47,21 @@ class Baseline(NamedTuple):
     """The prediction of the unoptimised step: its peak, and its time.
 
     Attributes:
+        peak_bytes: the likely peak, which a share is of.
         overlapping_bytes: the most that concurrent iterations of loops hold in addition to the peak.
+        lowest_bytes, highest_bytes: the range of the peaks of runs.
     """
 
     peak_bytes: int
     seconds: float
     overlapping_bytes: int = 0
+    lowest_bytes: int = 0
+    highest_bytes: int = 0
+
+    def more(self, nbytes: int) -> Baseline:
+        """The same in an arena with so many bytes more in use."""
+        sizes = {name: getattr(self, name) + nbytes for name in ("peak_bytes", "lowest_bytes", "highest_bytes")}
+        return self._replace(**sizes)
 
     def time_ratio(self, seconds: float) -> float:
         """The time of a step over that of the unoptimised one."""
@@ -68,31 +79,28 @@ def simulate_unordered(
     return _peaks(_Program(flow, cost_s, device), snapshot)
 
 
-def simulate_highest(
+def simulate_delayed(
     flow: Dataflow,
     cost_s: Sequence[float],
     device: DeviceModel,
     *,
     snapshot: ArenaSnapshot = NOTHING_KNOWN,
     overlaps: bool = False,
-    idle: Sequence[int] | None = None,
-) -> int:
-    """Peak bytes of the highest of the runs on an idle and on a busy machine, where threads are delayed.
+) -> list[int]:
+    """As `simulate_unordered`, on a busy `device`, where threads are delayed.
 
     Args:
-        idle: the peaks of `simulate_unordered` for the same step and arena, where they are known.
         overlaps: whether the step has independent iterations of loops. Delayed ones overlap more than with the threads
             of `device`, so that one of the runs has a thread free for each kernel that can run.
     """
-    peaks = list(simulate_unordered(flow, cost_s, device, snapshot=snapshot) if idle is None else idle)
     program = _Program(flow, cost_s, device)
     program.is_delayed = True
-    peaks += _peaks(program, snapshot)
+    peaks = _peaks(program, snapshot)
     if overlaps:
         most = sum(flow.is_kernel)
         free = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
         peaks.append(_peak_of(free, snapshot)(0))
-    return max(peaks)
+    return peaks
 
 
 def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot) -> Record:

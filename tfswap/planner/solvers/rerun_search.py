@@ -30,8 +30,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tfswap.plan.schedule import build_schedule
 from tfswap.analysis.draws import Draws
+from tfswap.plan.schedule import build_schedule
 from tfswap.planner.live_target import LiveTarget
 from tfswap.planner.problem import NEVER, Choice, Gap, Problem, Solver, Uses
 from tfswap.planner.solvers import native_reruns

@@ -93,7 +93,7 @@ def overlapping():
     for function in (loop, tf.tanh):
         analysed = tfswap.optimize(tf.function(function), memory_limit="300%", mode="analyze")
         analysed(tf.ones([64, 64]))
-        found.append([analysed.report()._baseline().overlapping_bytes, "run concurrently" in str(analysed.report())])
+        found.append([analysed.report().baseline.overlapping_bytes, "run concurrently" in str(analysed.report())])
     return found
 
 

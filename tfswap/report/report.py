@@ -48,8 +48,6 @@ KINDS = {
 """The kinds of files that a report can be saved as, by the ending of the name. The first match counts."""
 COMPUTED = (
     "baseline_peak_bytes",
-    "baseline_lowest_bytes",
-    "baseline_highest_bytes",
     "time_ratio",
     "floor_bytes",
     "least_seconds",
@@ -146,27 +144,21 @@ class Report:
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
-        """Predicted peak of the unoptimised step, computed on first access: the median of simulated runs, which a share
-        is of.
+        """Predicted peak of the unoptimised step: the median of simulated runs, which a share is of.
 
         It leaves out the bytes that concurrent iterations of a loop hold: `print(report)` gives their bound.
         """
-        return self._baseline().peak_bytes
+        return self.baseline.peak_bytes
 
     @property
-    def baseline_lowest_bytes(self) -> int:
-        """The lowest of the predicted peaks of runs of the unoptimised step."""
-        return self._baseline().lowest_bytes
-
-    @property
-    def baseline_highest_bytes(self) -> int:
-        """The highest of them, on a busy machine too."""
-        return self._baseline().highest_bytes
+    def baseline(self) -> Baseline:
+        """The prediction of the unoptimised step, with the range of its runs' peaks; computed on first access."""
+        return self._baseline()
 
     @cached_property
     def time_ratio(self) -> float:
         """Predicted step time over the unoptimised one's."""
-        return self._baseline().time_ratio(self.seconds)
+        return self.baseline.time_ratio(self.seconds)
 
     @cached_property
     def bounds(self) -> Bounds | None:
@@ -304,11 +296,6 @@ class Report:
         """One line: the peak, and the tactics and time that it needs."""
         return headline_of(self)
 
-    @property
-    def overlapping_bytes(self) -> int:
-        """The most that concurrent iterations of the unoptimised step's loops hold in addition to its peak."""
-        return self._baseline().overlapping_bytes
-
     def __rich__(self) -> RenderableType:
         return printed(self)
 
@@ -394,6 +381,7 @@ def _content(report: Report) -> dict[str, Any]:
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if not f.name.startswith("_")}
     content["rows"] = [dataclasses.asdict(row) for row in report.rows]
     content |= {name: getattr(report, name) for name in COMPUTED}
+    content["baseline_range_bytes"] = report.baseline.lowest_bytes, report.baseline.highest_bytes
     content["reuse"] = dataclasses.asdict(report.reuse)
     content["convolutions"] = [dataclasses.asdict(row) for row in report.convolutions]
     return content

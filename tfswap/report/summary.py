@@ -113,7 +113,7 @@ def _share_text(report: Report, size: Callable[[int], str]) -> str:
 
 def _range_text(report: Report, size: Callable[[int], str]) -> str:
     """The range of peaks."""
-    lowest, highest = report.baseline_lowest_bytes, report.baseline_highest_bytes
+    lowest, highest = report.baseline.lowest_bytes, report.baseline.highest_bytes
     return f", in runs {size(lowest)} to {size(highest)}" if lowest < highest else ""
 
 
@@ -121,7 +121,7 @@ def figures_of(report: Report) -> list[Figure]:
     """The main figures of a report, in one unit."""
     size = unit_of(report).text
     limit = report.memory_limit_bytes
-    measured, more = report.measured_peak_bytes, report.overlapping_bytes
+    measured, more = report.measured_peak_bytes, report.baseline.overlapping_bytes
     moved = sum(row.cost_bytes for row in report.swapped)
     swapped = f"{format_count(len(report.swapped), 'tensor')}, {size(moved)} travel per step"
     concurrent = f"; iterations that run concurrently hold up to {size(more)} more" if more else ""

@@ -35,6 +35,10 @@ COST_ERROR = 1.5
 """The largest factor between the predicted and the actual time of all kernels of one type."""
 NOISE = 0.1
 """The largest relative variation of one kernel's time between runs."""
+CONTENTION = 2.0
+"""Kernels that run at the same time share the cores: one that starts while another runs takes up to so many times its
+time longer. Who gets the cores first is chance: of the same convolution's gradient in two steps, one took 60 ms, the
+other 214 ms."""
 DELAYED_SHARE = 0.1
 DELAY_S = 3e-3
 """On a busy machine threads lose their core: this share of kernels takes so much longer, a slice of the scheduler."""
@@ -174,6 +178,8 @@ class Executor:
             return False
         temporaries = self.begin(i)
         took = self.cost_of(i) * (1 + NOISE * (2 * self.chance.random() - 1))
+        if any(event[2] != WOKEN for event in self.events):
+            took *= 1 + CONTENTION * self.chance.random()
         if self.program.is_delayed and self.chance.random() < DELAYED_SHARE:
             took += DELAY_S
         heapq.heappush(self.events, (now + took, thread, i, temporaries))

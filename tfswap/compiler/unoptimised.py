@@ -175,25 +175,21 @@ class UnoptimisedStep:
         if len(self._graph) > MOST_NODES:
             del self._executed  # as large as the step's own facts, and soon recomputed, without Grappler
         profile = self._costs.profile
-        idle, delayed = self._peaks(flow, cost_s)
+        peaks = self._peaks(flow, cost_s)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
-        peak = promised(median_low(idle))
-        ends = {"lowest_bytes": min(*idle, *delayed), "highest_bytes": max(peak, *idle, *delayed)}
+        peak = promised(median_low(peaks))
+        ends = {"lowest_bytes": min(peaks), "highest_bytes": max(peak, *peaks)}
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
             rates = self._costs.rates
             cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
             return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates), **ends)
         return Baseline(peak, profile.unordered * self._ordered_seconds(), **ends)
 
-    def _peaks(self, flow: Dataflow, cost_s: list[float]) -> tuple[list[int], list[int]]:
-        """The peaks of runs on an idle machine, and on a busy one. Steps with loops take long, and have runs on an idle
-        one alone.
-        """
-        if lowered := self._lowered_peaks(flow, delayed=False):
-            return lowered, []
-        there = self._snapshot
-        idle = simulate_unordered(flow, cost_s, self._device, snapshot=there)
-        return idle, simulate_delayed(flow, cost_s, self._device, snapshot=there)
+    def _peaks(self, flow: Dataflow, cost_s: list[float]) -> list[int]:
+        """The peaks of runs."""
+        return self._lowered_peaks(flow, delayed=False) or simulate_unordered(
+            flow, cost_s, self._device, snapshot=self._snapshot
+        )
 
     def _lowered_peaks(self, flow: Dataflow, *, delayed: bool) -> list[int]:
         """As of `simulate_lowered`; none for a step without loops, or one that is too large."""
@@ -238,13 +234,12 @@ class UnoptimisedStep:
         alone = self._alone
         if self._earlier is not None and self._earlier.bound_bytes is not None:
             return self._earlier.bound_bytes
-        highest = alone.highest_bytes
         flow, cost_s, _ = self._executed
-        if lowered := self._lowered_peaks(flow, delayed=True):
-            highest = max(highest, *lowered)
-        if self._unrolled:
-            snapshot = self._snapshot
-            highest = max(highest, *simulate_delayed(flow, cost_s, self._device, snapshot=snapshot, overlaps=True))
+        peaks = [alone.highest_bytes, *self._lowered_peaks(flow, delayed=True)]
+        if self._unrolled or len(peaks) == 1:
+            there, overlaps = self._snapshot, self._unrolled
+            peaks += simulate_delayed(flow, cost_s, self._device, snapshot=there, overlaps=overlaps)
+        highest = max(peaks)
         if self._known is not None:
             self._keep(self._known, alone, highest)
         return highest

@@ -10,6 +10,7 @@ from array import array
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.executor import (
+    CONTENTION,
     COST_ERROR,
     DELAY_S,
     DELAYED_SHARE,
@@ -33,7 +34,10 @@ class _CProgram(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("seconds", "cheap", "pending", "ops", "is_kernel")),
         ("data", CLists),
         ("control", CLists),
-        *((name, ctypes.c_double) for name in ("cost_error", "noise", "delayed_share", "delay_s", "spin_s", "wake_s")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("cost_error", "noise", "contention", "delayed_share", "delay_s", "spin_s", "wake_s")
+        ),
         ("ordered_edges", ctypes.c_int64),
     )
 
@@ -63,6 +67,7 @@ class NativeRuns:
             *map(_c_lists, self._lists),
             COST_ERROR,
             NOISE,
+            CONTENTION,
             DELAYED_SHARE if program.is_delayed else 0.0,
             DELAY_S,
             SPIN_S,

@@ -3,9 +3,8 @@
 analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor: only these hold
 their inputs, as long as they need them, and the kernels of their bodies have no order either
 (analysis/control_flow.py). Threads race, so the real peak varies from run to run; and the model of kernels' times,
-which decides most races, is exact to a factor only. So some runs are replayed, each with other kernel times: on an idle
-machine, where the median of their peaks is the likely peak, and on a busy one, where threads are delayed. All of them
-together give the range of peaks.
+which decides most races, is exact to a factor only. So some runs are replayed, each with other kernel times. The lowest
+and the highest of their peaks are the range, and the median is the likely peak.
 
 Steps with loops are replayed node by node (lowered_peak.py), if they are not too large. Not handled here: concurrent
 iterations of one loop (`parallel_iterations`), where one need not wait for all of another.

@@ -31,6 +31,7 @@ struct ExecutorProgram {
   Lists control;
   double cost_error;
   double noise;
+  double contention;
   double delayed_share;    // 0 on an idle machine
   double delay_s;
   double spin_s;
@@ -90,6 +91,7 @@ class ExecutorRun {
       std::tie(now, thread, node) = events_.top();
       events_.pop();
       if (node == kWoken) continue;
+      --running_;
       Note(kFinish, node);
       HandOn(node, thread);
     }
@@ -127,8 +129,10 @@ class ExecutorRun {
     }
     Note(kBegin, node);
     double took = seconds_[node] * (1 + program_.noise * (2 * draws_.Unit() - 1));
+    if (running_ > 0) took *= 1 + program_.contention * draws_.Unit();
     if (program_.delayed_share > 0 && draws_.Unit() < program_.delayed_share) took += program_.delay_s;
     events_.emplace(now + took, thread, node);
+    ++running_;
     return true;
   }
 
@@ -187,6 +191,7 @@ class ExecutorRun {
   std::deque<std::pair<int32_t, double>> idle_;  // threads, and since when
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
   int64_t queued_ = 0;
+  int64_t running_ = 0;  // threads that run a node
   std::vector<int32_t>* kinds_ = nullptr;
   std::vector<int64_t>* subjects_ = nullptr;
 };

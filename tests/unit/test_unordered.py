@@ -15,7 +15,7 @@ from tfswap.ir.graph import Node
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot
-from tfswap.simulator.unordered import Baseline, simulate_delayed, simulate_unordered
+from tfswap.simulator.unordered import Baseline, range_of, simulate_delayed, simulate_unordered
 
 UNIT = 25600 * 4
 ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))
@@ -101,6 +101,12 @@ class Started(Executor):
 
     def finish(self, i: int, temporaries: list[int]) -> None:
         pass
+
+
+def test_the_range_is_that_of_ten_runs():
+    assert range_of(range(25)) == (2, 22)
+    assert range_of([5, 3, 4]) == (3, 5)
+    assert range_of([7]) == (7, 7)
 
 
 def test_the_range_moves_with_the_arena():

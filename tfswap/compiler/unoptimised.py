@@ -26,7 +26,7 @@ from tfswap.planner.promise import MARGIN_SHARE, promised
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 from tfswap.simulator.lowered_peak import TooLarge, simulate_lowered
 from tfswap.simulator.record import Record
-from tfswap.simulator.unordered import Baseline, record_baseline, simulate_delayed, simulate_unordered
+from tfswap.simulator.unordered import Baseline, range_of, record_baseline, simulate_delayed, simulate_unordered
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
 
@@ -178,7 +178,8 @@ class UnoptimisedStep:
         peaks = self._peaks(flow, cost_s)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         peak = promised(median_low(peaks))
-        ends = {"lowest_bytes": min(peaks), "highest_bytes": max(peak, *peaks)}
+        lowest, highest = range_of(peaks)
+        ends = {"lowest_bytes": lowest, "highest_bytes": max(peak, highest)}
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
             rates = self._costs.rates
             cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]

@@ -3,8 +3,8 @@
 analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor: only these hold
 their inputs, as long as they need them, and the kernels of their bodies have no order either
 (analysis/control_flow.py). Threads race, so the real peak varies from run to run; and the model of kernels' times,
-which decides most races, is exact to a factor only. So some runs are replayed, each with other kernel times. The lowest
-and the highest of their peaks are the range, and the median is the likely peak.
+which decides most races, is exact to a factor only. So some runs are replayed, each with other kernel times. The median
+of their peaks is the likely peak, and the range is that of ten of them.
 
 Steps with loops are replayed node by node (lowered_peak.py), if they are not too large. Not handled here: concurrent
 iterations of one loop (`parallel_iterations`), where one need not wait for all of another.
@@ -36,10 +36,12 @@ EVENTS = 8
 """The number of a loop's events that count as one kernel."""
 MOST_THREADS = 64
 """The threads of a run in which each ready kernel has a thread: about as many as iterations and branches can use."""
-STEPS = 4
+STEPS = 3
 """Steps per run: updates move variables, so that each step finds another arena. The peak is the highest of all
 steps.
 """
+RANGE_RUNS = 10
+"""The range of peaks is the one that so many runs have: of more runs, the highest is higher."""
 
 
 class Baseline(NamedTuple):
@@ -48,7 +50,7 @@ class Baseline(NamedTuple):
     Attributes:
         peak_bytes: the likely peak, which a share is of.
         overlapping_bytes: the most that concurrent iterations of loops hold in addition to the peak.
-        lowest_bytes, highest_bytes: the range of the peaks of runs.
+        lowest_bytes, highest_bytes: the range of the peaks of ten runs.
     """
 
     peak_bytes: int
@@ -65,6 +67,13 @@ class Baseline(NamedTuple):
     def time_ratio(self, seconds: float) -> float:
         """The time of a step over that of the unoptimised one."""
         return round(seconds / self.seconds, 6) if self.seconds else 1.0
+
+
+def range_of(peaks: Sequence[int]) -> tuple[int, int]:
+    """The likely lowest and highest peak of RANGE_RUNS runs, from those of some runs."""
+    ordered = sorted(peaks)
+    beyond = len(ordered) // (RANGE_RUNS + 1)
+    return ordered[beyond], ordered[-1 - beyond]
 
 
 def simulate_unordered(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.cost import LOOPED_S, concurrent_seconds, spread_over
+from tfswap.analysis.cost import LOOPED_S, spread_over
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.custom_ops import KERNEL
 from tfswap.ir.graph import Graph
@@ -438,19 +438,27 @@ def gains(
     """
 
     copies = flow.copying | flow.commits.keys()
+    cores = rates.cores
+
+    @functools.cache
+    def work_of(i: int) -> tuple[float, float]:
+        """The core seconds of a kernel, and the seconds of cores that it leaves idle, of one of them."""
+        used = spread_over(flow.nodes[i], rates)
+        return cost_s[i] * used, cost_s[i] * (1 - used / cores)
 
     @functools.cache
     def gain(first: int, second: int) -> float:
-        if not copies.isdisjoint((first, second)):
+        if first in copies or second in copies:
             return 0.0  # a copy overlaps with kernels as it is
-        if looped and first != second and max(cost_s[first], cost_s[second]) <= LOOPED_S:
-            shorter_s, longer_s = sorted(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
+        (work_s, idle_s), (other_s, other_idle_s) = work_of(first), work_of(second)
+        one_s, two_s = cost_s[first], cost_s[second]
+        if looped and first != second and max(one_s, two_s) <= LOOPED_S:
+            shorter_s, longer_s = sorted((work_s, other_s))
             return shorter_s if shorter_s > max(LEAST_LOOPED_GAIN_S, share * (longer_s - shorter_s)) else 0.0
-        idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
+        idle_s = max(idle_s, other_idle_s)
         if first == second or not idle_s:
             return 0.0
-        pair = [(flow.nodes[i], cost_s[i]) for i in (first, second)]
-        saved_s = cost_s[first] + cost_s[second] - concurrent_seconds(pair, rates)
+        saved_s = one_s + two_s - max((work_s + other_s) / cores, one_s, two_s)  # as concurrent_seconds
         return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
 
     return gain

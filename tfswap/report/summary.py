@@ -104,17 +104,17 @@ def _share_text(report: Report, size: Callable[[int], str]) -> str:
     """What the limit is a share of."""
     if not report.requested_share:
         return ""
-    of = f"{report.requested_share} of the likely peak before, {size(report.baseline_peak_bytes)}"
+    of = f"{report.requested_share} of the likely peak before ({size(report.baseline_peak_bytes)})"
     share_bytes = parse_limit(report.requested_share, lambda: report.baseline_peak_bytes)
     if report.memory_limit_bytes == share_bytes:
-        return f", {of}"
-    return f"; {of}, is {size(share_bytes)}"
+        return f"is {of}"
+    return f"where {of} is {size(share_bytes)}"
 
 
 def _range_text(report: Report, size: Callable[[int], str]) -> str:
     """The range of peaks."""
     lowest, highest = report.baseline.lowest_bytes, report.baseline.highest_bytes
-    return f", in runs {size(lowest)} to {size(highest)}" if lowest < highest else ""
+    return f"in runs {size(lowest)} to {size(highest)}" if lowest < highest else ""
 
 
 def figures_of(report: Report) -> list[Figure]:

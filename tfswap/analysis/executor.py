@@ -26,6 +26,7 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
+from tfswap.analysis.cost import GRAIN_S
 from tfswap.analysis.draws import Draws
 from tfswap.ir.graph import Node
 from tfswap.ir.op_traits import runs_inline
@@ -36,9 +37,9 @@ COST_ERROR = 1.5
 NOISE = 0.1
 """The largest relative variation of one kernel's time between runs."""
 CONTENTION = 2.0
-"""Kernels that run at the same time share the cores: one that starts while another runs takes up to so many times its
-time longer. Who gets the cores first is chance: of the same convolution's gradient in two steps, one took 60 ms, the
-other 214 ms."""
+"""Large kernels that run at the same time share the cores: one that starts while another runs takes up to so many
+times its time longer. Who gets the cores first is chance: one convolution's gradient took 60 ms in one step, and 214 ms
+in the next."""
 DELAYED_SHARE = 0.1
 DELAY_S = 3e-3
 """On a busy machine threads lose their core: this share of kernels takes so much longer, a slice of the scheduler."""
@@ -178,7 +179,7 @@ class Executor:
             return False
         temporaries = self.begin(i)
         took = self.cost_of(i) * (1 + NOISE * (2 * self.chance.random() - 1))
-        if any(event[2] != WOKEN for event in self.events):
+        if took > GRAIN_S and any(event[2] != WOKEN for event in self.events):
             took *= 1 + CONTENTION * self.chance.random()
         if self.program.is_delayed and self.chance.random() < DELAYED_SHARE:
             took += DELAY_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 
+from tfswap.analysis.cost import GRAIN_S
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.executor import (
     CONTENTION,
@@ -36,7 +37,7 @@ class _CProgram(ctypes.Structure):
         ("control", CLists),
         *(
             (name, ctypes.c_double)
-            for name in ("cost_error", "noise", "contention", "delayed_share", "delay_s", "spin_s", "wake_s")
+            for name in ("cost_error", "noise", "contention", "grain_s", "delayed_share", "delay_s", "spin_s", "wake_s")
         ),
         ("ordered_edges", ctypes.c_int64),
     )
@@ -68,6 +69,7 @@ class NativeRuns:
             COST_ERROR,
             NOISE,
             CONTENTION,
+            GRAIN_S,
             DELAYED_SHARE if program.is_delayed else 0.0,
             DELAY_S,
             SPIN_S,

@@ -32,6 +32,7 @@ struct ExecutorProgram {
   double cost_error;
   double noise;
   double contention;
+  double grain_s;
   double delayed_share;    // 0 on an idle machine
   double delay_s;
   double spin_s;
@@ -129,7 +130,7 @@ class ExecutorRun {
     }
     Note(kBegin, node);
     double took = seconds_[node] * (1 + program_.noise * (2 * draws_.Unit() - 1));
-    if (running_ > 0) took *= 1 + program_.contention * draws_.Unit();
+    if (took > program_.grain_s && running_ > 0) took *= 1 + program_.contention * draws_.Unit();
     if (program_.delayed_share > 0 && draws_.Unit() < program_.delayed_share) took += program_.delay_s;
     events_.emplace(now + took, thread, node);
     ++running_;

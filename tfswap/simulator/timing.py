@@ -124,9 +124,12 @@ def run_lanes(
     crossing, copying, loads, commits = flow.crossing, flow.copying, flow.loads, flow.commits
     copies = CopyLanes(flow, rates, tiers)
     lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
+    is_plain = spans is None and not (loads or copying or crossing or commits or waiting)
     for number, (kind, subject) in enumerate(steps):
-        start = now
-        copied = None
+        if is_plain and kind == RUN and lead < 0:  # most steps of the many plans that a search tries
+            now, compute, ends[subject] = max(now, host) + cost_s[subject], compute + cost_s[subject], host
+            continue
+        start, copied = now, None
         if loads and kind in KERNELS:
             start = now = copies.read(flow.reads[subject], now)
         if kind in (RUN, RERUN) and subject in copying:
@@ -150,11 +153,9 @@ def run_lanes(
         elif kind == LEAD:
             lead, lead_number = subject, number
         elif kind == SPLIT:
-            if steps[number + 1].kind != SPLIT:
-                now += SPLIT_S
+            now += 0.0 if steps[number + 1].kind == SPLIT else SPLIT_S
         elif kind == RERUN:
-            now += cost_s[subject]
-            rerun += cost_s[subject]
+            now, rerun = now + cost_s[subject], rerun + cost_s[subject]
         elif kind == OUT:
             copied = copies.start_out(subject, now)
         elif kind == IN:
@@ -165,8 +166,7 @@ def run_lanes(
         if spans is not None:
             spans.append(Span(start, now) if copied is None else copied)
             if kind == RUN and lead_number >= 0:
-                spans[lead_number] = spans[number]
-                lead_number = -1
+                spans[lead_number], lead_number = spans[number], -1
     return Timing(now + copies.lost_s, compute, rerun, now - compute - rerun, copies.lost_s)
 
 

@@ -70,7 +70,6 @@ def built(name: str, kind: str) -> Step:
     if kind == "outside":
         return _outside()
     if kind == "program":
-        sys.path += [str(TESTS), str(TESTS / "programs")]
         programs, models = (importlib.import_module(module) for module in ("control_flow", "models"))
         models.settle()
         keras.utils.set_random_seed(0)
@@ -160,6 +159,7 @@ def in_process(kind: str, work: Callable[[str, str], Any], name: str, *, onednn:
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENAS_MIB[kind]),
         "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
         "TFSWAP_PLAN_CACHE": "off",
+        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS), str(TESTS / "programs")]),
     }
     with Pool(1, context=multiprocessing.get_context("spawn")) as pool:
         return pool.apply(work, (name, kind))

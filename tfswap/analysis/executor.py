@@ -37,9 +37,9 @@ COST_ERROR = 1.5
 NOISE = 0.1
 """The largest relative variation of one kernel's time between runs."""
 CONTENTION = 2.0
-"""Large kernels that run at the same time share the cores: one that starts while another runs takes up to so many
-times its time longer. Who gets the cores first is chance: one convolution's gradient took 60 ms in one step, and 214 ms
-in the next."""
+"""The most, as a multiple of its time, that a large kernel takes longer if another runs when it starts, since both
+share the cores. Chance decides which gets them first: one convolution's gradient took 60 ms in one step, and 214 ms in
+the next."""
 DELAYED_SHARE = 0.1
 DELAY_S = 3e-3
 """On a busy machine threads lose their core: this share of kernels takes so much longer, a slice of the scheduler."""

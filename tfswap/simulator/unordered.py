@@ -41,7 +41,7 @@ STEPS = 3
 steps.
 """
 RANGE_RUNS = 10
-"""The range of peaks is the one that so many runs have: of more runs, the highest is higher."""
+"""The range of peaks is the likely one of this number of runs: the highest of more runs is higher."""
 
 
 class Baseline(NamedTuple):
@@ -60,7 +60,7 @@ class Baseline(NamedTuple):
     highest_bytes: int = 0
 
     def more(self, nbytes: int) -> Baseline:
-        """The same in an arena with so many bytes more in use."""
+        """The same in an arena with this number of bytes more in use."""
         sizes = {name: getattr(self, name) + nbytes for name in ("peak_bytes", "lowest_bytes", "highest_bytes")}
         return self._replace(**sizes)
 

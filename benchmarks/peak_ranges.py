@@ -21,12 +21,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,9 +150,9 @@ def planned(name: str, kind: str) -> dict[str, Any]:
     return found | {"planned_bytes": function.report().planned_peak_bytes, "planned_run_bytes": peak}
 
 
-def in_process(kind: str, work: Callable[[str, str], Any], name: str, *, onednn: bool) -> Any:
-    """What `work` returns in a process of its own."""
-    os.environ |= {
+def in_process(work: str, name: str, kind: str, *, onednn: bool) -> Any:
+    """What a function of this module returns in a process of its own."""
+    env = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENAS_MIB[kind]),
@@ -161,16 +160,21 @@ def in_process(kind: str, work: Callable[[str, str], Any], name: str, *, onednn:
         "TFSWAP_PLAN_CACHE": "off",
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS), str(TESTS / "programs")]),
     }
-    with Pool(1, context=multiprocessing.get_context("spawn")) as pool:
-        return pool.apply(work, (name, kind))
+    done = subprocess.run([sys.executable, __file__, "--child", work, name], env=env, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(name: str, kind: str, runs: int, *, onednn: bool) -> dict[str, Any]:
-    found = in_process(kind, planned, name, onednn=onednn)
+    found = in_process("planned", name, kind, onednn=onednn)
     found["run_bytes"] = [
-        in_process(kind, measured, name, onednn=onednn) for _ in progress.over(f"runs of {name}", range(runs))
+        in_process("measured", name, kind, onednn=onednn) for _ in progress.over(f"runs of {name}", range(runs))
     ]
     return found
+
+
+WORK: dict[str, Callable[[str, str], Any]] = {"planned": planned, "measured": measured}
 
 
 HEADS = ("step", "predicted, MiB", "likely", "measured, MiB", "median", "runs", "low end, off", "high end, off", "")
@@ -221,12 +225,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="the file of figures: steps are added to those in it")
     parser.add_argument("--table", action="store_true", help="measure nothing, and print the tables of that file")
     parser.add_argument("--list", action="store_true", help="print the steps' names")
+    parser.add_argument("--child", choices=WORK, help=argparse.SUPPRESS)
     args = parser.parse_args()
     known = steps()
     if unknown := [name for name in args.steps if name not in known]:
         parser.error(f"no step is named {unknown[0]!r}: see --list")
     if args.list:
         print("\n".join(known))
+        return 0
+    if args.child:
+        (name,) = args.steps
+        print(json.dumps(WORK[args.child](name, known[name])))
         return 0
     figures: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|", flush=True)

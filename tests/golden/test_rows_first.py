@@ -55,3 +55,34 @@ def test_what_stays() -> None:
     other = PROJECTED.replace("(2, 0, 3, 1, 4)", "(2, 1, 3, 0, 4)").replace("(1, 3, 0, 2, 4)", "(3, 1, 0, 2, 4)")
     for text in (other, PROJECTED.replace("axis=0", "axis=1")):
         assert keep_rows_first(parse_graph(text.replace("float32[3,16,4,32,16]", "float32[3,32,4,16,16]")), TARGET) == 0
+
+
+def test_rows_that_are_first_already_stay() -> None:
+    first = PROJECTED.replace("(2, 0, 3, 1, 4)", "(0, 2, 3, 1, 4)").replace(
+        "float32[3,16,4,32,16]", "float32[16,3,4,32,16]"
+    )
+    assert keep_rows_first(parse_graph(first.replace("(1, 3, 0, 2, 4)", "(0, 3, 1, 2, 4)")), TARGET) == 0
+
+
+def test_what_is_packed_and_read_elsewhere_stays() -> None:
+    graph = parse_graph(PROJECTED.replace("fetches %log", "fetches %log, %pack"))
+    assert keep_rows_first(graph, TARGET) == 1
+    assert graph["unmoved"].op == "Transpose"
+
+
+def test_what_transposes_wait_for_is_waited_for() -> None:
+    """Also by what unpacks and packs in their place, and who fetches a piece gets the transposed one."""
+    text = PROJECTED.replace(
+        "(%exp, %order) {T=float32, Tperm=int32}", "(%exp, %order) {T=float32, Tperm=int32} ^first"
+    )
+    text = text.replace(
+        "axis=0} -> float32[3,16,4,32,16]\n%unmoved", "axis=0} ^last -> float32[3,16,4,32,16]\n%unmoved"
+    )
+    graph = parse_graph(
+        text.replace("fetches %log", "fetches %log, %three:1").replace(
+            "%exp =", "%first = NoOp()\n%last = NoOp()\n%exp ="
+        )
+    )
+    assert keep_rows_first(graph, TARGET) == 2
+    assert graph["three"].controls == (graph["first"],) and graph["unmoved"].controls == (graph["last"],)
+    assert graph.fetches[1].node.op == "Transpose" and graph.fetches[1].type.shape == (16, 4, 32, 16)

@@ -7,10 +7,12 @@ from test_passes import Golden
 
 from tfswap.compiler.slice_choices import choose_slices
 from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
+from tfswap.kernels.slices import rows_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -239,3 +241,86 @@ def test_what_reads_no_slices_is_made_with_its_first_reader() -> None:
     slice_kernels(graph, TARGET, [Slices(("kept", "first", "scores", "second", "dropped", "soft"), 2, 64)])
     order = [node.op for node in graph.topological()]
     assert order.index("Cumsum") < order.index("GreaterEqual")
+
+
+FILTER = """
+%x = Placeholder() {dtype=float32} -> float32[6,64,64,16]
+%shape = Const() {dtype=int32} -> int32[4] = (3, 3, 16, 16)
+%exp = Exp(%x) {T=float32} -> float32[6,64,64,16]
+%filter = Conv2DBackpropFilter(%exp, %shape, %exp) {T=float32, data_format=b'NHWC', padding=b'SAME', strides=(1, 1, 1, 1)} -> float32[3,3,16,16]
+feeds %x
+fetches %filter
+"""  # noqa: E501 - a node of a graph in text is one line
+
+
+def test_columns_of_a_filters_gradient_are_held_one_part_at_a_time() -> None:
+    graph = parse_graph(FILTER)
+    slice_kernels(graph, TARGET, [Slices(("exp", "filter"), 4, 6, True)])
+    columns = [node for node in graph.topological() if node.op == custom_ops.COLUMNS]
+    assert [rows_of(node.inputs[0].type) for node in columns] == [4] * 10 + [2] * 5
+    for count in (4, 2):
+        parts = [node for node in columns if rows_of(node.inputs[0].type) == count]
+        rows = [(node.attrs["begin"], rows_of(node.outputs[0])) for node in parts]
+        assert [begin for begin, _ in rows] == [sum(each for _, each in rows[:i]) for i in range(len(rows))]
+        assert sum(each for _, each in rows) == count * 64 * 64
+        assert max(node.outputs[0].nbytes or 0 for node in parts) <= 1 << 20
+    sums = [node for node in graph.topological() if node.op == "AddV2"]
+    products = [node for node in graph.topological() if node.op == "MatMul"]
+    before = [products[0], *sums]
+    assert [before[-1] in node.controls or before[i] in node.controls for i, node in enumerate(columns[1:])] == [
+        True
+    ] * (len(columns) - 1), "a part waits for the sum of those before it"
+    assert len(sums) == len(products) - 1 == len(columns) - 1
+
+
+def test_slices_that_would_write_over_what_they_read_whole_are_not_chosen() -> None:
+    graph = parse_graph(
+        "%x = Placeholder() {dtype=float32} -> float32[64,64,16]\n%y = Exp(%x) {T=float32} -> float32[64,64,16]\n"
+        "feeds %x\nfetches %y\n"
+    )
+    assert choose_slices(graph, DEVICE, (2, 4)) == []
+
+
+def test_steps_in_too_many_slices_are_not_chosen() -> None:
+    names = [f"e{number}" for number in range(20)]
+    nodes = [
+        f"%{name} = Exp(%{before}) {{T=float32}} -> float32[65536,64]"
+        for before, name in zip(["x", *names], names, strict=False)
+    ]
+    graph = parse_graph(
+        "\n".join(
+            ["%x = Placeholder() {dtype=float32} -> float32[65536,64]", *nodes, f"feeds %x\nfetches %{names[-1]}\n"]
+        )
+    )
+    (few,) = choose_slices(graph, DEVICE, (512, 1024))
+    assert [each.of // each.rows for each in few] == [512]
+
+
+UNALIGNED = """
+%x = Placeholder() {dtype=float32} -> float32[1,64,63,1]
+%f = Placeholder() {dtype=float32} -> float32[3,3,1,1]
+%conv = Conv2D(%x, %f) {T=float32, data_format=b'NHWC', padding=b'SAME', strides=(1, 1, 1, 1)} -> float32[1,64,63,1]
+feeds %x, %f
+fetches %conv
+"""
+
+
+def test_rows_of_one_image_begin_where_kernels_need_it() -> None:
+    aligned = UNALIGNED.replace("63,1]", "64,1]")
+    assert choose_slices(parse_graph(aligned), DEVICE, (4,), close=True) == [(Slices(("conv",), 16, 64, True),)]
+    assert choose_slices(parse_graph(UNALIGNED), DEVICE, (4,), close=True) == []
+
+
+def test_a_slice_waits_in_the_stretch_of_what_it_waits_for() -> None:
+    """A kernel that waits for one that needs whole slices comes after all of these."""
+    graph = parse_graph(
+        "%x = Placeholder() {dtype=float32} -> float32[64,64]\n%w = Placeholder() {dtype=float32} -> float32[64,64]\n"
+        "%a = Exp(%x) {T=float32} -> float32[64,64]\n"
+        "%sum = Cumsum(%a, %axis) {T=float32, Tidx=int32} -> float32[64,64]\n"
+        "%axis = Const() {dtype=int32} -> int32[] = (0,)\n"
+        "%b = Tanh(%w) {T=float32} ^sum -> float32[64,64]\n%c = Log(%b) {T=float32} -> float32[64,64]\n"
+        "feeds %x, %w\nfetches %sum, %c\n"
+    )
+    slice_kernels(graph, TARGET, [Slices(("a", "b", "c"), 16, 64)])
+    order = [node.op for node in graph.topological() if node.op in ("Exp", "Cumsum", "Tanh", "Log")]
+    assert order == [*["Exp"] * 4, "Cumsum", *["Tanh", "Log"] * 4]

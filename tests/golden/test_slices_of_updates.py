@@ -260,24 +260,79 @@ def test_rows_of_unknown_shapes_stay_whole() -> None:
 
 CPU = Target(DeviceModel("cpu", intra_op_threads=2, l3_cache_bytes=32 << 20, l1_l2_bytes=(32 << 10, 1 << 20)))
 DENSE = """
-%x = Placeholder() {{dtype=float32}} -> float32[{0},640]
+%x = Placeholder() {{dtype=float32}} -> float32[{0},{1}]
 %dy = Placeholder() {{dtype=float32}} -> float32[{0},512]
 %v = Placeholder() {{_tfswap_at_home_bytes=1310720, dtype=resource}} -> resource[]
-%gradient = MatMul(%x, %dy) {{T=float32, transpose_a=true, transpose_b=false}} -> float32[640,512]
-%read = Tfswap>ReadHome(%v) {{dtype=float32, shape=[640,512]}} -> float32[640,512]
-%new = Sub(%read, %gradient) {{T=float32}} -> float32[640,512]
+%gradient = MatMul(%x, %dy) {{T=float32, transpose_a=true, transpose_b=false}} -> float32[{1},512]
+{2}
+%read = Tfswap>ReadHome(%v) {{dtype=float32, shape=[{1},512]}} -> float32[{1},512]
+%new = Sub(%read, %{3}) {{T=float32}} -> float32[{1},512]
 %write/store = Tfswap>StoreHome(%new) {{T=float32}} -> variant[]
 %write = Tfswap>CommitHome(%v, %new, %write/store) {{T=float32}}
 feeds %x, %dy, %v
 targets %write
 """
+TIED = """\
+%again = MatMul(%x, %dy) {T=float32, transpose_a=true, transpose_b=false} -> float32[640,512]
+%sum = AddN(%gradient, %again) {N=2, T=float32} -> float32[640,512]"""
+"""A weight that two layers share, and the sum of their gradients."""
 
 
-@pytest.mark.parametrize(("rows", "onednn", "whole"), [(32, False, False), (32, True, True), (400, False, True)])
-def test_the_gradient_of_a_dense_layer_is_made_slice_by_slice(rows: int, onednn: bool, whole: bool) -> None:
+def dense(depth: int = 32, rows: int = 640, more: str = "", gradient: str = "gradient") -> Graph:
+    """The update of a dense layer's weight of `rows` by 512."""
+    return parse_graph(DENSE.format(depth, rows, more, gradient))
+
+
+@pytest.mark.parametrize(("depth", "onednn", "whole"), [(32, False, False), (32, True, True), (400, False, True)])
+def test_the_gradient_of_a_dense_layer_is_made_slice_by_slice(depth: int, onednn: bool, whole: bool) -> None:
     """Where rows of it have the same bits, and it is larger than what all of its slices read."""
-    step = parse_graph(DENSE.format(rows))
+    step = dense(depth)
     target = Target(CPU.device._replace(onednn=onednn))
     assert slice_updates(step, target, 1310720 // 4) == 4
     made = [node.outputs[0].shape for node in step if node.op == "MatMul"]
     assert made == ([(640, 512)] if whole else [(160, 512)] * 4)
+
+
+def test_each_slice_of_a_gradient_has_columns_of_its_own_and_waits_for_the_slice_before() -> None:
+    step = dense()
+    slice_updates(step, CPU, 1310720 // 4)
+    columns = [node for node in step.topological() if node.op == "Slice"]
+    places = [[step.small_constants[tensor.node] for tensor in node.inputs[1:]] for node in columns]
+    assert places == [[(0, begin), (32, 160)] for begin in (0, 160, 320, 480)]
+    stores = [node for node in step.topological() if node.op == custom_ops.STORE_HOME]
+    products = [node for node in step.topological() if node.op == "MatMul"]
+    for made in (columns, products):
+        assert [[c for c in node.controls if c in stores] for node in made] == [[], *([each] for each in stores[:-1])]
+
+
+def test_gradients_that_are_added_up_are_made_slice_by_slice() -> None:
+    step = dense(more=TIED, gradient="sum")
+    assert slice_updates(step, CPU, 1310720 // 4) == 4
+    shapes = {op: [node.outputs[0].shape for node in step if node.op == op] for op in ("MatMul", "AddN", "Slice")}
+    assert shapes == {"MatMul": [(160, 512)] * 8, "AddN": [(160, 512)] * 4, "Slice": [(32, 160)] * 8}
+
+
+def test_sums_of_more_gradients_stay_whole() -> None:
+    """Which of them its kernel begins with depends on who else reads them."""
+    three = TIED.replace("AddN(%gradient, %again) {N=2", "AddN(%gradient, %again, %again) {N=3")
+    step = dense(more=three, gradient="sum")
+    slice_updates(step, CPU, 1310720 // 4)
+    assert [node.outputs[0].shape for node in step if node.op == "AddN"] == [(640, 512)]
+
+
+def test_a_gradient_of_which_the_last_slice_has_other_bits_stays_whole() -> None:
+    step = dense(rows=641)
+    assert slice_updates(step, CPU, 1310720 // 4) == 5
+    assert [node.outputs[0].shape for node in step if node.op == "MatMul"] == [(641, 512)]
+
+
+def test_a_product_of_other_factors_stays_whole() -> None:
+    text = DENSE.format(32, 640, "", "gradient").replace("transpose_a=true", "transpose_a=false")
+    step = parse_graph(
+        text.replace(
+            "%x = Placeholder() {dtype=float32} -> float32[32,640]",
+            "%x = Placeholder() {dtype=float32} -> float32[640,32]",
+        )
+    )
+    assert slice_updates(step, CPU, 1310720 // 4) == 4
+    assert [node.outputs[0].shape for node in step if node.op == "MatMul"] == [(640, 512)]

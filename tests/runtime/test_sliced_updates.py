@@ -21,6 +21,7 @@ from tfswap.ir.permits import TACTICS
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import same_in_rows
 
+SHARED = 560
 ROWS, WIDTH = 20_003, 24
 """Of the table. Slices have a multiple of eight rows, and the last one has some elements that are no whole packet."""
 
@@ -61,6 +62,19 @@ class Deep(Table):
         layers = [tf.keras.layers.Dense(units, "relu") for units in (701, 403, 701, 3)]
         self.model = tf.keras.Sequential([tf.keras.Input((403,)), *layers])
         self.x = tf.random.stateless_normal([16, 403], (1, 2))
+        self.optimizer = optimizer()
+        self.optimizer.build(self.model.trainable_variables)
+
+
+class Shared(Table):
+    """One wide layer that is used twice, so that its gradient is a sum of two products."""
+
+    @tfswap.scope()
+    def __init__(self, optimizer):
+        tf.keras.utils.set_random_seed(1)
+        inputs, dense = tf.keras.Input((SHARED,)), tf.keras.layers.Dense(SHARED, "relu")
+        self.model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(dense(dense(inputs))))
+        self.x = tf.random.stateless_normal([16, SHARED], (1, 2))
         self.optimizer = optimizer()
         self.optimizer.build(self.model.trainable_variables)
 
@@ -199,6 +213,12 @@ def test_a_layer_trains_in_the_bytes_of_its_weight(optimizer: str) -> None:
         return trained(net(OPTIMIZERS[optimizer]))
 
     check(on_arena(program), on_arena(plain), limit)
+
+
+def test_a_layer_that_is_used_twice_trains_in_the_bytes_of_its_weight() -> None:
+    limit = int(1.5 * SHARED * SHARED * 4)
+    found = on_arena(lambda: trained(Shared(OPTIMIZERS["adam"]), limit))
+    check(found, on_arena(lambda: trained(Shared(OPTIMIZERS["adam"]))), limit)
 
 
 @pytest.mark.parametrize("threads", [2, 8])

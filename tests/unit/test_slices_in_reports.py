@@ -42,6 +42,33 @@ def test_a_refusal_names_what_slices_need(tactics: tuple[str, ...], values: str,
     assert remedy in str(optimizer.infeasible(1))
 
 
+WHOLE = """
+%x = Placeholder() {dtype=float32} -> float32[64,64,16]
+%e = Exp(%x) {T=float32} -> float32[64,64,16]
+feeds %x
+fetches %e
+"""
+"""A kernel that could run in slices, which would free nothing: what it reads and makes is whole."""
+CUT = """
+%x = Placeholder() {dtype=float32} -> float32[64,1,1]
+%t = BroadcastTo(%x, %shape) {T=float32, Tidx=int32} -> float32[64,64,64]
+%shape = Const() {dtype=int32} -> int32[3] = (64, 64, 64)
+%e = Exp(%t) {T=float32} -> float32[64,64,64]
+%s = Sum(%e, %last) {T=float32, Tidx=int32, keep_dims=false} -> float32[64,64]
+%last = Const() {dtype=int32} -> int32[1] = (-1,)
+%scores = Einsum(%s, %s) {N=2, T=float32, equation=b"ab,cb->ac"} -> float32[64,64]
+feeds %x
+fetches %scores
+"""
+"""Kernels in slices need the least, and one that takes close values needs the most of what is left."""
+
+
+@pytest.mark.parametrize("text", [WHOLE, CUT])
+def test_a_refusal_names_no_slices_that_would_not_help(text: str) -> None:
+    optimizer = Optimizer(parse_graph(text), DeviceModel(), Options((*TACTICS, SLICE)))
+    assert "or more, or make the batch smaller" in str(optimizer.infeasible(1))
+
+
 @pytest.mark.tensorflow  # the unoptimised step is as Grappler leaves it
 def test_an_explanation_says_what_slices_would_hold() -> None:
     optimizer = optimizer_of(training_step([Layer("dense"), Layer("relu")] * 3, rows=ROWS, width=WIDTH))

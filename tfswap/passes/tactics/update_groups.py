@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, cast
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.homes import is_at_home
-from tfswap.ir.op_traits import is_elementwise, writes_variable
+from tfswap.ir.op_traits import is_elementwise, is_sum, writes_variable
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.products import same_in_rows
@@ -229,7 +229,8 @@ def _is_cut(kind: TensorType, most_bytes: int) -> bool:
 
 def _is_elementwise(node: Node) -> bool:
     """Whether each element of a node's output is computed from elements of the same place, or of each row's place."""
-    if not is_elementwise(node.op) or len(node.outputs) != 1 or node.outputs[0].bound:
+    adds_pair = is_sum(node.op) and len(node.inputs) == 2  # the order in which it adds does not matter
+    if not (is_elementwise(node.op) or adds_pair) or len(node.outputs) != 1 or node.outputs[0].bound:
         return False
     shape = node.outputs[0].shape
     if not shape or None in shape:

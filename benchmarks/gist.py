@@ -225,7 +225,8 @@ def child(name: str, mode: str, steps: int, base_bytes: int) -> dict[str, Any]:
     row["took_s"] = list(zip(clock[1:], cpu[1:], strict=True))
     if mode != "unoptimised":
         plan = function.plan()
-        row |= {"encoded": len(plan.encoded), "reduced": len(plan.reduced), "planned_bytes": plan.planned_peak_bytes}
+        row |= {"encoded": len(plan.encoded), "reduced": len(plan.reduced)}
+        row["planned_bytes"] = function.report().planned_peak_bytes
         row |= {"slices": [(each.rows, each.of) for each in plan.sliced], "at_home": len(plan.at_home)}
         if mode == "all":
             return row  # there feature maps are in pieces

@@ -34,8 +34,8 @@ def present(found: dict[str, Any]) -> Section:
     notes = [
         "Gist's measure, as its paper has it, is bytes of feature maps. What the device needs is the peak: weights and "
         "their gradients, which no encoding makes smaller, are in that.",
-        "Every tactic: the defaults, slices and variables at home on the host, with the same bits, under a limit of the "
-        "unoptimised peak over 4.1. There feature maps are in pieces, and are not counted.",
+        "Every tactic: the defaults, slices and variables at home on the host, with the same bits, under a limit of "
+        "the unoptimised peak over 4.1. There feature maps are in pieces, and are not counted.",
     ]
     rows = [row for part, network in found.items() if not part.startswith(EVERY) for row in network]
     every = [

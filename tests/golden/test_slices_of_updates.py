@@ -326,13 +326,9 @@ def test_a_gradient_of_which_the_last_slice_has_other_bits_stays_whole() -> None
     assert [node.outputs[0].shape for node in step if node.op == "MatMul"] == [(641, 512)]
 
 
-def test_a_product_of_other_factors_stays_whole() -> None:
-    text = DENSE.format(32, 640, "", "gradient").replace("transpose_a=true", "transpose_a=false")
-    step = parse_graph(
-        text.replace(
-            "%x = Placeholder() {dtype=float32} -> float32[32,640]",
-            "%x = Placeholder() {dtype=float32} -> float32[640,32]",
-        )
-    )
+def test_a_product_that_adds_up_columns_stays_whole() -> None:
+    text = DENSE.format(32, 640, "", "gradient").replace("640,512]", "64,4096]").replace("32,640]", "64,640]")
+    text = text.replace("32,512]", "640,4096]").replace("transpose_a=true", "transpose_a=false")
+    step = parse_graph(text)
     assert slice_updates(step, CPU, 1310720 // 4) == 4
-    assert [node.outputs[0].shape for node in step if node.op == "MatMul"] == [(640, 512)]
+    assert [node.outputs[0].shape for node in step if node.op == "MatMul"] == [(64, 4096)]

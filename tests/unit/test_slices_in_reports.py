@@ -56,17 +56,27 @@ CUT = """
 %e = Exp(%t) {T=float32} -> float32[64,64,64]
 %s = Sum(%e, %last) {T=float32, Tidx=int32, keep_dims=false} -> float32[64,64]
 %last = Const() {dtype=int32} -> int32[1] = (-1,)
-%scores = Einsum(%s, %s) {N=2, T=float32, equation=b"ab,cb->ac"} -> float32[64,64]
-feeds %x
-fetches %scores
+%scores = Einsum(%s, %y) {N=2, T=float32, equation=b"ab,cb->ac"} -> float32[64,2048]
+%most = Max(%scores, %both) {T=float32, Tidx=int32, keep_dims=false} -> float32[]
+%both = Const() {dtype=int32} -> int32[2] = (0, 1)
+%y = Placeholder() {dtype=float32} -> float32[2048,64]
+feeds %x, %y
+fetches %most
 """
-"""Kernels in slices need the least, and one that takes close values needs the most of what is left."""
+"""With slices a kernel needs the most that runs so with close values alone."""
 
 
-@pytest.mark.parametrize("text", [WHOLE, CUT])
-def test_a_refusal_names_no_slices_that_would_not_help(text: str) -> None:
-    optimizer = Optimizer(parse_graph(text), DeviceModel(), Options((*TACTICS, SLICE)))
+def test_a_refusal_names_no_slices_that_would_not_help() -> None:
+    optimizer = Optimizer(parse_graph(WHOLE), DeviceModel(), Options((*TACTICS, SLICE)))
     assert "or more, or make the batch smaller" in str(optimizer.infeasible(1))
+
+
+def test_a_refusal_of_a_step_in_slices_names_what_more_slices_need() -> None:
+    optimizer = Optimizer(parse_graph(CUT), DeviceModel(), Options((*TACTICS, SLICE)))
+    lowest = optimizer.search.fastest(optimizer.floor_bytes())
+    assert lowest is not None and lowest.variant.rewriting.sliced
+    assert "most of all Einsum 'scores'" in (refusal := str(optimizer.infeasible(1)))
+    assert 'or more, pass values="close", so that' in refusal
 
 
 @pytest.mark.tensorflow  # the unoptimised step is as Grappler leaves it

@@ -99,7 +99,7 @@ def _largest_variable(homes: Homes, floor_bytes: int) -> str:
 
 def _slices(lowest: Found, largest: int, options: Options, device: DeviceModel) -> str:
     """A remedy: what lets a kernel run in slices."""
-    if lowest.variant.rewriting.sliced or (SLICE in options.tactics and options.values == CLOSE):
+    if SLICE in options.tactics and options.values == CLOSE:
         return ""
     graph = lowest.variant.graph
     found = sliceable(lowest.variant.flow.nodes[largest], device, graph.small_constants)

@@ -6,7 +6,7 @@
 Each step runs in a process of its own with TensorFlow's BFC allocator and plain kernels, as it is (without Grappler's
 memory optimizer) and under its limit, in turns. With --home, the model of the latter is made in tfswap.scope(), and its
 process has an arena of the limit and CAP_MIB. The first call, which plans, and the second are left out of times.
-Models are those of floor.py. "difference" is the largest relative one between losses of both.
+CPU time hardly depends on what else the machine does. Models are those of floor.py. "difference" is the largest relative one between losses of both.
 """
 
 from __future__ import annotations
@@ -47,17 +47,19 @@ def child(name: str, limit_mib: float | None, values: str, home: bool) -> dict[s
     if limit_mib is not None:
         limit = int(limit_mib * MIB)
         function = tfswap.optimize(function, memory_limit=limit, tactics=(*TACTICS, SLICE), values=values)
-    losses, seconds = [], []
+    losses, seconds, cpu = list[float](), list[float](), list[float]()
     for number in range(STEPS):
         if number == LEFT_OUT:
             tf.config.experimental.reset_memory_stats("CPU:0")
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         with memory_optimizer_off() if limit_mib is None else nullcontext():
             losses.append(float(tf.nest.flatten(function(*given))[0]))
         seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - cpu_started)
     found = {
         "losses": losses,
         "seconds": median(seconds[LEFT_OUT:]),
+        "cpu_s": median(cpu[LEFT_OUT:]),
         "first_s": seconds[0],
         "peak_bytes": tf.config.experimental.get_memory_info("CPU:0")["peak"],
     }
@@ -93,7 +95,7 @@ def measure(asked: str, turns: int, arena_mib: int, home: bool) -> None:
         sliced.append(spawn(capped, f"{name}={limit}:{values or 'bits'}", *more))
     pairs = zip(whole[0]["losses"], sliced[0]["losses"], strict=True)
     difference = max(abs(a - b) / abs(a) for a, b in pairs)
-    ratios = sorted(b["seconds"] / a["seconds"] for a, b in zip(whole, sliced, strict=True))
+    ratios, cpu = (sorted(b[key] / a[key] for a, b in zip(whole, sliced, strict=True)) for key in ("seconds", "cpu_s"))
     peaks = {one["peak_bytes"] for one in sliced}
     off_bytes = max((one["peak_bytes"] - one["planned_bytes"] for one in sliced), key=abs)
     one = sliced[0]
@@ -102,7 +104,7 @@ def measure(asked: str, turns: int, arena_mib: int, home: bool) -> None:
     print(
         f"{name:<12}{values or 'bits':<7}{max(w['peak_bytes'] for w in whole) / MIB:>12.1f}{float(limit):>9.1f}"
         f"{max(peaks) / MIB:>9.1f}{exact:>8}{whole[0]['seconds']:>10.2f}{one['seconds']:>10.2f}"
-        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {how}",
+        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{cpu[0]:>8.2f} to {cpu[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {how}",
         flush=True,
     )
 
@@ -120,7 +122,9 @@ def main() -> None:
         limit, _, values = rest.partition(":")
         print(json.dumps(child(name, float(limit) if limit else None, values, args.home)))
         return
-    print("MiB         values      as it is    limit     peak  = plan  s, as is s, sliced  times", end="")
+    print(
+        "MiB         values      as it is    limit     peak  = plan  s, as is s, sliced  times         CPU time", end=""
+    )
     print("         first, s  difference  slices")
     for asked in args.steps:
         measure(asked, args.turns, args.arena, args.home)

@@ -12,7 +12,7 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
-from tfswap.kernels.slices import rows_of
+from tfswap.kernels.slices import Kind, Slicing, reads_in_place, rows_of, slices_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -309,6 +309,16 @@ def test_rows_of_one_image_begin_where_kernels_need_it() -> None:
     aligned = UNALIGNED.replace("63,1]", "64,1]")
     assert choose_slices(parse_graph(aligned), DEVICE, (4,), close=True) == [(Slices(("conv",), 16, 64, True),)]
     assert choose_slices(parse_graph(UNALIGNED), DEVICE, (4,), close=True) == []
+
+
+@pytest.mark.parametrize(("unit", "aligned"), [(16, True), (8, False)])
+def test_units_of_a_sum_begin_where_kernels_need_it(unit: int, aligned: bool) -> None:
+    graph = parse_graph(
+        "%x = Placeholder() {dtype=float32} -> float32[64,1]\n"
+        "%y = MatMul(%x, %x) {T=float32, transpose_a=true, transpose_b=false} -> float32[1,1]\nfeeds %x\nfetches %y\n"
+    )
+    slices = slices_of(graph["y"], Slicing((0, 1), Kind.SUM, unit=unit), 16, 64)
+    assert slices is not None and reads_in_place(graph["y"], slices, 64, {}) == aligned
 
 
 def test_a_slice_waits_in_the_stretch_of_what_it_waits_for() -> None:

@@ -6,7 +6,8 @@
 Each step runs in a process of its own with TensorFlow's BFC allocator and plain kernels, as it is (without Grappler's
 memory optimizer) and under its limit, in turns. With --home, the model of the latter is made in tfswap.scope(), and its
 process has an arena of the limit and CAP_MIB. The first call, which plans, and the second are left out of times.
-CPU time hardly depends on what else the machine does. Models are those of floor.py. "difference" is the largest relative one between losses of both.
+CPU time hardly depends on what else the machine does. Models are those of floor.py. "difference" is the largest
+relative one between losses of both.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def measure(asked: str, turns: int, arena_mib: int, home: bool) -> None:
     print(
         f"{name:<12}{values or 'bits':<7}{max(w['peak_bytes'] for w in whole) / MIB:>12.1f}{float(limit):>9.1f}"
         f"{max(peaks) / MIB:>9.1f}{exact:>8}{whole[0]['seconds']:>10.2f}{one['seconds']:>10.2f}"
-        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{cpu[0]:>8.2f} to {cpu[-1]:.2f}{one['first_s']:>9.1f}  {difference:.1g}  {how}",
+        f"{ratios[0]:>8.2f} to {ratios[-1]:.2f}{cpu[0]:>8.2f} to {cpu[-1]:.2f}{one['first_s']:>9.1f}"
+        f"  {difference:.1g}  {how}",
         flush=True,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +46,12 @@ def present(found: dict[str, Any]) -> Section:
         f"{FORMS[mode]}: maps {maps:.2f} times smaller, peaks {peaks:.2f}, at {clock:.2f} of the time by the clock "
         f"and {cpu:.2f} of the CPU time"
         for mode, (maps, peaks, clock, cpu) in means.items()
-        if mode != "all"
+        if mode != "all" and rows
     ]
     nets = list(dict.fromkeys(row["network"] for row in rows))
     best = max((row["peak_smaller"] for row in every), default=math.nan)
-    (maps, exact, *_), (fewer_bits, peaks, *_) = means["lossless"], means["fp8"]
-    verdict = (
-        f"by Gist's measure, feature maps, {maps:.2f} times smaller with lossless encodings, {fewer_bits:.2f} with fp8 "
-        f"as well; by peaks {exact:.2f} and {peaks:.2f}, of which {means['order'][1]:.2f} are order alone, "
-        f"{'short of' if peaks < DYNAMIC else 'with'} the {DYNAMIC:.1f} published with dynamic allocation"
-    )
-    if every:
-        verdict += (
-            f"; by peaks {means['all'][1]:.2f} on average with every tactic and the same bits, {best:.2f} at best, at "
-            f"{means['all'][2]:.2f} of the time by the clock and {means['all'][3]:.2f} of the CPU time"
-        )
+    verdict = "; ".join(_verdicts(means, best))
+    (maps, *_), (fewer_bits, peaks, *_) = means["lossless"], means["fp8"]
     notes.append("fp8 changes gradients: what that does to accuracy is in [Rounding](../precision.md).")
     if any("clock_spread" not in row for row in rows):
         notes.append("Times without brackets: of these only the medians were kept.")
@@ -76,14 +67,39 @@ def present(found: dict[str, Any]) -> Section:
         [_plot([*rows, *every])],
         notes,
         brief=verdict,
-        comparisons=(
-            against_published("feature maps, lossless encodings", maps / PUBLISHED),
-            against_published("feature maps, fp8 as well", fewer_bits / PUBLISHED),
-            against_published("time, fp8 as well", PUBLISHED_TIME / means["fp8"][2]),
-            against_published("peak, fp8 as well, over dynamic allocation", peaks / DYNAMIC),
-            *([against_published("peak, every tactic, over dynamic allocation", best / DYNAMIC)] if every else []),
+        comparisons=tuple(
+            against_published(what, ratio)
+            for what, ratio in (
+                ("feature maps, lossless encodings", maps / PUBLISHED),
+                ("feature maps, fp8 as well", fewer_bits / PUBLISHED),
+                ("time, fp8 as well", PUBLISHED_TIME / means["fp8"][2]),
+                ("peak, fp8 as well, over dynamic allocation", peaks / DYNAMIC),
+                ("peak, every tactic, over dynamic allocation", best / DYNAMIC),
+            )
+            if not math.isnan(ratio)
         ),
     )
+
+
+def _verdicts(means: Mapping[str, Sequence[float]], best: float) -> Iterator[str]:
+    """What was found.
+
+    Args:
+        means: by form, as of `_means`.
+        best: how many times smaller the smallest peak with every tactic is; NaN where none was measured.
+    """
+    (maps, exact, *_), (fewer_bits, peaks, *_) = means["lossless"], means["fp8"]
+    if not math.isnan(maps):
+        yield (
+            f"by Gist's measure, feature maps, {maps:.2f} times smaller with lossless encodings, {fewer_bits:.2f} with "
+            f"fp8 as well; by peaks {exact:.2f} and {peaks:.2f}, of which {means['order'][1]:.2f} are order alone, "
+            f"{'short of' if peaks < DYNAMIC else 'with'} the {DYNAMIC:.1f} published with dynamic allocation"
+        )
+    if not math.isnan(best):
+        yield (
+            f"by peaks {means['all'][1]:.2f} on average with every tactic and the same bits, {best:.2f} at best, at "
+            f"{means['all'][2]:.2f} of the time by the clock and {means['all'][3]:.2f} of the CPU time"
+        )
 
 
 def _means(rows: Iterable[dict[str, Any]], mode: str) -> list[float]:

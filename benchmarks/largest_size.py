@@ -6,8 +6,8 @@ and with them.
 
 Each size is searched by predictions: of the unoptimised peak, of the floor with the default tactics, and of that with
 "slice" too, with the same bits. Then a step of each largest size runs in a process of its own, with the model made in
-tfswap.scope(), and its peak is within the cap; where it does not run there, the next smaller size does. Its arena has
-the cap in one region, and TensorFlow's first region of 2 MiB, which an unoptimised step may have too.
+tfswap.scope(), and its peak is within the cap; where it does not run there, the next smaller size does. The
+unoptimised step's arena has the cap. tfswap's has the cap in one region, and TensorFlow's first region of 2 MiB.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def child(name: str, form: str, size: int, cap: int) -> dict[str, Any]:
     import tfswap
     from tfswap.ir.permits import SLICE, TACTICS
 
-    tf.raw_ops.Empty(shape=[cap, MIB], dtype=tf.uint8)  # its shape is in the first region
     if form == "unoptimised":
         step, arguments = NETS[name].make(size)
         function = tf.function(step)
     else:
+        tf.raw_ops.Empty(shape=[cap, MIB], dtype=tf.uint8)  # its shape is in the first region
         with tfswap.scope():
             step, arguments = NETS[name].make(size)
         tactics = (*TACTICS, SLICE) if form == "slices" else TACTICS
@@ -146,7 +146,7 @@ def run(name: str, form: str, size: int, cap: int) -> dict[str, Any] | None:
     """What a step of this size takes under the cap; None where it does not fit."""
     environment = {
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(cap + FIRST_REGION_MIB),
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(cap if form == "unoptimised" else cap + FIRST_REGION_MIB),
         "TFSWAP_PLAN_CACHE": "off",
     }
     command = [sys.executable, __file__, name, "--child", form, str(size), str(cap)]
@@ -156,7 +156,7 @@ def run(name: str, form: str, size: int, cap: int) -> dict[str, Any] | None:
         print(f"  {form} {size} does not run: {reason[:200]}", file=sys.stderr, flush=True)
         return None
     found = json.loads(done.stdout.splitlines()[-1])
-    return found if form == "unoptimised" or found["peak_bytes"] <= cap * MIB else None
+    return found if found["peak_bytes"] <= cap * MIB else None
 
 
 def search(name: str, net: Net, forms: Sequence[str]) -> list[dict[str, Any]]:

@@ -64,6 +64,28 @@ def decayed(*, resource: bool) -> list[str]:
         return [session.run([loss, train], {x: values})[0].tobytes().hex() for _ in range(3)]
 
 
+def keeping() -> list[str]:
+    """Fetched values of steps of changing sizes, each kept during the next run, as a program does that assigns them to the
+    same names: large ones, which stay in the arena.
+    """
+    found = []
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(3)
+        x = h = v1.placeholder(tf.float32, [None, 128])
+        for i in range(6):
+            start = numpy.random.default_rng(i).normal(size=(128, 128)).astype("f") * 0.1
+            h = tf.nn.dropout(tf.tanh(h @ v1.get_variable(f"w{i}", initializer=start, use_resource=True)), 0.1)
+        loss = tf.reduce_mean(h * h)
+        train = v1.train.AdamOptimizer(1e-3).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        kept = None
+        for rows in (2048, 1024, 2048, 300, 2100, 2048):
+            values = numpy.random.default_rng(rows).normal(size=(rows, 128)).astype("f")
+            kept = session.run([loss, h, train], {x: values})
+            found += [each.tobytes().hex() for each in kept[:2]]
+    return found
+
+
 def until_it_dies(kind: str, at: int, steps: int) -> list[str]:
     """Steps with dropout and batch norm, of which that at `at` finds less memory than it needs, and all values that
     they leave.

@@ -55,10 +55,13 @@ class LiveDevice:
         return read(allocator, before)
 
     def split_exactly_between_steps(self) -> None:
-        """From now on, have the arena give eager code chunks of the requested sizes (csrc/core/exact_chunks.h)."""
+        """From now on, have the arena, if there is one, give eager code and other sessions' runs chunks of the requested
+        sizes (csrc/core/exact_chunks.h).
+        """
         from tfswap.native.load import load
 
-        load().c.tfswap_split_exactly_between_steps(self._arena_reader[1])
+        if self.has_arena:
+            load().c.tfswap_split_exactly_between_steps(self._arena_reader[1])
 
     def with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The arguments, with copies on the GPU of those on the CPU: TensorFlow would copy these during the step, at a

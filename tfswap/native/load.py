@@ -301,6 +301,8 @@ def _declare_core(c: ctypes.CDLL) -> None:
     for change_gate in (c.tfswap_watch_gate, c.tfswap_forget_gate):
         change_gate.argtypes = [ctypes.c_int64]
         change_gate.restype = None
+    c.tfswap_peak_at_gate.argtypes = [ctypes.c_int64]
+    c.tfswap_peak_at_gate.restype = ctypes.c_uint64
     c.tfswap_set_step.argtypes = [ctypes.c_int64, ctypes.c_char_p]
     c.tfswap_set_step.restype = None
     c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]

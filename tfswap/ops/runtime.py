@@ -408,9 +408,14 @@ def onednn_dtypes() -> tuple[str, ...]:
 
 def new_gate() -> int:
     """A watched number for a step's gate op. Random, for a loaded function may have a gate of another process."""
-    gate = secrets.randbits(62)
+    gate = gate_number()
     watch_gate(gate)
     return gate
+
+
+def gate_number() -> int:
+    """A number for a step's gate op that no other gate has."""
+    return secrets.randbits(62)
 
 
 @contextlib.contextmanager
@@ -438,6 +443,13 @@ def watch_gate(gate: int) -> None:
 def forget_gate(gate: int) -> None:
     """Ends `watch_gate` of a step that is used no more."""
     load().c.tfswap_forget_gate(gate)
+
+
+def peak_at_gate(gate: int) -> int:
+    """The peak, in bytes, that the latest step behind a gate with a limit was to reach in the arena that it found; 0
+    where that was not known exactly, as for arguments that are smaller than planned.
+    """
+    return load().c.tfswap_peak_at_gate(gate)
 
 
 def new_step(token: str) -> int:

@@ -271,6 +271,8 @@ class PlanningLoop:
 
     def _begun(self, number: int, part: StepPart) -> PartPlanning:
         live = self.live and part.trace.device.has_arena
+        if live:  # also where the step is refused: callers go on with another batch, or another limit
+            part.trace.device.split_exactly_between_steps()
         optimizer, snapshot = part.compiler.for_arena(self.inputs, live=live, first=self.first)
         given = None if self.given is None else self.given[number]
         return PartPlanning(part, optimizer, snapshot, live, given, self.ordered, self.first)

@@ -116,12 +116,9 @@ class StepPart:
         return HomePlaces(frozenset(plan.at_home), frozenset(plan.on_disk), "" if spill is None else spill.folder)
 
     def assume_made(self, planned: Planned) -> None:
-        """Note that the constants of the plan's function are in the arena: the reported floor is of this arena. What
-        callers make there from now on has chunks of its size.
-        """
+        """Note that the constants of the plan's function are in the arena: the reported floor is of this arena."""
         planned.optimizer.assume_made(planned.plan, planned.snapshot)
         self.watch.remember_arena()
-        self.trace.device.split_exactly_between_steps()
 
     def _floor_bytes(self, *, rewritten: bool) -> int:
         return self.compiler.floor_bytes(self.plan, rewritten=rewritten)

@@ -18,6 +18,7 @@ import numpy as np
 
 from tfswap.compiler.offline import ArenaInUse, carry_host_limit
 from tfswap.device import arena, machine
+from tfswap.device.live import live_device
 from tfswap.device.one_region import make_one_region
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends.unmodified import summary
@@ -29,6 +30,7 @@ from tfswap.frontends.unmodified.session_variables import SessionVariables
 from tfswap.frontends.unmodified.settings import Settings
 from tfswap.frontends.unmodified.unplannable import Unplannable, planning
 from tfswap.passes.random_state import share_random_state
+from tfswap.passes.tactics.limit_check import number_gate
 from tfswap.planner.promise import simulated_limit
 from tfswap.report.report import Report
 from tfswap.runtime.batches import BATCHES_AHEAD, room_bytes
@@ -67,14 +69,19 @@ class Form(NamedTuple):
         shapes: of the feeds that it is planned for.
         targets, fetches: what to run in place of the program's.
         report: of its plan.
-        is_unchanged: whether the step runs as it is.
+        gate: the number of its gate; None where the step runs as it is.
     """
 
     shapes: Shapes
     targets: list[Any]
     fetches: list[Any]
     report: Report
-    is_unchanged: bool = False
+    gate: int | None = None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the step runs as it is."""
+        return self.gate is None
 
 
 class Taken(NamedTuple):
@@ -109,7 +116,7 @@ class SessionStep:
     Attributes:
         variables: those that it may write.
         runs_as_it_is: whether it can't be planned.
-        latest_report: of the latest run; None before.
+        latest_report: of the latest run that raised the allocator's peak, or with another plan since; None before.
         lock: held while it runs.
     """
 
@@ -119,6 +126,7 @@ class SessionStep:
         self._place = place
         self._graph = ops[0].graph
         self._forms: list[Form] = []
+        self._latest: Form | None = None  # of `latest_report`
         self._margin_bytes = 0  # left free in addition, since a run has shown the need
         self._has_room = True  # whether there was a plan with that margin
         self._batches = [output for op in ops if op.type in BATCHES for output in op.outputs]
@@ -185,45 +193,63 @@ class SessionStep:
             in_use = self._room.in_use()
             is_copied = form.is_unchanged or _copies_feeds()
             feeds = taken.run.feeds if is_copied else out_of_arena(taken.run).feeds
-            for left in reversed(range(TRIES)):
+            refused: list[Form] = []
+            most = len(self._forms) + TRIES
+            while True:
                 before = arena.memory_info(_device())
                 try:
                     found = self.plain(Run(form.targets, form.fetches, feeds), options, run_metadata)
                 except tf.errors.ResourceExhaustedError as error:
-                    if not left or REFUSED not in error.message:
+                    refused.append(form)
+                    if len(refused) >= most or REFUSED not in error.message:
                         raise
-                    self._forms.remove(form)
-                    form = self._form(taken)
+                    form = self._form(taken, refused)
                     run_metadata = None  # the refused run has filled it, and TensorFlow takes none but empty ones
                 else:
                     self._note(form, before)
                     if form.is_unchanged:
                         self._room.note(shapes, in_use)
                     return found
-        raise AssertionError("the last try raises its error")
 
     def _note(self, form: Form, before: arena.MemoryInfo | None) -> None:
         """A run has ended."""
         after = arena.memory_info(_device())
-        report = form.report
         if before is not None and after is not None and after.peak_bytes > before.peak_bytes:
-            report = dataclasses.replace(report, measured_peak_bytes=after.peak_bytes)
-            limit = report.memory_limit_bytes
-            if limit is not None and after.peak_bytes > limit:
-                log.warning("tfswap: %s: its peak, %d bytes, has passed the limit", self.__name__, after.peak_bytes)
-                if self._has_room:  # it is planned again
-                    self._margin_bytes += after.peak_bytes - limit
-                    self._forms.clear()
-        self.latest_report = report
+            self._note_peak(form, after.peak_bytes)
+        elif form is not self._latest:
+            self.latest_report = form.report
+        self._latest = form
         self._row.note_call(self)
 
-    def _form(self, taken: Taken) -> Form:
-        """The planned step for these feeds. Raises Unplannable and InfeasibleMemoryLimit."""
+    def _note_peak(self, form: Form, peak_bytes: int) -> None:
+        """A run has raised the allocator's peak."""
+        import tfswap.ops
+
+        planned = 0 if form.gate is None else tfswap.ops.peak_at_gate(form.gate)
+        self.latest_report = dataclasses.replace(
+            form.report,
+            planned_peak_bytes=planned or form.report.planned_peak_bytes,
+            measured_peak_bytes=peak_bytes,
+        )
+        self._row.read(self)
+        limit = form.report.memory_limit_bytes
+        if limit is not None and peak_bytes > limit:
+            log.warning("tfswap: %s: its peak, %d bytes, has passed the limit", self.__name__, peak_bytes)
+            if self._has_room:  # it is planned again
+                self._margin_bytes += peak_bytes - limit
+                self._forms.clear()
+
+    def _form(self, taken: Taken, refused: Sequence[Form] = ()) -> Form:
+        """The planned step for these feeds. Raises Unplannable and InfeasibleMemoryLimit.
+
+        Args:
+            refused: those that do not fit the arena as it is, or may not with smaller feeds than they are planned for.
+        """
         shapes = taken.run.shapes
         for form in self._forms:
-            if covers(form.shapes, shapes, exactly=False):
+            if covers(form.shapes, shapes, exactly=False) and not any(form is each for each in refused):
                 return form
-        larger = grown(shapes, [form.shapes for form in self._forms], len(shapes))
+        larger = shapes if refused else grown(shapes, [form.shapes for form in self._forms], len(shapes))
         try:
             form = self._planned(taken, larger)
         except InfeasibleMemoryLimit:
@@ -231,9 +257,10 @@ class SessionStep:
                 form = self._planned(taken, shapes)
             elif self._margin_bytes:
                 self._margin_bytes, self._has_room = 0, False
-                return self._form(taken)
+                return self._form(taken, refused)
             else:
                 raise
+        self._forms = [each for each in self._forms if each.shapes != form.shapes]
         self._forms.append(form)
         return form
 
@@ -252,6 +279,7 @@ class SessionStep:
         limit = self._given.request.limit(_device())
         if isinstance(limit, int):
             make_one_region(_device(), limit)
+        live_device().split_exactly_between_steps()
         # A CPU's arena has the batches that were taken, which are there by now, and no other feeds.
         sizes = [np.asarray(value).nbytes for value in run.feeds.values()] if _copies_feeds() else []
         room = room_bytes([np.asarray(value).nbytes for value in taken.batches.values()])
@@ -260,9 +288,10 @@ class SessionStep:
         planned = step.planned(self.__name__, self._given.request, bound(feeds, shapes), found)
         report = dataclasses.replace(planned.report, device=_device())
         if planned.changes_nothing:
-            return Form(shapes, list(run.targets), list(run.fetches), report, is_unchanged=True)
+            return Form(shapes, list(run.targets), list(run.fetches), report)
         # In this arena it needs no margin for others.
         report = dataclasses.replace(report, planned_peak_bytes=simulated_limit(planned.plan.planned_peak_bytes))
+        number_gate(planned.graph, gate := tfswap.ops.gate_number())
         carry_host_limit([planned], self._given.request)
         if share_random_state.apply(planned.graph, planned.target, PROGRAM.owner, self._place):
             tfswap.ops.keep_states(PROGRAM.owner)
@@ -275,7 +304,7 @@ class SessionStep:
         outputs = {name: [next(results) for _ in types] for name, types in call.results.items()}
         fetches = [outputs[t.op.name][t.value_index] if t.op.name in outputs else t for t in run.fetches]
         others = [op for op in run.targets if op.name not in outputs]
-        return Form(shapes, [operation, *others], fetches, report)
+        return Form(shapes, [operation, *others], fetches, report, gate)
 
 
 def _copies_feeds() -> bool:

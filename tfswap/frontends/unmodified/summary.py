@@ -51,7 +51,8 @@ class Figures:
 
     def add(self, report: Report) -> None:
         self.limit_bytes = max(self.limit_bytes, report.memory_limit_bytes or 0)
-        self.planned_bytes = max(self.planned_bytes, report.planned_peak_bytes)
+        if report.kernels:  # else it runs as it is
+            self.planned_bytes = max(self.planned_bytes, report.planned_peak_bytes)
         self.measured_bytes = max(self.measured_bytes, report.measured_peak_bytes or 0)
         self.time_ratio = max(self.time_ratio, report.time_ratio)
 

@@ -2,8 +2,8 @@
 //
 //   executed  it keeps the functions of the step as TensorFlow gave them to the executor: after all of its passes,
 //             partitioned by device. They are kept once for each time that TensorFlow makes the step, for any caller
-//   limit     of a saved step, which runs in another process than planned: it checks whether the arena there keeps the
-//             limit (limit_check.h)
+//   limit     of a saved step, which runs in another process than planned, and of a session's: it checks whether the
+//             arena there keeps the limit (limit_check.h)
 //   begun     it starts the counts of the step's copies (copy_stats.h)
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
@@ -81,6 +81,19 @@ class Gates {
   void Forget(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
     executed_.erase(gate);
+    peaks_.erase(gate);
+  }
+
+  // Keeps the peak that the step which begins reaches; 0 where it is not known.
+  void SetPeak(int64_t gate, uint64_t bytes) {
+    std::lock_guard<std::mutex> lock(mu_);
+    peaks_[gate] = bytes;
+  }
+
+  uint64_t Peak(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = peaks_.find(gate);
+    return found == peaks_.end() ? 0 : found->second;
   }
 
   bool IsWatched(int64_t gate) {
@@ -114,6 +127,7 @@ class Gates {
  private:
   std::mutex mu_;
   std::unordered_map<int64_t, std::string> executed_;  // by watched gate
+  std::unordered_map<int64_t, uint64_t> peaks_;        // by gate with a limit
 };
 
 class GateOp : public OpKernel {
@@ -133,7 +147,10 @@ class GateOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, limit_.Check(ctx, /*fails=*/!Gates::Get().IsWatched(gate_)));
+    uint64_t peak_bytes;
+    const bool fails = !Gates::Get().IsWatched(gate_);
+    OP_REQUIRES_OK(ctx, limit_.Check(ctx, fails, /*strictly=*/gate_ != 0, &peak_bytes));
+    if (gate_ != 0 && limit_.checks()) Gates::Get().SetPeak(gate_, peak_bytes);
     if (client_ != nullptr) client_->copy_stats.Begin();
   }
 
@@ -153,6 +170,9 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), Gate
 TFSWAP_C_API void tfswap_watch_gate(int64_t gate) { tfswap::Gates::Get().Watch(gate); }
 
 TFSWAP_C_API void tfswap_forget_gate(int64_t gate) { tfswap::Gates::Get().Forget(gate); }
+
+// The peak that the latest step behind the gate was to reach; 0 if that was not known exactly.
+TFSWAP_C_API uint64_t tfswap_peak_at_gate(int64_t gate) { return tfswap::Gates::Get().Peak(gate); }
 
 // Writes a serialized FunctionDefLibrary to `to` and discards it, if it is no larger than `room` bytes. Returns its
 // size; 0 if TensorFlow has made no step since the last call.

@@ -105,7 +105,9 @@ absl::Status LimitCheck::Read(tensorflow::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
+absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails, bool strictly,
+                               uint64_t* peak_bytes) {
+  *peak_bytes = 0;
   if (limit_bytes_ == 0 || !limits_count) return absl::OkStatus();
   auto* const arena = FindArena(ctx);
   if (arena == nullptr) return absl::OkStatus();
@@ -137,7 +139,10 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
     known = found_.emplace(layout + as_planned, found).first;
   }
   const Found& found = known->second;
-  if (found.verdict == Verdict::kKept) return absl::OkStatus();
+  if (found.verdict == Verdict::kKept) {
+    if (found.certain) *peak_bytes = found.peak_bytes;
+    return absl::OkStatus();
+  }
   const std::string message = absl::StrCat(
       "tfswap: this step was planned for a limit of ", Mebibytes(limit_bytes_), ", and ", found.certain ? "needs " : "may need ",
       Mebibytes(found.peak_bytes), " in the arena that it finds, of which ", Mebibytes(in_use_bytes),
@@ -151,7 +156,7 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
             : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
               "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "
               "function itself, which reads the arena before each step.");
-  return Say(message, found.verdict == Verdict::kPassed && fails);
+  return Say(message, (found.verdict == Verdict::kPassed || strictly) && fails);
 }
 
 // mu_ is held.
@@ -175,7 +180,7 @@ LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t 
       most = std::max(most, peak);
     }
   }
-  if (most <= limit_bytes) return {Verdict::kKept, most, true};
+  if (most <= limit_bytes) return {Verdict::kKept, most, as_planned && least == most && !extremes_.empty()};
   const bool passed = in_use_bytes > limit_bytes || as_planned;
   return {passed ? Verdict::kPassed : Verdict::kUncertain, most, passed && (least == most || in_use_bytes > limit_bytes)};
 }

@@ -10,6 +10,7 @@
 //   it may pass the limit, planned arguments  it fails before its first kernel
 //   it may pass the limit, smaller arguments  a warning, once; it runs
 //
+// A session's step (frontends/unmodified/session_steps.py) fails in the last case too, and is planned for these arguments.
 // In the process that planned the step, a caller may have kept the rewritten function, or the step is inside of another
 // function where Python can't run it (inside_ops.cc). There a warning replaces the failure, as for all steps that pass
 // their limit.
@@ -40,7 +41,12 @@ class LimitCheck {
   // Checks the arena of the kernel's device. Does nothing without an arena or a limit.
   //
   // fails: whether the step fails if it certainly passes its limit.
-  absl::Status Check(tensorflow::OpKernelContext* ctx, bool fails);
+  // strictly: whether it then also fails if it may pass its limit.
+  // peak_bytes: where the step keeps its limit, the peak that it reaches, if that is known exactly; else 0.
+  absl::Status Check(tensorflow::OpKernelContext* ctx, bool fails, bool strictly, uint64_t* peak_bytes);
+
+  // Whether there is a limit.
+  bool checks() const { return limit_bytes_ != 0; }
 
  private:
   enum class Verdict { kKept, kUncertain, kPassed };

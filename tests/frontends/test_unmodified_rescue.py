@@ -219,8 +219,8 @@ def test_runs_of_sessions_are_planned_in_the_program_s_own_graph() -> None:
 
 @pytest.mark.parametrize(("program", "limit"), [("decayed", "11MiB"), ("decayed", "18MiB"), ("keeping", "12MiB")])
 def test_the_peak_of_a_session_s_step_is_the_planned_one(program: str, limit: str) -> None:
-    """In 11 MiB tensors are swapped, and in 18 MiB kernels run concurrently. What a program keeps is in the arena of the
-    next run, and adds to the peak that was planned before.
+    """In 11 MiB tensors are swapped, and in 18 MiB kernels run concurrently. What a program keeps is in the arena of
+    its next run, whose peak is higher by that.
     """
 
     def values() -> Any:

@@ -65,8 +65,8 @@ def decayed(*, resource: bool) -> list[str]:
 
 
 def keeping() -> list[str]:
-    """Fetched values of steps of changing sizes, each kept during the next run, as a program does that assigns them to the
-    same names: large ones, which stay in the arena.
+    """Fetched values of steps of changing sizes. Each is kept during the next run, and is large: it stays in the
+    arena.
     """
     found = []
     with tf.Graph().as_default(), v1.Session() as session:

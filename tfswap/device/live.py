@@ -55,8 +55,8 @@ class LiveDevice:
         return read(allocator, before)
 
     def split_exactly_between_steps(self) -> None:
-        """From now on, have the arena, if there is one, give eager code and other sessions' runs chunks of the requested
-        sizes (csrc/core/exact_chunks.h).
+        """From now on, have the arena, if there is one, give what is no planned step chunks of the requested sizes
+        (csrc/core/exact_chunks.h).
         """
         from tfswap.native.load import load
 

@@ -276,6 +276,20 @@ def _load(library: build.Library, path: str) -> OpLibrary:
     return OpLibrary(wrappers=ops, c=c, path=library.path)
 
 
+def _declare_gates(c: Any) -> None:
+    for change_gate in (c.tfswap_watch_gate, c.tfswap_forget_gate):
+        change_gate.argtypes = [ctypes.c_int64]
+        change_gate.restype = None
+    c.tfswap_peak_at_gate.argtypes = [ctypes.c_int64]
+    c.tfswap_peak_at_gate.restype = ctypes.c_uint64
+    c.tfswap_set_step.argtypes = [ctypes.c_int64, ctypes.c_char_p]
+    c.tfswap_set_step.restype = None
+    c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
+    c.tfswap_take_executed.restype = ctypes.c_uint64
+    c.tfswap_check_limits.argtypes = [ctypes.c_bool]
+    c.tfswap_check_limits.restype = None
+
+
 def _declare_core(c: ctypes.CDLL) -> None:
     """The signatures of core/c_api.cc and core/processor.cc; without them ctypes passes everything as int."""
     c.tfswap_l3_cache_bytes.restype = ctypes.c_int64
@@ -298,17 +312,7 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_await_turn.restype = ctypes.c_bool
     c.tfswap_instantiate_only.argtypes = [ctypes.c_bool]
     c.tfswap_instantiate_only.restype = None
-    for change_gate in (c.tfswap_watch_gate, c.tfswap_forget_gate):
-        change_gate.argtypes = [ctypes.c_int64]
-        change_gate.restype = None
-    c.tfswap_peak_at_gate.argtypes = [ctypes.c_int64]
-    c.tfswap_peak_at_gate.restype = ctypes.c_uint64
-    c.tfswap_set_step.argtypes = [ctypes.c_int64, ctypes.c_char_p]
-    c.tfswap_set_step.restype = None
-    c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
-    c.tfswap_take_executed.restype = ctypes.c_uint64
-    c.tfswap_check_limits.argtypes = [ctypes.c_bool]
-    c.tfswap_check_limits.restype = None
+    _declare_gates(c)
     c.tfswap_drop_block.argtypes = [ctypes.c_int64]
     c.tfswap_drop_block.restype = None
     _declare_replays(c)

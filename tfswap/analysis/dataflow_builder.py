@@ -20,7 +20,7 @@ from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
 from tfswap.analysis.records import Findings, Record
 from tfswap.analysis.variable_versions import VariableVersions
-from tfswap.ir.custom_ops import READ_HOME, RECEIVE, SEND, TO_HOST
+from tfswap.ir.custom_ops import READ_HOME, RECEIVE, SEND, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import reads_variable, runs_python, uses_tensor_list
 from tfswap.ir.python_calls import held_until
@@ -82,6 +82,7 @@ class Builder:
         self.flow.place = {node.name: i for i, node in enumerate(self.flow.nodes)}
         self._index = {node: i for i, node in enumerate(self.flow.nodes)}
         self._feeds = set(graph.feeds)
+        self._on_host = _copied_from_host(graph)
         self._variables = VariableVersions(graph, self.flow)
         self._records = NodeRecords(
             graph,
@@ -216,8 +217,8 @@ class Builder:
                 flow.value_of[node, o] = flow.add(Value(node.out(o), memory.held_bytes, PERSISTENT))
                 flow.holders.add(node)
             elif facts.folded or (facts.free and not node.inputs):  # a constant, an argument, or a variable's handle
-                value = flow.add(Value(node.out(o), output_bytes(node, o, self.device), PERSISTENT))
-                flow.value_of[node, o] = value
+                nbytes = 0 if node in self._on_host else output_bytes(node, o, self.device)
+                value = flow.value_of[node, o] = flow.add(Value(node.out(o), nbytes, PERSISTENT))
                 if node not in self._feeds:
                     flow.constants.add(node)
                 self._variables.add_resource(node, value)
@@ -333,3 +334,11 @@ def _note_requests(
         flow.process_bytes[i] = memory.process_bytes
     if memory.temp_forward:
         flow.temp_forwards[i] = {k: known(candidates) for k, candidates in memory.temp_forward}
+
+
+def _copied_from_host(graph: Graph) -> set[Node]:
+    """The arguments that are in host memory, outside of every arena: those that are only copied from there."""
+    copied, read = set[Node](), {tensor.node for tensor in graph.fetches}
+    for node in graph:
+        (copied if node.op == TO_DEVICE else read).update(tensor.node for tensor in node.inputs)
+    return (copied - read).intersection(graph.feeds)

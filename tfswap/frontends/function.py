@@ -45,8 +45,9 @@ from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.runtime.batches import copies_ahead
 from tfswap.runtime.captures import with_placeholders
-from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
+from tfswap.runtime.joint_trace import FORWARD_MODE, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.program import Program
+from tfswap.runtime.separate_passes import SeparatePasses
 from tfswap.runtime.shapes import Shapes, shapes_of
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache
@@ -168,6 +169,10 @@ class OptimizedFunction(ChangeableLimit[P, R]):
             refuse_compiled_caller(self.__name__)
         if (gradients := watched(concrete, inputs)) is not None:
             joint = self._joint(concrete, inputs, gradients)
+            if isinstance(joint, SeparatePasses):
+                with self._lock:
+                    run = lambda trace, arguments: self._step(trace, arguments)(arguments, plain=True)  # noqa: E731
+                    return joint.call(inputs, run, self.call_trace, self._latest.note_unplanned)
             if isinstance(joint, str):
                 return self._call_traced(concrete, inputs, joint)
             with self._lock:
@@ -181,8 +186,10 @@ class OptimizedFunction(ChangeableLimit[P, R]):
                 self._plain[key] = concrete, step if always else None
             return step(inputs, plain=runs_plainly())
 
-    def _joint(self, concrete: Any, inputs: Sequence[Any], gradients: int) -> Joint | str:
-        """A trace with its gradients, for a tape outside that takes gradients once; or why there is none."""
+    def _joint(self, concrete: Any, inputs: Sequence[Any], gradients: int) -> Joint | SeparatePasses | str:
+        """A trace with its gradients, for a tape outside that takes gradients once; its passes, for tapes that may take
+        more; or why there is neither.
+        """
         import tensorflow as tf
 
         if self._refuses_outer_gradients:
@@ -192,8 +199,8 @@ class OptimizedFunction(ChangeableLimit[P, R]):
         arguments = [*inputs, *with_placeholders(concrete)]
         if in_forward_mode(arguments):
             return FORWARD_MODE
-        if gradients != FIRST_ORDER:
-            return SEVERAL
+        if gradients != FIRST_ORDER or self._steps.is_pass(concrete):
+            return self._steps.separate_passes(concrete, arguments)
         if concrete not in self._steps.joint_of:
             self._steps.joint_of[concrete] = joint_of(concrete, arguments)
         return self._steps.joint_of[concrete]

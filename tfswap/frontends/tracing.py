@@ -8,6 +8,7 @@ from typing import Any
 
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.open_function import has_size
+from tfswap.runtime.separate_passes import tape_tensor
 
 HANDLE_TYPES = (20, 21)
 """DT_RESOURCE and DT_VARIANT, as types.proto numbers them: what they refer to is part of their type."""
@@ -116,7 +117,7 @@ def watched(concrete: Any, inputs: Sequence[Any]) -> int | None:
         return None
     for variable in concrete.graph.variables:
         resource_variable_ops.variable_accessed(variable)
-    arguments = [*inputs, *with_placeholders(concrete)]
+    arguments = [tape_tensor(each) for each in (*inputs, *with_placeholders(concrete))]
     return gradients_util.PossibleTapeGradientTypes(arguments) or None
 
 

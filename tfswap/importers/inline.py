@@ -88,7 +88,11 @@ def inline_calls(graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], 
     options = rewriter_config_pb2.RewriterConfig(
         optimizers=["function"], function_optimization=rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     )
+    shapes = _without_shapes(whole)
     made = run_grappler(whole, [*names, *placeholders], options)
+    for node in made.node:
+        if node.name in shapes:
+            node.attr["shape"].CopyFrom(shapes[node.name])
     for node in made.node:  # colocation with nodes of inlined functions that no longer exist
         node.attr.pop("_class", None)
     ends = {node.name: list(node.input) for node in made.node if node.name in names}
@@ -228,6 +232,20 @@ def _call_originals(graph_def: graph_pb2.GraphDef) -> None:
             planned = library[node.attr["f"].func.name]
             origins = [n.attr["origin"].list.func[0].name for n in planned.node_def if n.op == GATE]
             node.attr["f"].func.name = next(iter(origins), planned.signature.name)
+
+
+def _without_shapes(graph_def: graph_pb2.GraphDef) -> dict[str, Any]:
+    """Remove the shapes of placeholders; returns them by name. Grappler makes a tensor for each, in the CPU's arena,
+    which may hold no second copy of all arguments. Inlining needs none.
+    """
+    shapes = {}
+    for node in graph_def.node:
+        if node.op == "Placeholder" and "shape" in node.attr:
+            shapes[node.name] = type(node.attr["shape"])()
+            shapes[node.name].CopyFrom(node.attr["shape"])
+            node.attr["shape"].shape.Clear()
+            node.attr["shape"].shape.unknown_rank = True
+    return shapes
 
 
 def _nodes(graph_def: graph_pb2.GraphDef) -> Iterator[Any]:

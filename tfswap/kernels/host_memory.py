@@ -207,7 +207,7 @@ def on_host(op: str, first: TensorType | None, output: TensorType, device: Devic
         first: the type of its first input.
     """
     if not device.is_gpu:
-        return False
+        return op == TO_HOST
     if output.dtype in OBJECTS or op in ON_HOST:
         return True
     if output.dtype == "int32":

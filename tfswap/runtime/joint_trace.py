@@ -108,7 +108,7 @@ class Joint:
             )
             captured = self.trace.captured_inputs
             here = {id(t): a for t, a in zip(captured, arguments[len(arguments) - len(captured) :], strict=True)}
-            here |= {id(t): s for t, s in zip(pair._forward_graph.outputs, saved, strict=True)}
+            here |= {id(t): s for t, s in zip(pair._forward_graph.outputs, saved, strict=False)}
             taken = [here[id(t)] for t in self.backward.captured_inputs]
             with tf.name_scope(BACKWARD):
                 derived = self.backward.inference_fn.call_flat(*gradients, *taken)

@@ -28,10 +28,11 @@ from tfswap.runtime.dynamic_sizes import (
     follow_from_arguments,
     have_values,
 )
-from tfswap.runtime.joint_trace import Joint
+from tfswap.runtime.joint_trace import Joint, joint_of
 from tfswap.runtime.open_function import has_size
 from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
 from tfswap.runtime.program import Program
+from tfswap.runtime.separate_passes import SeparatePasses, separate_passes
 from tfswap.runtime.shapes import Shapes, elements, grown, shapes_of
 from tfswap.runtime.step import Step
 from tfswap.runtime.trace import Trace
@@ -105,6 +106,8 @@ class StepCache:
         self._computing: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that compute sizes, under the limit
         self.batches_ahead: Mapping[str, int] = {}
         self.joint_of: dict[Any, Joint | str] = {}
+        self._separate: dict[Any, SeparatePasses | str] = {}  # by trace
+        self._part_of: dict[Any, Joint] = {}  # by trace of a pass, what a share of the limit is of
 
     def __contains__(self, concrete: Any) -> bool:
         return concrete in self._steps
@@ -259,7 +262,31 @@ class StepCache:
         pass alone would be far too low.
         """
         device = machine.current_device()[0]
-        return _granted_by(self._steps.get(self.joint_of.get(concrete), ()), device) or self._request.memory_limit
+        joint = self._part_of.get(concrete) or self.joint_of.get(concrete)
+        return _granted_by(self._steps.get(joint, ()), device) or self._request.memory_limit
+
+    def is_pass(self, concrete: Any) -> bool:
+        """Whether a trace is one of the passes of another."""
+        return concrete in self._part_of
+
+    def separate_passes(self, concrete: Any, arguments: Sequence[Any]) -> SeparatePasses | str:
+        """The passes of a trace as steps of their own; or why it has none.
+
+        Args:
+            arguments: the trace's, with its captures.
+        """
+        if concrete not in self._separate:
+            source = self._part_of.get(concrete)
+            if source is None:
+                source = self.joint_of.setdefault(concrete, joint_of(concrete, arguments))
+            found = source if isinstance(source, str) else separate_passes(concrete, arguments)
+            self._separate[concrete] = found
+            if isinstance(found, SeparatePasses):
+                self._part_of |= dict.fromkeys((found.forward, found.once.step, found.again.step), source)
+                if concrete in self.joint_of and is_share(self._request.memory_limit):
+                    with contextlib.suppress(InfeasibleMemoryLimit, UnsupportedGraph):  # its limit is known then
+                        self.step_for(source, arguments[: len(arguments) - len(concrete.captured_inputs)])
+        return self._separate[concrete]
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """From now on, compute more of the trace's sizes from arguments; returns whether there are more."""

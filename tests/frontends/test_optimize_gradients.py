@@ -102,8 +102,8 @@ def test_who_differentiates_a_rewritten_step_gets_the_custom_gradient(derive, of
 # --- gradients from outside ---------------------------------------------------------------------------------
 
 
-def test_a_tape_that_can_not_be_planned_for_gets_the_right_gradients_and_one_warning(caplog):
-    """Of those that can tests/runtime/test_outside_gradients.py is about."""
+def test_an_accumulator_that_can_not_be_planned_for_gets_the_right_derivatives_and_one_warning(caplog):
+    """Of what can tests/runtime/test_outside_gradients.py and test_separate_passes.py are about."""
     net, twin = Net(), Net()
     forward = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
     reference = tf.function(twin.loss)
@@ -111,17 +111,10 @@ def test_a_tape_that_can_not_be_planned_for_gets_the_right_gradients_and_one_war
     with caplog.at_level(logging.WARNING, "tfswap"):
         for _ in range(2):
             found, expected = [], []
-            for function, variables, result in [
-                (forward, net.weights, found),
-                (reference, twin.weights, expected),
-            ]:
-                with tf.GradientTape(persistent=True) as tape:
-                    tape.watch(x)
-                    loss = function(x)
-                result += [loss, *tape.gradient(loss, [x, *variables])]
+            for function, result in [(forward, found), (reference, expected)]:
+                result += forward_mode(function, x, None)
             assert all(np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, expected, strict=True))
-            assert all(g is not None for g in found)
-    warned = [r for r in caplog.records if "tape" in r.message]
+    warned = [r for r in caplog.records if "forward accumulator" in r.message]
     assert len(warned) == 1, "reported once for a function"
     # Without a tape it is the planned one again.
     assert bits(forward(x)) == bits(unoptimised(reference, x))
@@ -148,12 +141,15 @@ def forward_mode(function, x, weight):
     return [accumulator.jvp(loss)]
 
 
-@pytest.mark.parametrize("derive", [persistent, second_order, forward_mode])
-def test_whatever_is_derived_outside_is_right(derive, caplog):
+@pytest.mark.parametrize(
+    ("derive", "warning"),
+    [(persistent, "has no memory limit"), (second_order, ""), (forward_mode, "runs as it was traced")],
+)
+def test_whatever_is_derived_outside_is_right(derive, warning, caplog):
     net, twin = Net(layers=2), Net(layers=2)
     function = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
     found = derive(function, batch(64), net.weights[0])
-    assert "runs as it was traced" in caplog.text
+    assert warning in caplog.text
     expected = derive(tf.function(twin.loss), batch(64), twin.weights[0])
     for a, b in zip(found, expected, strict=True):
         assert np.abs(b).max() > 0

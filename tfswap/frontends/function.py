@@ -4,9 +4,9 @@ Each trace of the function is planned and rewritten once, at its first call, and
 on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
 `runtime/step.py`.
 
-A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`). Not handled: tapes that
-may take gradients of higher order, or more than once. Under those the function runs as it was traced, with a
-warning, and there is no report of the call.
+A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`), or, where the tape may take
+gradients of higher order, or more than once, as two passes (`runtime/separate_passes.py`). Not handled: forward mode, and
+tapes inside of another function. There the function runs as it was traced, with a warning, and there is no report.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ class OptimizedFunction(ChangeableLimit[P, R]):
             joint = self._joint(concrete, inputs, gradients)
             if isinstance(joint, SeparatePasses):
                 with self._lock:
-                    run = lambda trace, arguments: self._step(trace, arguments)(arguments, plain=True)  # noqa: E731
-                    return joint.call(inputs, run, self.call_trace, self._latest.note_unplanned)
+                    return joint.call(inputs, self._run_pass, self.call_trace, self._latest.note_unplanned)
             if isinstance(joint, str):
                 return self._call_traced(concrete, inputs, joint)
             with self._lock:
@@ -356,6 +355,10 @@ class OptimizedFunction(ChangeableLimit[P, R]):
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
         self._latest.note_unplanned(why)
         return concrete._call_flat(inputs, captured_inputs=concrete.captured_inputs)
+
+    def _run_pass(self, concrete: Any, inputs: Sequence[Any]) -> Any:
+        """Run a trace that no tape watches."""
+        return self._step(concrete, inputs)(inputs, plain=True)
 
     def _step(self, concrete: Any, inputs: Sequence[Any]) -> Step:
         """The planned step for these arguments."""

@@ -37,7 +37,7 @@ WITHIN = WATCHED.format(
 )
 SEVERAL = WATCHED.format(
     why="it may ask for gradients more than once, or for gradients of gradients: it is persistent, or inside of "
-    "another tape",
+    "another tape, which is not planned for on a GPU",
     remedy="Use one tape that is not persistent",
 )
 FORWARD_MODE = WATCHED.format(

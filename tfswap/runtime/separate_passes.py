@@ -19,10 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
+from tfswap.errors import UnsupportedGraph
 from tfswap.importers.function import own_outputs
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import TO_DEVICE, TO_HOST
 from tfswap.runtime.joint_trace import CAPTURES, DERIVED, HANDLES_RETURNED, is_trainable
+from tfswap.support.aligned import aligned_zeros
 
 NO_COPIES = frozenset({*HANDLES, "string"})
 """Types of tensors that can't be copied to host memory."""
@@ -166,7 +168,6 @@ class SeparatePasses:
             for i, copy in copies.items():
                 stand_in(copy, results[i] if i < self.results else None)
         begun = _Begun(self, arguments, [each.shape for each in results], copies, call_trace, note)
-        # The tape gives zeros for each of them that has no gradient: small ones for a stand-in.
         taken = [i for i, t in enumerate(self._outputs) if is_trainable(t) and (i < self.results or i in copies)]
         recorded = [results[i] if i < self.results else tape_tensor(copies[i]) for i in taken]
 
@@ -201,14 +202,27 @@ class _Begun(NamedTuple):
 
         passes, copies = self.passes, self.copies
         given = {i: each for i, each in given.items() if i < passes.results or each.shape == copies[i].shape}
-        part = passes.once if all(i < passes.results for i in given) else passes.again
+        part = passes.again if self._is_watched(given) or any(i >= passes.results for i in given) else passes.once
         gradients = {i: self._gradient(i, given.get(i)) for i in part.outputs}
-        if not tf.executing_eagerly():
-            self.note(TRACED)
-            every = [gradients[i] if i in gradients else self._unreachable(i) for i in part.all_outputs]
-            return part.plain._call_flat(every, captured_inputs=passes._taken(part.plain, copies, self.arguments))
-        taken = [*(copies[i] for i in part.copies), *(self.arguments[i] for i in part.arguments)]
-        return part.results(self.call_trace(part.step, [*gradients.values(), *taken]))
+        why = TRACED
+        if tf.executing_eagerly():
+            taken = [*(copies[i] for i in part.copies), *(self.arguments[i] for i in part.arguments)]
+            try:
+                return part.results(self.call_trace(part.step, [*gradients.values(), *taken]))
+            except UnsupportedGraph as error:
+                why = f"its backward pass has no memory limit: {error}"
+        self.note(why)
+        every = [gradients[i] if i in gradients else self._unreachable(i) for i in part.all_outputs]
+        return part.plain._call_flat(every, captured_inputs=passes._taken(part.plain, copies, self.arguments))
+
+    def _is_watched(self, given: Mapping[int, Any]) -> bool:
+        """Whether a tape watches the backward pass. Then it is that for all gradients, as TensorFlow's is: a sum has as
+        many terms, in the same order.
+        """
+        from tensorflow.python.ops import gradients_util
+
+        taken = [tape_tensor(each) for each in (*given.values(), *self.copies.values(), *self.arguments)]
+        return bool(gradients_util.PossibleTapeGradientTypes(taken))
 
     def _gradient(self, i: int, given: Any) -> Any:
         import tensorflow as tf
@@ -217,7 +231,7 @@ class _Begun(NamedTuple):
             return tf.convert_to_tensor(given)
         if i < self.passes.results:
             return tf.zeros(self.shapes[i], self.passes._outputs[i].dtype)
-        return _to_host(tf.zeros_like(self.copies[i]))
+        return _zeros_on_host(self.copies[i])
 
     def _unreachable(self, i: int) -> Any:
         import tensorflow as tf
@@ -230,13 +244,15 @@ STAND_IN = "_tfswap_stand_in"
 
 
 def stand_in(copy: Any, result: Any) -> None:
-    """Have a small tensor stand for a copy on tapes, or the result that it is a copy of."""
+    """Have an empty tensor stand for a copy on tapes, or the result that it is a copy of. For a copy that has no gradient
+    the tape then gives an empty one.
+    """
     import tensorflow as tf
 
     if result is not None:
         setattr(copy, STAND_IN, result)
-    elif copy.shape.rank and is_trainable(copy):
-        setattr(copy, STAND_IN, tf.zeros([], copy.dtype))
+    elif is_trainable(copy):
+        setattr(copy, STAND_IN, tf.zeros([0], copy.dtype))
 
 
 def tape_tensor(tensor: Any) -> Any:
@@ -245,8 +261,8 @@ def tape_tensor(tensor: Any) -> Any:
 
 
 TRACED = (
-    "its backward pass is requested inside of a function that TensorFlow traces, as tape.jacobian does, where it has no "
-    "memory limit. Take the gradients inside the function that is optimized"
+    "its backward pass is requested inside of a function that TensorFlow traces, as tape.jacobian does, where it has "
+    "no memory limit. Take the gradients inside the function that is optimized"
 )
 
 
@@ -306,6 +322,17 @@ def _to_host(tensor: Any) -> Any:
     from tfswap.native.load import load
 
     return load().ops.tfswap_to_host(tensor=tensor)
+
+
+def _zeros_on_host(like: Any) -> Any:
+    """As tf.zeros_like, outside of a CPU's arena: a tensor that wraps an array."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+
+    if not context.executing_eagerly():
+        return _to_host(like * 0)
+    zeros = aligned_zeros(like.shape.as_list(), like.dtype.as_numpy_dtype)
+    return ops.EagerTensor(zeros, like.device, like.dtype.as_datatype_enum)
 
 
 def _to_device(tensor: Any) -> Any:

@@ -20,6 +20,7 @@ from tfswap.compiler.preconditions import UnknownSizes
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import arena, machine
+from tfswap.device.live import live_device
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.ir.permits import FUSE
 from tfswap.runtime.dynamic_sizes import (
@@ -28,7 +29,7 @@ from tfswap.runtime.dynamic_sizes import (
     follow_from_arguments,
     have_values,
 )
-from tfswap.runtime.joint_trace import Joint, joint_of
+from tfswap.runtime.joint_trace import SEVERAL, Joint, joint_of
 from tfswap.runtime.open_function import has_size
 from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
 from tfswap.runtime.program import Program
@@ -279,6 +280,8 @@ class StepCache:
             source = self._part_of.get(concrete)
             if source is None:
                 source = self.joint_of.setdefault(concrete, joint_of(concrete, arguments))
+            if live_device().model.is_gpu:
+                source = SEVERAL
             found = source if isinstance(source, str) else separate_passes(concrete, arguments)
             self._separate[concrete] = found
             if isinstance(found, SeparatePasses):

@@ -14,6 +14,7 @@ from tfswap.frontends.unmodified.traces import has_other_effects as type_has_oth
 from tfswap.ir.op_traits import calls_functions
 from tfswap.ir.types import Shape
 from tfswap.runtime.shapes import Shapes
+from tfswap.support.aligned import aligned_zeros, is_aligned
 from tfswap.support.reach import reach
 
 
@@ -47,10 +48,6 @@ class Run(NamedTuple):
         return self._replace(feeds=dict(sorted(self.feeds.items(), key=lambda each: each[0].deref().name)))
 
 
-ALIGNMENT_BYTES = 64
-"""Of arrays that a session wraps; it copies others (EIGEN_MAX_ALIGN_BYTES, tf_tensor.cc)."""
-
-
 def out_of_arena(run: Run) -> Run:
     """The run with feeds that the session wraps: those that it copies would be in a CPU's arena."""
     return run._replace(feeds={reference: _aligned(value) for reference, value in run.feeds.items()})
@@ -59,11 +56,9 @@ def out_of_arena(run: Run) -> Run:
 def _aligned(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if value.dtype.hasobject or not value.nbytes:
         return value
-    if value.ctypes.data % ALIGNMENT_BYTES == 0 and value.flags.c_contiguous:
+    if is_aligned(value):
         return value
-    room = np.empty(value.nbytes + ALIGNMENT_BYTES, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT_BYTES
-    made = room[begin : begin + value.nbytes].view(value.dtype).reshape(value.shape)
+    made = aligned_zeros(value.shape, value.dtype)
     made[...] = value
     return made
 

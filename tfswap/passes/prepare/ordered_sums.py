@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.owners import solely_owned
-from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL, SUM
+from tfswap.ir.custom_ops import FIRST, FIRST_SHAPE, KERNEL, OWN_KERNEL, SUM, TO_DEVICE, TO_HOST
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.sums import decisions_of
@@ -156,6 +156,7 @@ def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     step = graph.copy()
     step.arrange_as_executed()
     step.fetches += map(step.tensor, target.held)
+    _hold_copied(step)
     parts = (step, *step.named_bodies().values())
     for part in parts:
         restore_lowered(part)
@@ -168,6 +169,17 @@ def _orders(graph: Graph, target: Target, by_decision: bool) -> SumOrders:
     found = simulate_sums(step, device, Costs.of(device).seconds, additions, by_decision)
     found.first.update({twin: found.first[first] for twin, first in twins.items() if first in found.first})
     return found
+
+
+def _hold_copied(step: Graph) -> None:
+    """Have `step` hold, as TensorFlow does, what passes between functions by host memory instead, in place: what one
+    returns, and what the other is given (runtime/separate_passes.py).
+    """
+    feeds = set(step.feeds)
+    given = {node.out(): node.inputs[0] for node in step if node.op == TO_DEVICE and node.inputs[0].node in feeds}
+    for node in step if given else ():
+        node.inputs = tuple(given.get(tensor, tensor) for tensor in node.inputs)
+    step.fetches += [node.inputs[0] for node in step if node.op == TO_HOST]
 
 
 def _is_undecided(part: Graph, device: DeviceModel) -> bool:

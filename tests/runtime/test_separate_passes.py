@@ -9,7 +9,8 @@ import pytest
 from processes import on_arena
 from slow import slow
 
-LIMIT_MIB = 10
+ROOM_MIB = 6
+"""Eager operations between the steps find no plan, and free memory in pieces."""
 
 
 def persistent(tf: Any, forward: Any, x: Any, weights: Any) -> list[Any]:
@@ -62,7 +63,7 @@ def derived(kind: str, limit: str | None) -> dict[str, Any]:
     from tfswap.exporters.function import memory_optimizer_off
 
     with memory_optimizer_off():
-        weights = [tf.Variable(0.1 * tf.random.stateless_normal([64, 64], (i, 1))) for i in range(6)]
+        weights = [tf.Variable(0.1 * tf.random.stateless_normal([64, 64], (i, 1))) for i in range(4)]
         x = tf.random.stateless_uniform([4096, 64], (9, 9))
 
         @tf.function
@@ -86,7 +87,7 @@ def derived(kind: str, limit: str | None) -> dict[str, Any]:
     ("kind", "mib"), [("persistent", 8), ("nested", 12), *slow(("inside_of_its_context", 14), ("third_order", 40))]
 )
 def test_limits_are_kept_with_the_same_bits(kind: str, mib: int) -> None:
-    """In an arena in which the undecorated function runs out of memory."""
+    """In an arena in which the undecorated function runs out of memory; it has room for the caller's own tensors."""
 
     def planned() -> Any:
         return derived(kind, f"{mib}MiB")
@@ -94,6 +95,6 @@ def test_limits_are_kept_with_the_same_bits(kind: str, mib: int) -> None:
     def plain() -> Any:
         return derived(kind, None)
 
-    found, reference = on_arena(planned, mib=mib), on_arena(plain, mib=512)
+    found, reference = on_arena(planned, mib=mib + ROOM_MIB), on_arena(plain, mib=512)
     assert found["values"] == reference["values"]
-    assert found["peak"] <= mib << 20 < reference["peak"]
+    assert found["peak"] <= mib << 20 and (mib + ROOM_MIB) << 20 < reference["peak"]

@@ -4,9 +4,10 @@ Each trace of the function is planned and rewritten once, at its first call, and
 on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
 `runtime/step.py`.
 
-A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`), or, where the tape may take
-gradients of higher order, or more than once, as two passes (`runtime/separate_passes.py`). Not handled: forward mode, and
-tapes inside of another function. There the function runs as it was traced, with a warning, and there is no report.
+A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`), or, where the tape may
+take gradients of higher order, or more than once, as two passes (`runtime/separate_passes.py`). Not handled: forward
+mode, and tapes inside of another function. There the function runs as it was traced, with a warning, and there is no
+report.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ STAND_IN = "_tfswap_stand_in"
 
 
 def stand_in(copy: Any, result: Any) -> None:
-    """Have an empty tensor stand for a copy on tapes, or the result that it is a copy of. For a copy that has no gradient
+    """Have an empty tensor stand for a copy on tapes, or the result that it is a copy of. Where a copy has no gradient,
     the tape then gives an empty one.
     """
     import tensorflow as tf

@@ -291,7 +291,7 @@ class SessionStep:
             return Form(shapes, list(run.targets), list(run.fetches), report)
         # In this arena it needs no margin for others.
         report = dataclasses.replace(report, planned_peak_bytes=simulated_limit(planned.plan.planned_peak_bytes))
-        number_gate(planned.graph, gate := tfswap.ops.gate_number())
+        number_gate(planned.graph, planned.target, gate := tfswap.ops.gate_number())
         carry_host_limit([planned], self._given.request)
         if share_random_state.apply(planned.graph, planned.target, PROGRAM.owner, self._place):
             tfswap.ops.keep_states(PROGRAM.owner)

@@ -63,10 +63,9 @@ def write_limit(graph: Graph, target: Target, limit_bytes: int, extremes: Sequen
 
 
 @graph_pass(
-    requires="",
     ensures="the gate, where there is one, has this number, by which it is asked what it found",
 )
-def number_gate(graph: Graph, number: int) -> int:
+def number_gate(graph: Graph, _: Target, number: int) -> int:
     """Give the gate of `graph` a number in place of a file's, in place; returns the number of gates."""
     gates = [node for node in graph if node.op == GATE]
     for gate in gates:

@@ -260,8 +260,7 @@ def test_what_is_recomputed_reads_variables_as_they_are_then():
 def test_a_call_without_a_plan_says_why(caplog):
     net = Net(layers=3)
     step = planned(features(net), memory_limit="200%")
-    x = batch()
-    with tf.autodiff.ForwardAccumulator(x, x):
+    with tf.autodiff.ForwardAccumulator(x := batch(), x):
         step(x)
     for reported in (step.report, step.plan, step.stats):
         with pytest.raises(tfswap.TfswapError, match="no plan of the latest call.*a forward accumulator does too"):

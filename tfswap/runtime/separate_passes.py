@@ -3,7 +3,7 @@
     results, saved = forward(arguments)                 saved: copies in host memory, outside of the arena
     ... = backward(gradients, saved, arguments)         each time that a tape asks
 
-A persistent tape keeps what the backward pass reads for as long as it lives, and nobody knows how often it asks. So
+A persistent tape keeps what the backward pass reads for as long as it lives, and how often it asks is unknown. So
 nothing of that stays on the device: each backward pass copies it there again, and is planned for the arena that it
 finds, with the gradients of earlier passes in it. The copies are recorded on the tape as further results. So gradients
 of gradients are those of the backward pass, as a step with a tape of its own, and of the forward pass's further
@@ -157,7 +157,7 @@ class SeparatePasses:
             inputs: the trace's arguments, without its captures.
             run: runs a trace under the limit, where no tape watches.
             call_trace: runs a trace under the limit, also where tapes watch.
-            note: is told why a backward pass runs without a limit.
+            note: takes the reason why a backward pass runs without a limit.
         """
         from tensorflow.python.eager import record
 

@@ -280,7 +280,7 @@ class StepCache:
             source = self._part_of.get(concrete)
             if source is None:
                 source = self.joint_of.setdefault(concrete, joint_of(concrete, arguments))
-            if live_device().model.is_gpu:
+            if live_device().model.host_is_separate:
                 source = SEVERAL
             found = source if isinstance(source, str) else separate_passes(concrete, arguments)
             self._separate[concrete] = found

@@ -13,7 +13,7 @@ Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: ten
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from tfswap.analysis.device_waits import waits_for_others
 from tfswap.analysis.home_changes import home_tier
 from tfswap.errors import TfswapError
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.homes import is_at_home, is_on_disk
 from tfswap.ir.op_traits import (
     READ_VARIABLE,
@@ -304,19 +304,6 @@ def kernel_seconds(node: Node, rates: Rates) -> float:
         return rates.launch_s + copy_s
     work_s = work_seconds(node, rates) if node.measured.seconds is None else node.measured.seconds
     return rates.launch_s + work_s + at_home_seconds(node, rates)
-
-
-BLOCK_LAUNCH_S = 20e-6
-"""The time of a call of a block that XLA has compiled, besides its work (from the times of small blocks)."""
-
-
-def fused_seconds(nodes: Iterable[Node], inputs: Iterable[Output], outputs: Iterable[Output], rates: Rates) -> float:
-    """Seconds of one run of kernels that XLA has compiled into one block: it reads its inputs and writes its outputs
-    once, and the arithmetic is that of its kernels.
-    """
-    moved = sum(tensor.type.nbytes or 0 for tensor in (*inputs, *outputs)) / rates.memory_bytes_per_s
-    steps = sum(_parts(node, rates)[1] for node in nodes if not (is_const(node.op) or is_view(node.op)))
-    return BLOCK_LAUNCH_S + max(moved, steps)
 
 
 PASSED_ON = frozenset(

@@ -4,11 +4,12 @@ A block is convex: no path leaves it and comes back. Each node has a level, whic
 where it leaves one. The connected kernels of a level that XLA knows are a block. So all blocks together can be replaced
 by one node each, and the graph has no cycle.
 
-A block recomputes what it reads of an earlier block where that takes fewer bytes: a minimum cut through the earlier
-block decides which of its tensors are kept for later ones (as in PyTorch's min-cut partitioner). So a backward block of
-GELU reads GELU's input, and nothing that lies between.
+A block may recompute what it reads of an earlier block: a minimum cut through the earlier block decides which of its
+tensors are kept for later ones (as in PyTorch's min-cut partitioner). So a backward block of GELU reads GELU's input,
+and nothing that lies between. It does so where that is predicted to take no longer than to keep what it reads.
 
-Blocks stay only where their predicted time is well below that of TensorFlow's kernels.
+A block stays where its predicted time is below that of TensorFlow's kernels. Where memory is scarce bytes have a price,
+in seconds: then a block also stays for the bytes that it does not keep.
 
 Not handled: kernels with other types than float32, sizes that are not known, bodies of loops and conditionals, kernels
 with effects, scalars. They are in no block.
@@ -16,19 +17,19 @@ with effects, scalars. They are in no block.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfswap.analysis.cost import Costs, fused_seconds
+from tfswap.analysis.block_time import block_seconds, in_place_seconds
+from tfswap.analysis.cost import Costs
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_const, is_feed, is_pure, is_view, reads_variable
 from tfswap.kernels.fused import FUSABLE, REDUCTIONS, composed_of
 from tfswap.support.reach import reach
 
-WORTH = 0.7
-"""A block stays where its predicted time is at most this share of its kernels' time: the model of blocks is coarse, and
-TensorFlow's kernels write in place where a block has new tensors."""
 LONGEST_ROW = 16_384
 """The most elements that a reduction adds up: of larger images TensorFlow's kernels add faster."""
 LARGE_BYTES = 1 << 14
@@ -48,7 +49,7 @@ class Block:
         members: the nodes that it replaces, in topological order.
         nodes: those that it computes: members, recomputed nodes of earlier blocks, and constants; in topological order.
         inputs: the tensors that it reads.
-        outputs: the members' tensors that others read.
+        outputs: the members' tensors that others read; none where later blocks recompute all of it.
         seconds: its predicted time, with the launch.
         unfused_s: that of TensorFlow's kernels for its members.
     """
@@ -60,24 +61,46 @@ class Block:
     seconds: float
     unfused_s: float
 
+    @property
+    def gain_s(self) -> float:
+        """The seconds of a step that it is predicted to save; negative where it loses time."""
+        return self.unfused_s - self.seconds
 
-def find_blocks(graph: Graph, costs: Costs, keeps: Callable[[str], bool] = lambda _: False) -> list[Block]:
-    """The blocks that are worth it, in an order in which each reads from earlier ones only.
+    @property
+    def freed_bytes(self) -> int:
+        """The bytes of its members' tensors that are in no memory of the step."""
+        return _nbytes({node.out() for node in self.members if not is_view(node.op)} - {*self.outputs})
+
+
+def find_blocks(
+    graph: Graph, costs: Costs, keeps: Callable[[str], bool] = lambda _: False, price_s: float = 0.0
+) -> list[Block]:
+    """The blocks that gain something, in an order in which each reads from earlier ones only.
 
     Args:
         keeps: whether the node of this name must stay in the graph.
+        price_s: the seconds that are worth one byte less.
     """
-    if len(graph) > MOST_NODES:
-        return []
-    order = graph.topological()
-    groups = _groups(graph, order, keeps)
-    while groups:
-        blocks = _Cutter(graph, order, groups, costs).blocks()
-        worth = [block for block in blocks if block.seconds <= WORTH * block.unfused_s]
+    blocks = candidate_blocks(graph, costs, keeps, price_s)
+    while True:
+        worth = [block for block in blocks if block.gain_s + price_s * block.freed_bytes > 0]
         if len(worth) == len(blocks):
             return blocks
-        groups = [block.members for block in worth]  # what left-out kernels read is kept: cut again
-    return []
+        # What left-out kernels read is kept: cut again.
+        blocks = _Cutter(graph, [block.members for block in worth], costs, price_s).blocks()
+
+
+def candidate_blocks(
+    graph: Graph, costs: Costs, keeps: Callable[[str], bool] = lambda _: False, price_s: float = 0.0
+) -> list[Block]:
+    """All blocks that a step may have, whatever they gain. Arguments as of `find_blocks`."""
+    if len(graph) > MOST_NODES:
+        return []
+    return _Cutter(graph, _groups(graph, graph.topological(), keeps), costs, price_s).blocks()
+
+
+def _nbytes(tensors: Iterable[Output]) -> int:
+    return sum(tensor.type.nbytes or 0 for tensor in tensors)
 
 
 def _groups(graph: Graph, order: Iterable[Node], keeps: Callable[[str], bool]) -> list[tuple[Node, ...]]:
@@ -160,49 +183,77 @@ class _Cutter:
 
     Args:
         groups: the members of each block, so that later ones read from earlier ones only.
+        price_s: as of `find_blocks`.
     """
 
-    def __init__(self, graph: Graph, order: Iterable[Node], groups: list[tuple[Node, ...]], costs: Costs):
-        self._groups = groups
-        self._costs = costs
+    def __init__(self, graph: Graph, groups: list[tuple[Node, ...]], costs: Costs, price_s: float):
+        self._groups, self._costs, self._price_s = groups, costs, price_s
+        self._axes = graph.small_constants
         self._group_of = {node: k for k, group in enumerate(groups) for node in group}
-        self._place = {node: place for place, node in enumerate(order)}
-        self._read: dict[int, set[Output]] = {}  # by block: what it reads
-        self._again: dict[int, set[Node]] = {k: set() for k in range(len(groups))}
+        self._place = {node: place for place, node in enumerate(graph.topological())}
+        self._again: list[set[Node]] = [set() for _ in groups]
+        self._read: list[set[Output]] = [set() for _ in groups]
+        self._blocks_reading: dict[Output, set[int]] = {}
         self._read_outside: set[Output] = set(graph.fetches)
+        self._uses = Counter(tensor for node in graph for tensor in {*node.inputs})
         for node in graph:
             if node not in self._group_of:
                 self._read_outside.update(node.inputs)
         for k, group in enumerate(groups):
-            self._read[k] = {t for node in group for t in node.inputs if self._group_of.get(t.node) != k}
+            self._set_read(k, {t for node in group for t in node.inputs if self._group_of.get(t.node) != k})
 
     def blocks(self) -> list[Block]:
         for k in reversed(range(len(self._groups))):
             self._cut(k)
         return [self._block(k) for k in range(len(self._groups))]
 
+    def _set_read(self, k: int, tensors: set[Output]) -> None:
+        for tensor in self._read[k] - tensors:
+            self._blocks_reading[tensor].discard(k)
+        for tensor in tensors - self._read[k]:
+            self._blocks_reading.setdefault(tensor, set()).add(k)
+        self._read[k] = tensors
+
     def _cut(self, k: int) -> None:
-        """Replace what later blocks read of block k by what they compute it from."""
-        after = range(k + 1, len(self._groups))
-        found = ((j, {t for t in self._read[j] if self._group_of.get(t.node) == k}) for j in after)
-        later = {j: tensors for j, tensors in found if tensors}
+        """Replace what later blocks read of block k by what they compute it from, where that is worth it."""
+        later: dict[int, set[Output]] = {}
+        for node in self._groups[k]:
+            for j in self._blocks_reading.get(node.out(), ()):
+                later.setdefault(j, set()).add(node.out())
         wanted = {t for tensors in later.values() for t in tensors} - self._read_outside
         if not wanted:
             return
+        before = {j: (self._read[j], self._again[j]) for j in later}
+        kept_s = self._seconds(k, later)
         cut = self._least_cut(k, wanted, {t for j in later for t in self._read[j]})
         for j, tensors in later.items():
-            self._read[j] -= tensors
-            waiting, seen = list(tensors), set[Output]()
-            while waiting:
-                tensor = waiting.pop()
-                if tensor in seen:
-                    continue
-                seen.add(tensor)
-                if tensor in cut or tensor in self._read_outside or self._group_of.get(tensor.node) != k:
-                    self._read[j].add(tensor)
-                else:
-                    self._again[j].add(tensor.node)
-                    waiting += tensor.node.inputs
+            self._recompute(j, k, tensors, cut)
+        if self._seconds(k, later) > kept_s:
+            for j, (read, again) in before.items():
+                self._set_read(j, read)
+                self._again[j] = again
+
+    def _seconds(self, k: int, later: Iterable[int]) -> float:
+        """The seconds of block k and of these later ones, and the price of what block k keeps for them."""
+        own = self._block(k)
+        return own.seconds + sum(self._block(j).seconds for j in later) + self._price_s * _nbytes(own.outputs)
+
+    def _recompute(self, j: int, k: int, tensors: set[Output], cut: set[Output]) -> None:
+        """Have block j read these tensors of block k no more, but compute them from the cut."""
+        read, again = self._read[j] - tensors, set(self._again[j])
+        waiting, seen = list(tensors), set[Output]()
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            if tensor in cut or tensor in self._read_outside or self._group_of.get(tensor.node) != k:
+                read.add(tensor)
+            else:
+                again.add(tensor.node)
+                waiting += tensor.node.inputs
+        self._set_read(j, read)
+        self._again[j] = again
 
     def _least_cut(self, k: int, wanted: Collection[Output], read: Collection[Output]) -> set[Output]:
         """The tensors of block k, and its inputs, of the fewest bytes from which the wanted ones can be computed. Of
@@ -236,16 +287,25 @@ class _Cutter:
         return {t for t in tensors if (t, 1) in reached and (t, 0) not in reached}
 
     def _block(self, k: int) -> Block:
-        read = {t for t in self._read[k] if not _is_small_constant(t.node)}
+        group = self._groups[k]
         constants = {t.node for t in self._read[k] if _is_small_constant(t.node)}
-        kept = self._read_outside.union(*(self._read[j] for j in range(k + 1, len(self._groups))))
-        outputs = tuple(node.out() for node in self._groups[k] if node.out() in kept)
-        inside = {*self._groups[k], *self._again[k], *constants}
+        read = {t for t in self._read[k] if t.node not in constants}
+        made = (node.out() for node in group)
+        outputs = tuple(t for t in made if t in self._read_outside or self._blocks_reading.get(t))
+        inside = {*group, *self._again[k], *constants}
         needed = reach([t.node for t in outputs], lambda node: [t.node for t in node.inputs if t.node in inside])
         place = self._place.__getitem__
         nodes = tuple(sorted(needed, key=place))
         used = {t for node in nodes for t in node.inputs}
         inputs = tuple(sorted(read & used, key=lambda t: (place(t.node), t.index)))
-        fused = fused_seconds(nodes, inputs, outputs, self._costs.rates)
-        unfused = sum(self._costs.seconds(node) for node in self._groups[k] if not is_view(node.op))
-        return Block(self._groups[k], nodes, inputs, outputs, fused, unfused)
+        fused_s = block_seconds(nodes, outputs, self._costs.rates, self._axes) if outputs else 0.0
+        return Block(group, nodes, inputs, outputs, fused_s, self._unfused_s[k])
+
+    @functools.cached_property
+    def _unfused_s(self) -> list[float]:
+        """The seconds of each block's members as TensorFlow's kernels."""
+
+        def seconds(node: Node) -> float:
+            return self._costs.seconds(node) + in_place_seconds(node, self._uses, self._costs.rates)
+
+        return [sum(seconds(node) for node in group if not is_view(node.op)) for group in self._groups]

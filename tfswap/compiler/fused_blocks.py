@@ -10,7 +10,7 @@ Values differ in the last bits: XLA has its own functions (exp, erf), and adds i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from tfswap.analysis.cost import Costs
@@ -18,6 +18,7 @@ from tfswap.analysis.fusion import Block, find_blocks
 from tfswap.exporters.function_def import BodyFunctions, function_def
 from tfswap.importers.function import XLA_ATTRIBUTES
 from tfswap.ir.graph import Dtype, Graph, Measured, Node, Opaque, Output
+from tfswap.ir.op_traits import is_const
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.fused import BLOCK, BLOCK_SUFFIX, COMPOSED, composed_of
 from tfswap.passes.body_values import add_feed
@@ -44,7 +45,7 @@ def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambd
     for block in blocks:
         if not block.outputs:
             continue  # later blocks recompute it
-        call = _add_call(made, block, functions, now)
+        call = _add_call(made, block, functions, lambda t: now.get(made.tensor(t.name), made.tensor(t.name)))
         now.update((made.tensor(tensor.name), call.out(k)) for k, tensor in enumerate(block.outputs))
         call_of.update((made[member.name], call) for member in block.members)
         followers[made[block.members[-1].name]] = [call]
@@ -54,11 +55,39 @@ def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambd
     return made
 
 
-def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: dict[Output, Output]) -> Node:
+def content_of(block: Block) -> str:
+    """The name of the block's function, which blocks of the same content share."""
+    return _function(block).signature.name
+
+
+def block_alone(block: Block) -> Graph:
+    """A graph of the block's call alone, for measurements."""
+    made, functions = Graph(), dict[str, Any]()
+    now: dict[Output, Output] = {}
+    for k, tensor in enumerate(block.inputs):
+        made.feeds.append(add_feed(made, f"input_{k}", tensor.type))
+        now[tensor] = made.feeds[-1].out()
+    call = _add_call(made, block, functions, now.__getitem__)
+    made.fetches = [call.out(k) for k in range(len(block.outputs))]
+    _extend_library(made, functions)
+    return made
+
+
+def members_alone(block: Block, graph: Graph) -> Graph:
+    """A graph of the kernels that the block replaces, for measurements: what they read, and what others read of them."""
+    inside = set(block.members)
+    constants = {t.node for n in block.members for t in n.inputs if is_const(t.node.op) and "value" in t.node.attrs}
+    read = {t for n in block.members for t in n.inputs if t.node not in inside and t.node not in constants}
+    used = set(graph.fetches).union(*(n.inputs for n in graph if n not in inside))
+    outputs = [node.out() for node in block.members if node.out() in used]
+    return _body([*constants, *block.members], sorted(read, key=lambda t: t.name), outputs)
+
+
+def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: Callable[[Output], Output]) -> Node:
     """A call of the block, whose function is added to `functions`.
 
     Args:
-        now: what replaces tensors of earlier blocks.
+        now: gives what the call reads for an input of the block.
     """
     from tensorflow.core.framework import attr_value_pb2
 
@@ -66,11 +95,10 @@ def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: dict[O
     functions[function.signature.name] = function
     called = attr_value_pb2.AttrValue()
     called.func.name = function.signature.name
-    inputs = [graph.tensor(tensor.name) for tensor in block.inputs]
     call = graph.add(
         CALL,
         graph.unique_name(f"{block.members[-1].name}{BLOCK_SUFFIX}"),
-        [now.get(tensor, tensor) for tensor in inputs],
+        map(now, block.inputs),
         attrs={
             "Tin": tuple(Dtype(t.type.dtype) for t in block.inputs),
             "Tout": tuple(Dtype(t.type.dtype) for t in block.outputs),
@@ -89,20 +117,26 @@ def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: dict[O
 
 def _function(block: Block) -> Any:
     """The function of a block, named after its content."""
-    body = Graph()
-    twins: dict[Output, Output] = {}
-    for k, tensor in enumerate(block.inputs):
-        body.feeds.append(add_feed(body, f"input_{k}", tensor.type))
-        twins[tensor] = body.feeds[-1].out()
-    for k, node in enumerate(block.nodes):
-        made = _add_twin(body, node, f"node_{k}", [twins[tensor] for tensor in node.inputs])
-        twins[node.out()] = made.out()
-    body.fetches = [twins[tensor] for tensor in block.outputs]
-    found = function_def(body, BLOCK, [f"output_{k}" for k in range(len(block.outputs))], BodyFunctions())
+    names = [f"output_{k}" for k in range(len(block.outputs))]
+    found = function_def(_body(block.nodes, block.inputs, block.outputs), BLOCK, names, BodyFunctions())
     found.attr[XLA_ATTRIBUTES[0]].b = True
     content = found.SerializeToString(deterministic=True)
     found.signature.name = f"{BLOCK}{hashlib.sha256(content).hexdigest()[:16]}"
     return found
+
+
+def _body(nodes: Iterable[Node], inputs: Iterable[Output], outputs: Iterable[Output]) -> Graph:
+    """A graph of these nodes alone."""
+    body = Graph()
+    twins: dict[Output, Output] = {}
+    for k, tensor in enumerate(inputs):
+        body.feeds.append(add_feed(body, f"input_{k}", tensor.type))
+        twins[tensor] = body.feeds[-1].out()
+    for k, node in enumerate(nodes):
+        made = _add_twin(body, node, f"node_{k}", [twins[tensor] for tensor in node.inputs])
+        twins[node.out()] = made.out()
+    body.fetches = [twins[tensor] for tensor in outputs]
+    return body
 
 
 def _add_twin(body: Graph, node: Node, name: str, inputs: list[Output]) -> Node:

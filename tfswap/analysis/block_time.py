@@ -1,9 +1,9 @@
 """The time of kernels that XLA compiles into one block, and what TensorFlow's take that a block replaces.
 
 XLA's CPU compiler makes a loop for each result of a block, and for each reduction that others read. A loop reads what
-it needs of the block's inputs and of other loops' results, and computes what lies between anew. Loops are bound by
-memory, at the rate of TensorFlow's element-wise kernels; functions that are no single instruction, and sums along the
-last axis, take time in addition. `benchmarks/fused_blocks.py` compares it with measured times.
+it needs of the block's inputs and of other loops' results, and computes what lies between anew. Loops move memory at
+the rate of TensorFlow's element-wise kernels, and have the arithmetic of these (analysis/work.py) in addition; sums
+along other axes than the last have none. `benchmarks/fused_blocks.py` compares it with measured times.
 
 Not handled: arguments in the caches.
 """
@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from tfswap.analysis.work import elements, work_of
 from tfswap.ir.graph import Node, Output
 from tfswap.ir.op_traits import is_const, is_view
-from tfswap.kernels.fused import FUNCTIONS, REDUCTIONS
+from tfswap.kernels.fused import REDUCTIONS
 from tfswap.kernels.hardware import Rates
 from tfswap.support.reach import reach
 
 LAUNCH_S = 10e-6
 """The time of a call of a block besides its loops."""
-FUNCTION_STEPS = 2.8
-"""The steps of arithmetic of an element of exp, erf and the like, in a loop's vectors."""
-ROW_STEPS = 1.3
-"""Those of adding up an element of a row."""
 
 
 def block_seconds(
@@ -66,16 +63,14 @@ def _loop_seconds(
     computed = [node for node in reach([end], before) if not is_const(node.op)]
     read = {t for node in computed for t in node.inputs if t.node not in inside or t.node in ends}
     moved = sum(t.type.nbytes or 0 for t in (*read, end.out()) if not is_const(t.node.op))
-    steps = sum(_steps(node, axes) for node in computed)
+    steps = sum(_steps(node, rates, axes) for node in computed)
     return moved / rates.memory_bytes_per_s + steps / rates.steps_per_s
 
 
-def _steps(node: Node, axes: Mapping[Node, tuple[int, ...]]) -> float:
-    if node.op in FUNCTIONS:
-        return FUNCTION_STEPS * (node.outputs[0].num_elements or 0)
-    if node.op in REDUCTIONS and _adds_rows(node, axes):
-        return ROW_STEPS * (node.inputs[0].type.num_elements or 0)
-    return 0.0
+def _steps(node: Node, rates: Rates, axes: Mapping[Node, tuple[int, ...]]) -> float:
+    if node.op in REDUCTIONS and not _adds_rows(node, axes):
+        return 0.0
+    return work_of(node, rates).steps * max(elements(kind) for kind in (*node.outputs, node.inputs[0].type))
 
 
 def _adds_rows(node: Node, axes: Mapping[Node, tuple[int, ...]]) -> bool:

@@ -2,7 +2,8 @@
 
 analysis/fusion.py finds the chains. Blocks of the same content call the same function, which XLA compiles once. Calls
 are as those of the user's functions with `jit_compile=True`: their memory is measured before the step is planned
-(runtime/xla_calls.py). Their time is the model's, so that the same step has the same plan in every process.
+(runtime/xla_calls.py). Their time is the model's (analysis/block_time.py), so that the same step has the same plan in
+every process. runtime/block_choice.py chooses which blocks a step has under its limit.
 
 Values differ in the last bits: XLA has its own functions (exp, erf), and adds in another order.
 """
@@ -17,8 +18,9 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.fusion import Block, find_blocks
 from tfswap.exporters.function_def import BodyFunctions, function_def
 from tfswap.importers.function import XLA_ATTRIBUTES
+from tfswap.ir.fused_block import FusedBlock
 from tfswap.ir.graph import Dtype, Graph, Measured, Node, Opaque, Output
-from tfswap.ir.op_traits import is_const
+from tfswap.ir.op_traits import is_const, is_view
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.fused import BLOCK, BLOCK_SUFFIX, COMPOSED, composed_of
 from tfswap.passes.body_values import add_feed
@@ -26,13 +28,11 @@ from tfswap.passes.body_values import add_feed
 CALL = "PartitionedCall"
 
 
-def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambda _: False) -> Graph:
-    """`graph` with blocks; `graph` itself where none is worth it.
-
-    Args:
-        keeps: whether the node of this name must stay in the graph.
-    """
-    blocks = find_blocks(graph, Costs.of(device), keeps)
+def fuse(
+    graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambda _: False, price_s: float = 0.0
+) -> Graph:
+    """`graph` with blocks; `graph` itself where none gains something. Arguments as of `find_blocks`."""
+    blocks = find_blocks(graph, Costs.of(device), keeps, price_s)
     if not blocks:
         return graph
     made = graph.copy()
@@ -49,10 +49,24 @@ def fuse(graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambd
         now.update((made.tensor(tensor.name), call.out(k)) for k, tensor in enumerate(block.outputs))
         call_of.update((made[member.name], call) for member in block.members)
         followers[made[block.members[-1].name]] = [call]
+        made.blocks += (_record(block, call),)
     made.move_behind(followers)
     _use(made, now, call_of, members)
     _extend_library(made, functions)
     return made
+
+
+def _record(block: Block, call: Node) -> FusedBlock:
+    members = {*block.members}
+    again = (node.name for node in block.nodes if node not in members and not is_const(node.op))
+    return FusedBlock(
+        call.name,
+        content_of(block),
+        tuple(node.name for node in block.members),
+        tuple(again),
+        block.gain_s,
+        block.freed_bytes,
+    )
 
 
 def content_of(block: Block) -> str:
@@ -74,7 +88,7 @@ def block_alone(block: Block) -> Graph:
 
 
 def members_alone(block: Block, graph: Graph) -> Graph:
-    """A graph of the kernels that the block replaces, for measurements: what they read, and what others read of them."""
+    """A graph of the kernels that the block replaces, for measurements. Its results are what others read of them."""
     inside = set(block.members)
     constants = {t.node for n in block.members for t in n.inputs if is_const(t.node.op) and "value" in t.node.attrs}
     read = {t for n in block.members for t in n.inputs if t.node not in inside and t.node not in constants}
@@ -111,7 +125,8 @@ def _add_call(graph: Graph, block: Block, functions: dict[str, Any], now: Callab
         outputs=[t.type for t in block.outputs],
         device=block.members[-1].device,
     )
-    call.measured = Measured(None, block.seconds)
+    kernels = sum(not is_view(node.op) for node in block.members)
+    call.measured = Measured(seconds=block.seconds, kernels=kernels)
     return call
 
 

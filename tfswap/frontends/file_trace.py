@@ -60,12 +60,16 @@ class FileTrace(Trace):
         # A rewritten trace runs the file's plan as it is, so that it always has an order.
         self.always_ordered = file_step.saved.rewritten and not file_step.decorated
 
-    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> tuple[Graph, bool]:
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
         if self._file_step.decorated:
-            return super()._placed(arguments, sizes, keeps=keeps, fuses=fuses)
+            return super()._placed(arguments, sizes, keeps=keeps)
         graph = self._original(arguments)
         given = [*arguments, *with_placeholders(self.concrete)]
         return graph, place(self.name, graph, given, self.device.model)
+
+    @property
+    def may_have_blocks(self) -> bool:
+        return self._file_step.decorated and super().may_have_blocks
 
     def _original(self, arguments: Sequence[Any]) -> Graph:
         """The function that the step was rewritten from, for arguments of these shapes."""

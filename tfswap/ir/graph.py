@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from tfswap.ir.fused_block import FusedBlock
 from tfswap.ir.networkx_graph import cycle_text, to_networkx
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
@@ -52,10 +53,12 @@ class Measured(NamedTuple):
     Attributes:
         temporary_bytes: the bytes that it requests from the arena besides its outputs. None: not measured.
         seconds: the time of one run after its launch. None: not measured.
+        kernels: of how many kernels it does the work. None: of one.
     """
 
     temporary_bytes: int | None = None
     seconds: float | None = None
+    kernels: int | None = None
 
 
 NOT_MEASURED = Measured()
@@ -150,6 +153,7 @@ class Graph:
         permits: the permits of tensors with restrictions by the user.
         traced: the graph that the user traced, where this one is the result of TensorFlow's optimizers.
         unfused: the graph without blocks, where this one has blocks that XLA compiles (compiler/fused_blocks.py).
+        blocks: these blocks.
         executed: names of the nodes in the order in which TensorFlow's executor gets them. Empty: the order here.
         calls: the nodes of each inlined function, inner calls among them, by the call's name; "" is the graph itself.
             Empty where there were no calls.
@@ -173,6 +177,7 @@ class Graph:
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
         self.unfused: Graph | None = None
+        self.blocks: tuple[FusedBlock, ...] = ()
         self.executed: tuple[str, ...] = ()
         self.calls: Mapping[str, tuple[str, ...]] = {}
         self.names_in_bodies: dict[str, str] = {}
@@ -353,7 +358,7 @@ class Graph:
         twin.executed = self.executed
         twin.calls = self.calls
         twin.names_in_bodies, twin.read_in_vain = self.names_in_bodies, self.read_in_vain
-        twin.unfused = self.unfused
+        twin.unfused, twin.blocks = self.unfused, self.blocks
         twin.unpruned, twin.variables = self.unpruned, self.variables
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}

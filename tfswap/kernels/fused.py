@@ -69,24 +69,6 @@ FUSABLE = frozenset(
 )
 """Softmax and LogSoftmax are left out: XLA's blocks took 0.86 to 1.45 of the time of TensorFlow's kernels."""
 
-FUNCTIONS = frozenset(
-    {
-        "Erf",
-        "Erfc",
-        "Exp",
-        "Expm1",
-        "Log",
-        "Log1p",
-        "Pow",
-        "Rsqrt",
-        "Sigmoid",
-        "Softplus",
-        "Tanh",
-        COMPOSED,
-    }
-)
-"""Ops that take several instructions for an element."""
-
 BLOCK = "tfswap_block_"
 """The prefix of the names of blocks' functions."""
 

@@ -88,13 +88,17 @@ class OuterGradientTrace(Trace):
 
         return record.stop_recording()
 
-    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> tuple[Graph, bool]:
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
         model = self.device.model
         graph = self._joint.import_graph(arguments)
         given = [*arguments, *with_placeholders(self.concrete)]
         several = place(self.name, graph, given, model)
         keep_where_given(graph, given, model, several=several)
         return self._joint.fix(graph, Target(model)), several
+
+    @property
+    def may_have_blocks(self) -> bool:
+        return False
 
     def as_imported(self, graph: Graph) -> Imported:
         # The addresses of large results' gradients depend on the caller. Each may get a whole chunk of up to twice its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -18,12 +19,12 @@ from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph
-from tfswap.ir.permits import FUSE
 from tfswap.passes.nodes import waits_for_others
 from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
+from tfswap.runtime.block_choice import BlockChoice
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
@@ -72,6 +73,7 @@ class StepCompiler:
         self.optimizer: Optimizer | None = None
         self.waits = False
         self.slots: list[Any] = []
+        self._blocks: BlockChoice | None = None
         self._import_peak_bytes = 0  # of the arena, where importing the step has raised it
 
     def import_step(self, inputs: Sequence[Any], *, first: bool) -> bool:
@@ -90,6 +92,8 @@ class StepCompiler:
             snapshot = self._arena.snapshot().with_allocations(self._made_around(optimizer.graph, inputs))
             optimizer.unoptimised.assume_variables(snapshot)  # a share is of a peak with all of them on the device
             self._limit.compute(optimizer, snapshot)
+            if self._blocks is not None:
+                self.optimizer = self._blocks.fastest(self._limit.bytes)
         return is_new
 
     def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
@@ -201,18 +205,17 @@ class StepCompiler:
         sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
         types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
         options = self._request.options
-        fuses = FUSE in options.on(self._trace.device.model).tactics
-        imported = self._trace.import_graph(arguments, types, keeps=options.names, fuses=fuses)
+        imported = self._trace.import_graph(arguments, types, keeps=options.names)
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
         given = list(self._trace.given_to(graph, inputs).values())
         others_bytes = self._margins.add_batches(graph, self._trace.device.model, given, self._batches_ahead)
         snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
-        self.optimizer = Optimizer(
-            graph,
-            calibrated(self._trace.device.model, self._request.options),
-            self._request.options.shared(imported.parts, imported.passed_bytes),
+        make = functools.partial(
+            Optimizer,
+            device=calibrated(self._trace.device.model, options),
+            options=options.shared(imported.parts, imported.passed_bytes),
             snapshot=snapshot,
             locate=SourceLines(self._trace.concrete),
             keeps_results=True,
@@ -221,6 +224,8 @@ class StepCompiler:
             plan_cache=PlanCache.of_environment(),
             shared=imported.shared,
         )
+        self._blocks = BlockChoice.of(self._trace, graph, arguments, options, make)
+        self.optimizer = make(graph) if self._blocks is None else self._blocks.without_limit
         return self.optimizer
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:

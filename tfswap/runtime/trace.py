@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from tfswap.analysis.output_bytes import hosted_bytes
-from tfswap.compiler.fused_blocks import fuse
 from tfswap.compiler.grappler import as_planned
 from tfswap.device.live import LiveDevice, devices_of, free_functions, host_device, with_copies_on
 from tfswap.device.placement import keep_where_given, place, refuse_other_hosts, tensorflow_devices
@@ -110,21 +109,18 @@ class Trace:
         """Entered while the step is planned."""
         return contextlib.nullcontext()
 
-    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> Imported:
+    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
         """The graph to plan.
 
         Args:
             arguments: tensors or specs of the sizes that are planned for.
             sizes: the types of tensors whose sizes depend on values, where known.
             keeps: as of `as_planned`.
-            fuses: whether XLA may compile blocks of it (compiler/fused_blocks.py).
         """
-        return self._imported(self.device.name, arguments, sizes, keeps=keeps, fuses=fuses)
+        return self._imported(self.device.name, arguments, sizes, keeps=keeps)
 
-    def _imported(
-        self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False
-    ) -> Imported:
-        found = self.as_imported(self.part(device, arguments, sizes, keeps=keeps, fuses=fuses))
+    def _imported(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        found = self.as_imported(self.part(device, arguments, sizes, keeps=keeps))
         if self._parts is None:
             return found
         passed, shared = passed_bytes(self._parts.graphs.values()), self._shared.get(device)
@@ -137,14 +133,14 @@ class Trace:
         """The graph to plan, or a part of it, with what is known of it."""
         return Imported(graph)
 
-    def part(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> Graph:
+    def part(self, device: str, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Graph:
         """The graph to plan for one device. Arguments as of `import_graph`."""
         if device not in self._not_taken:
-            self._import(arguments, sizes, keeps=keeps, fuses=fuses)
+            self._import(arguments, sizes, keeps=keeps)
         return self._not_taken.pop(device, None) or Graph()
 
-    def _import(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> None:
-        graph, several = self._placed(arguments, sizes, keeps=keeps, fuses=fuses)
+    def _import(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> None:
+        graph, several = self._placed(arguments, sizes, keeps=keeps)
         planned = [device.name for device in self.devices]
         if FIRST in planned[1:]:
             refuse_other_hosts(self.name, graph)
@@ -153,7 +149,7 @@ class Trace:
         self._not_taken = {self.device.name: graph} if self._parts is None else dict(self._parts.graphs)
         free_functions()  # of the import: they would change the unoptimised peak
 
-    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> tuple[Graph, bool]:
+    def _placed(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> tuple[Graph, bool]:
         """The graph to plan, whose nodes have devices, and whether it has to be cut. Arguments as of `import_graph`."""
         from tfswap.importers.function import import_function
 
@@ -167,10 +163,12 @@ class Trace:
         if several:
             place(self.name, graph, given, model)  # nodes that TensorFlow's optimizers have made
         keep_where_given(graph, given, model, several=several)
-        if fuses and not several and self.device.has_arena:
-            graph = fuse(graph, model, keeps)
-            measure_compiled(graph, self.concrete, given, self.device.name, model)
         return graph, several
+
+    @property
+    def may_have_blocks(self) -> bool:
+        """Whether XLA may compile blocks of the imported graph (runtime/block_choice.py)."""
+        return self._parts is None and self.device.has_arena
 
     def timed(self, lanes: Mapping[str, PartLanes]) -> dict[str, TimedPart]:
         """The time of each device's part, by the schedules of the planned parts; empty where there is one device."""
@@ -281,8 +279,12 @@ class PartTrace(Trace):
         self.has_unseen_part = whole.has_unseen_part
         self._whole = whole
 
-    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any, fuses: bool = False) -> Imported:
-        return self._whole._imported(self.device.name, arguments, sizes, keeps=keeps, fuses=fuses)
+    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        return self._whole._imported(self.device.name, arguments, sizes, keeps=keeps)
+
+    @property
+    def may_have_blocks(self) -> bool:
+        return False
 
     def given_to(self, graph: Graph, given: Sequence[_T]) -> dict[str, _T]:
         return self._whole.given_on(self.device.name, graph, given)

@@ -77,8 +77,9 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
             temporary_bytes, results = _measured(node, graph, concrete, decides, device, model)
             seconds = node.measured.seconds
             seconds = _body_seconds(node, name, library, model) if seconds is None else seconds
-            measured[key] = Measured(temporary_bytes, seconds), results
-        node.measured, results = measured[key]
+            measured[key] = node.measured._replace(temporary_bytes=temporary_bytes, seconds=seconds), results
+        found, results = measured[key]
+        node.measured = found._replace(kernels=node.measured.kernels)
         known |= {node.out(i): value for i, value in enumerate(results) if value is not None}
 
 

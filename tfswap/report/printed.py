@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tfswap.ir.custom_ops import TO_DEVICE
+from tfswap.report.block_rows import HEADS as BLOCK_HEADS
+from tfswap.report.block_rows import texts_of
 from tfswap.report.summary import LEVERS, explains_floor, figures_of, levers_of, unit_of
 from tfswap.report.tables import figures, listing, stacked
 from tfswap.support.sizes import Unit, format_count
@@ -28,6 +30,7 @@ T = TypeVar("T")
 HEADS = ("bytes", "tactic", "tensor", "why")
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
+BLOCKS_SHOWN = 8
 FIGURES = (
     "device",
     "memory limit",
@@ -65,6 +68,8 @@ def printed(report: Report) -> RenderableType:
         if rest := len(rows) - len(shown):
             shown.append(("", "", f"and {rest} more", "", ""))
         parts += ["", _listing(reports, HEADS, shown)]
+    for each in reports.values():
+        parts += _fused(each)
     alive = _merged({name: each.alive_at_peak for name, each in reports.items()}, lambda each: each)
     alive.sort(key=lambda each: -each[0][1])
     more = sum(nbytes for (_, nbytes), _ in alive[ALIVE_SHOWN:])
@@ -87,6 +92,16 @@ def _lowering(report: Report, where: str) -> list[RenderableType]:
         heads = (f"to, {unit}", LEVERS[1], f"by, {unit}", *LEVERS[3:])
         parts.append(listing(heads, rows, (heads[2],)))
     return [*parts, *([f"{report.floor.note}."] if report.floor.note else [])]
+
+
+def _fused(report: Report) -> list[RenderableType]:
+    """The blocks that XLA compiles: those that save the most."""
+    if not report.blocks:
+        return []
+    rows = texts_of(report.blocks[:BLOCKS_SHOWN])
+    if rest := len(report.blocks) - len(rows):
+        rows.append(("", f"and {rest} more", "", "", ""))
+    return ["", listing(BLOCK_HEADS, rows)]
 
 
 def device_rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:

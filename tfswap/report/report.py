@@ -16,6 +16,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import VARIABLE
 from tfswap.plan.plan import Slices
 from tfswap.planner.certificate import Bounds
+from tfswap.report.block_rows import BlockRow
 from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
 from tfswap.report.levers import Floor, Lever
@@ -102,6 +103,7 @@ class Report:
         device: the device that the figures are of ("GPU:0"); "" where the report is of a file.
         sliced: the kernels that run in slices of rows, for each size of slices.
         requested_share: the requested limit, where it is a share of the unoptimised peak ("60%"); otherwise "".
+        blocks: the blocks that XLA compiles, those that save the most first.
     """
 
     planned_peak_bytes: int
@@ -124,6 +126,7 @@ class Report:
     device: str = ""
     sliced: tuple[Slices, ...] = ()
     requested_share: str = ""
+    blocks: tuple[BlockRow, ...] = ()
     _devices: Mapping[str, Report] = field(repr=False, compare=False, default_factory=dict)
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _levers: Callable[[], Floor] = field(repr=False, compare=False, default=lambda: Floor(0, ()))
@@ -380,6 +383,7 @@ class Report:
 def _content(report: Report) -> dict[str, Any]:
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if not f.name.startswith("_")}
     content["rows"] = [dataclasses.asdict(row) for row in report.rows]
+    content["blocks"] = [dataclasses.asdict(row) for row in report.blocks]
     content |= {name: getattr(report, name) for name in COMPUTED}
     content["baseline_range_bytes"] = report.baseline.lowest_bytes, report.baseline.highest_bytes
     content["reuse"] = dataclasses.asdict(report.reuse)

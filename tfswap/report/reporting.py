@@ -13,7 +13,6 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
 from tfswap.kernels.close_lines import added_terms, most_difference
-from tfswap.kernels.fused import BLOCK_SUFFIX, is_block
 from tfswap.kernels.slice_lines import Sliceable, sliceable
 from tfswap.passes.tactics.state_homes import bytes_at_home
 from tfswap.plan.plan import Plan, Slices
@@ -23,6 +22,7 @@ from tfswap.planner.certificate import Bounds
 from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner
 from tfswap.planner.promise import simulated_limit
+from tfswap.report.block_rows import block_rows, note_of
 from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.levers import Floor
 from tfswap.report.report import ConvolutionRow, Report
@@ -97,6 +97,7 @@ def make_report(step: PlannedStep) -> Report:
     more_bytes = _more_bytes(flow, planner, plan)
     unmodelled = tuple(_named(flow, flow.nodes[i], more_bytes) for i in flow.inexact)
     moves = (tables.outer, *tables.inside)
+    blocks = () if plan.changes_nothing else block_rows(step.graph, flow, step.locate)
     return Report(
         planned_peak_bytes=plan.planned_peak_bytes,
         memory_limit_bytes=plan.limit_bytes,
@@ -113,10 +114,11 @@ def make_report(step: PlannedStep) -> Report:
         costs=planner.costs.source,
         at_home_bytes=bytes_at_home(step.graph) + bytes_at_home(step.graph, disk=True),
         sliced=plan.sliced,
+        blocks=blocks,
         notes=(
             *((UNCHANGED_NOTE,) if _fits_unchanged(plan) else ()),
             *_other_orders(step.whole, plan.sliced),
-            *(() if plan.changes_nothing else _blocks(flow)),
+            *note_of(blocks),
         ),
         _floor=step.floor,
         _levers=step.levers,
@@ -148,18 +150,6 @@ def _other_orders(whole: Callable[[], Graph], sliced: Sequence[Slices]) -> list[
         f"kernels in slices add in another order, so last bits differ. Of the {added_terms(node)} terms that "
         f"{node.name} adds, the most of all, two orders differ by at most {difference:.1g} of the sum of the terms' "
         "magnitudes"
-    ]
-
-
-def _blocks(flow: Dataflow) -> list[str]:
-    """A note on the blocks that XLA compiles, where the tactic "fuse" has made some."""
-    blocks = [node for node in flow.nodes if is_block(node)]
-    if not blocks:
-        return []
-    functions = len({node.attrs["f"] for node in blocks})
-    return [
-        f"XLA compiles {len(blocks)} blocks of kernels, of {functions} functions; their last bits are XLA's. Each has "
-        f'the name of the last kernel that it replaces, and "{BLOCK_SUFFIX}"'
     ]
 
 

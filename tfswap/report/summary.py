@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.ir.permits import STATE
+from tfswap.report.block_rows import figure_of
 from tfswap.support.sizes import Unit, format_bytes, format_count, parse_limit
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def figures_of(report: Report) -> list[Figure]:
         Figure("recomputed", size(sum(row.nbytes for row in report.recomputed)), _recomputed_text(report)),
         *([_encoded(report, size)] if report.encoded else []),
         *([Figure("in slices", "", _sliced_text(report))] if report.sliced else []),
+        *([Figure("fused", "", figure_of(report.blocks))] if report.blocks else []),
         Figure("host memory", size(report.host_bytes)),
         *([_variables(report, size)] if report.at_home_bytes else []),
         *([Figure("disk", size(report.disk_bytes))] if report.disk_bytes else []),

@@ -1,8 +1,8 @@
 """Chooses which blocks of a step XLA compiles: the tactic "fuse".
 
 Forms of the step with different blocks are steps of their own to the planner. The first has the blocks that save time.
-Where it must evict tensors to keep its limit, two more are judged: one whose blocks also save bytes, at the price of the
-copies that these bytes take otherwise, and the step without blocks. The form with the least predicted seconds under the
+Where it must evict tensors to keep its limit, two more are judged: one whose blocks also save bytes, at the price of
+the copies that these take otherwise, and the step without blocks. The form with the least predicted seconds under the
 limit is planned: those of its kernels, and of a copy of each byte above the limit.
 
 A step keeps its blocks where its limit changes later. Not handled: subsets that lie between these forms.

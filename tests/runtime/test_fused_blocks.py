@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import tensorflow as tf
 from processes import on_arena
@@ -42,6 +44,7 @@ def trained(limit, steps=3):
         "limit": report.memory_limit_bytes,
         "text": str(report),
         "moved": report.reruns + len(report.swapped),
+        "blocks": json.loads(report.to_json())["blocks"],
         "off": max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs),
     }
 
@@ -54,7 +57,70 @@ def test_a_step_with_blocks_keeps_its_limit_with_close_values():
     assert fused["peak"] <= fused["planned"] <= fused["limit"]
     assert fused["planned"] <= 1.02 * fused["peak"]
     assert 0 < fused["off"] < 1e-6
-    assert "XLA compiles" in fused["text"]
+    blocks = fused["blocks"]
+    assert f"XLA compiles {len(blocks)} blocks" in fused["text"]
+    assert "saves, us" in fused["text"]
+    assert all(block["gain_s"] > 0 and 0 < block["most_difference"] < 1e-3 for block in blocks)
+    gelu = next(block for block in blocks if block["recomputed"] and any("Erfc" in n for n in block["recomputed"]))
+    assert gelu["freed_bytes"] > 0
+    assert "peer_nets.py:" in gelu["source"]
+
+
+def test_what_a_block_takes_besides_its_results_is_in_the_plan():
+    def program():
+        slab = tf.raw_ops.Empty(shape=[250 << 20], dtype=tf.uint8)
+        del slab
+        w, v = tf.Variable(tf.fill([64, 2048], 1e-3)), tf.Variable(tf.fill([2048, 64], 1e-3))
+        total = tf.Variable(tf.zeros([2048, 64]))
+
+        @tf.function
+        def step(x):
+            h = x @ w
+            e = tf.exp(h)  # both sums read it, and XLA computes it once, into a temporary tensor
+            share = tf.reduce_sum(e * e, 1, keepdims=True) / tf.reduce_sum(e, 1, keepdims=True)
+            total.assign_add((h * share + tf.abs(h) * tf.square(h)) @ v)
+            return tf.reduce_mean(total)
+
+        given = tf.ones([2048, 64])
+        made = tfswap.optimize(step, memory_limit="90%", tactics=(*TACTICS, FUSE), values="close")
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        for _ in range(2):
+            made(given)
+        report = made.report()
+        return len(report.blocks), tf.config.experimental.get_memory_info("CPU:0")["peak"], report.planned_peak_bytes
+
+    blocks, peak, planned = on_arena(program)
+    assert blocks
+    assert peak <= planned
+    assert planned > 3 * 2048 * 2048 * 4, "what it reads, makes, and computes in between"
+
+
+def test_a_step_has_no_block_that_may_hold_more_than_its_limit():
+    """It would be measured before the step runs, above the limit."""
+
+    def program():
+        slab = tf.raw_ops.Empty(shape=[250 << 20], dtype=tf.uint8)
+        del slab
+        w, v = tf.Variable(tf.fill([64, 2048], 1e-3)), tf.Variable(tf.fill([2048, 64], 1e-3))
+        total = tf.Variable(tf.zeros([2048, 64]))
+
+        @tf.function
+        def step(x):
+            h = x @ w
+            e = tf.exp(h)
+            share = tf.reduce_sum(e * e, 1, keepdims=True) / tf.reduce_sum(e, 1, keepdims=True)
+            total.assign_add((h * share) @ v)
+            return tf.reduce_mean(total)
+
+        given = tf.ones([2048, 64])
+        made = tfswap.optimize(step, memory_limit=44 << 20, tactics=(*TACTICS, FUSE), values="close")
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        made(given)
+        return len(made.report().blocks), tf.config.experimental.get_memory_info("CPU:0")["peak"]
+
+    blocks, peak = on_arena(program)
+    assert not blocks
+    assert peak <= 44 << 20
 
 
 @pytest.mark.slow

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import networkx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.block_time import block_seconds, in_place_seconds
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.fusion import find_blocks
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Measured
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
+from tfswap.planner.step_orders import kernels_run
 
 KIND = TensorType("float32", (1024, 512))
 COSTS = Costs.of(DeviceModel())
@@ -104,6 +108,87 @@ def test_kernels_that_are_in_no_block():
     graph = Made()
     effect = graph.add("AssignVariableOp", "assign", [graph.feed("handle"), graph.feed("value")])
     assert not find_blocks(chain(controls=[effect], graph=graph), COSTS), "they wait for an effect"
+
+
+def test_a_block_that_loses_time_stays_where_its_bytes_are_worth_more():
+    small = TensorType("float32", (16, 16))
+    (block,) = find_blocks(chain(small, ops=("Exp", "Neg")), COSTS, price_s=1.0)
+    assert block.gain_s < 0 < block.freed_bytes
+    price_s = -block.gain_s / block.freed_bytes
+    assert find_blocks(chain(small, ops=("Exp", "Neg")), COSTS, price_s=1.01 * price_s)
+    assert not find_blocks(chain(small, ops=("Exp", "Neg")), COSTS, price_s=0.99 * price_s)
+
+
+def test_no_block_holds_more_than_there_is_room_for():
+    (block,) = find_blocks(chain(), COSTS)
+    assert block.most_bytes == 2 * KIND.nbytes, "what it reads and what it makes"
+    assert find_blocks(chain(), COSTS, room_bytes=block.most_bytes)
+    assert not find_blocks(chain(), COSTS, room_bytes=block.most_bytes - 1)
+
+
+def powers():
+    """A power that the backward pass reads too: computing it takes long."""
+    graph = Made()
+    x = graph.op("MatMul", "x", graph.feed("a"), graph.feed("w"))
+    power = graph.op("Pow", "power", graph.op("Neg", "n", x), x)
+    y = graph.op("Mul", "y", power, x)
+    dy = graph.op("MatMul", "dy", y, graph.feed("v"))
+    dx = graph.op("Mul", "dx", graph.op("Mul", "m", dy, power), x)
+    graph.fetches = [graph.op("MatMul", "result", dx, graph.feed("w3"))]
+    return graph
+
+
+def test_what_takes_longer_to_recompute_than_to_keep_is_kept_unless_bytes_have_a_price():
+    forward, backward = find_blocks(powers(), COSTS)
+    assert [t.name for t in forward.outputs] == ["power:0", "y:0"]
+    assert names(backward.nodes) == ["m", "dx"]
+    forward, backward = find_blocks(powers(), COSTS, price_s=1.0)
+    assert [t.name for t in forward.outputs] == ["y:0"]
+    assert names(backward.nodes) == ["n", "power", "m", "dx"]
+
+
+def sums(axis):
+    """Seconds of a block that adds up along an axis."""
+    graph = Made()
+    axes = graph.add("Const", "axes", attrs={"value": (axis,)}, outputs=[TensorType("int32", (1,))])
+    graph.small_constants[axes] = (axis,)
+    square = graph.op("Square", "square", graph.feed("x"))
+    total = graph.op("Sum", "total", square, axes.out(), kind=TensorType("float32", (1024, 512)[1 - axis : 2 - axis]))
+    nodes = [square.node, total.node]
+    return block_seconds(nodes, [total], COSTS.rates, graph.small_constants)
+
+
+def test_sums_of_rows_take_arithmetic_and_those_of_columns_none():
+    assert sums(1) > 1.5 * sums(0)
+
+
+def test_each_result_is_a_loop_that_reads_what_it_needs():
+    graph = Made()
+    x = graph.feed("x")
+    low, high = graph.op("Neg", "low", x), graph.op("Abs", "high", x)
+    nodes, moved_s = [low.node, high.node], KIND.nbytes / COSTS.rates.memory_bytes_per_s
+    one, both = (block_seconds(nodes, made, COSTS.rates, {}) for made in ([low], [low, high]))
+    assert both - one == pytest.approx(2 * moved_s)
+
+
+def test_a_kernel_that_writes_over_its_input_reads_no_memory_for_its_result():
+    graph = Made()
+    first = graph.op("Neg", "first", graph.feed("x"))
+    graph.op("Abs", "second", first)
+    uses = {first: 1}
+    assert in_place_seconds(graph["second"], uses, COSTS.rates) == 0.0
+    assert in_place_seconds(graph["second"], {first: 2}, COSTS.rates) > 0.0
+
+
+def test_a_block_counts_as_its_kernels_in_the_time_for_planning():
+    """Else a step with blocks has more ladders than the step without, and is planned longer."""
+    graph = Made()
+    graph.fetches = [graph.op("MatMul", "y", graph.feed("a"), graph.feed("b"))]
+    flow = analyse_dataflow(graph, DeviceModel())
+    order = [flow.place["y"]]
+    before = kernels_run(flow, order)
+    flow.nodes[order[0]].measured = Measured(kernels=before + 8)
+    assert kernels_run(flow, order) == before + 8
 
 
 def test_nodes_to_keep_stay():

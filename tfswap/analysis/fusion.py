@@ -18,6 +18,7 @@ with effects, scalars. They are in no block.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -67,23 +68,40 @@ class Block:
         return self.unfused_s - self.seconds
 
     @property
+    def most_bytes(self) -> int:
+        """What it holds at most while it runs: what it reads and makes, and what several of its nodes read."""
+        uses = Counter(t for node in self.nodes for t in {*node.inputs})
+        made = {node.out() for node in self.nodes if not (is_view(node.op) or is_const(node.op))}
+        shared = {t for t in made if uses[t] > 1 or t.node.op in REDUCTIONS}
+        return _nbytes({*self.inputs, *self.outputs, *shared})
+
+    @property
     def freed_bytes(self) -> int:
         """The bytes of its members' tensors that are in no memory of the step."""
         return _nbytes({node.out() for node in self.members if not is_view(node.op)} - {*self.outputs})
 
 
 def find_blocks(
-    graph: Graph, costs: Costs, keeps: Callable[[str], bool] = lambda _: False, price_s: float = 0.0
+    graph: Graph,
+    costs: Costs,
+    keeps: Callable[[str], bool] = lambda _: False,
+    price_s: float = 0.0,
+    room_bytes: float = math.inf,
 ) -> list[Block]:
     """The blocks that gain something, in an order in which each reads from earlier ones only.
 
     Args:
         keeps: whether the node of this name must stay in the graph.
         price_s: the seconds that are worth one byte less.
+        room_bytes: the most that a block may hold.
     """
+
+    def is_worth(block: Block) -> bool:
+        return block.gain_s + price_s * block.freed_bytes > 0 and block.most_bytes <= room_bytes
+
     blocks = candidate_blocks(graph, costs, keeps, price_s)
     while True:
-        worth = [block for block in blocks if block.gain_s + price_s * block.freed_bytes > 0]
+        worth = [block for block in blocks if is_worth(block)]
         if len(worth) == len(blocks):
             return blocks
         # What left-out kernels read is kept: cut again.

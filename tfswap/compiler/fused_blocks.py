@@ -11,6 +11,7 @@ Values differ in the last bits: XLA has its own functions (exp, erf), and adds i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -29,10 +30,14 @@ CALL = "PartitionedCall"
 
 
 def fuse(
-    graph: Graph, device: DeviceModel, keeps: Callable[[str], bool] = lambda _: False, price_s: float = 0.0
+    graph: Graph,
+    device: DeviceModel,
+    keeps: Callable[[str], bool] = lambda _: False,
+    price_s: float = 0.0,
+    room_bytes: float = math.inf,
 ) -> Graph:
     """`graph` with blocks; `graph` itself where none gains something. Arguments as of `find_blocks`."""
-    blocks = find_blocks(graph, Costs.of(device), keeps, price_s)
+    blocks = find_blocks(graph, Costs.of(device), keeps, price_s, room_bytes)
     if not blocks:
         return graph
     made = graph.copy()

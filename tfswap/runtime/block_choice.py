@@ -5,81 +5,69 @@ Where it must evict tensors to keep its limit, two more are judged: one whose bl
 the copies that these take otherwise, and the step without blocks. The form with the least predicted seconds under the
 limit is planned: those of its kernels, and of a copy of each byte above the limit.
 
-A step keeps its blocks where its limit changes later. Not handled: subsets that lie between these forms.
+A block that may hold more than the limit has room for is in no form. A step keeps its blocks where its limit changes
+later. Not handled: subsets that lie between these forms.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.compiler.calibration import calibrated
 from tfswap.compiler.fused_blocks import fuse
-from tfswap.compiler.options import Options
 from tfswap.device.live import free_functions
 from tfswap.ir.graph import Graph
 from tfswap.ir.permits import FUSE
 from tfswap.kernels.hardware import Rates
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.xla_calls import measure_compiled
+from tfswap.simulator.working_set import largest_working_set
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
     from tfswap.runtime.trace import Trace
 
 
-class BlockChoice:
-    """The choice for one step.
+def with_blocks(
+    optimizer: Optimizer,
+    trace: Trace,
+    arguments: Sequence[Any],
+    limit_bytes: int | None,
+    make: Callable[[Graph], Optimizer],
+) -> Optimizer:
+    """The optimizer of the form of a step that is fastest under a limit.
 
     Args:
-        graph: the step without blocks.
-        with_blocks: gives it with blocks that are worth their bytes at a price in seconds, compiled and measured.
-        make: makes the optimizer of a graph.
+        optimizer: of the step without blocks.
+        arguments: those that the step is planned for.
+        make: makes the optimizer of a form's graph.
     """
+    options, device = optimizer.options, optimizer.device
+    if FUSE not in options.tactics or not trace.may_have_blocks:
+        return optimizer
+    given = [*arguments, *with_placeholders(trace.concrete)]
+    # Blocks run alone to be measured: with the variables there, that has to be within the limit too.
+    room_bytes = math.inf if limit_bytes is None else limit_bytes - optimizer.resident_bytes
 
-    def __init__(self, graph: Graph, with_blocks: Callable[[float], Graph], make: Callable[[Graph], Optimizer]):
-        self._graph, self._with_blocks, self._make = graph, with_blocks, make
+    def form_of(price_s: float) -> Graph:
+        return fuse(optimizer.graph, device, options.names, price_s, room_bytes)
 
-    @classmethod
-    def of(
-        cls, trace: Trace, graph: Graph, arguments: Sequence[Any], options: Options, make: Callable[[Graph], Optimizer]
-    ) -> BlockChoice | None:
-        """None for steps that have no blocks.
+    def made_of(form: Graph) -> Optimizer:
+        measure_compiled(form, trace.concrete, given, trace.device.name, trace.device.model)
+        free_functions()
+        return make(form)
 
-        Args:
-            arguments: those that the step is planned for.
-        """
-        model = trace.device.model
-        if FUSE not in options.on(model).tactics or not trace.may_have_blocks:
-            return None
-        device, given = calibrated(model, options), [*arguments, *with_placeholders(trace.concrete)]
-
-        def with_blocks(price_s: float) -> Graph:
-            made = fuse(graph, device, options.names, price_s)
-            measure_compiled(made, trace.concrete, given, trace.device.name, model)
-            free_functions()
-            return made
-
-        return cls(graph, with_blocks, make)
-
-    @functools.cached_property
-    def without_limit(self) -> Optimizer:
-        """That of the step with the blocks that save time."""
-        return self._make(self._with_blocks(0.0))
-
-    def fastest(self, limit_bytes: int | None) -> Optimizer:
-        """That of the form with the least predicted seconds under a limit."""
-        first = self.without_limit
-        if limit_bytes is None or _fits(first, limit_bytes):
-            return first
-        lean = self._with_blocks(price_of_bytes(first.costs.rates))
-        forms = [first]
-        if lean.blocks != first.graph.blocks:
-            forms.append(self._make(lean))
-        if first.graph is not self._graph:
-            forms.append(self._make(self._graph))
-        return min(forms, key=lambda form: _seconds(form, limit_bytes))
+    fast = form_of(0.0)
+    if fast is optimizer.graph:
+        return optimizer
+    first = made_of(fast)
+    if limit_bytes is None or _fits(first, limit_bytes):
+        return first
+    forms, lean = [first, optimizer], form_of(price_of_bytes(optimizer.costs.rates))
+    if lean.blocks != fast.blocks:
+        forms.insert(1, made_of(lean))
+    return min(forms, key=lambda form: _seconds(form, limit_bytes))
 
 
 def price_of_bytes(rates: Rates) -> float:
@@ -93,5 +81,8 @@ def _fits(optimizer: Optimizer, limit_bytes: int) -> bool:
 
 
 def _seconds(optimizer: Optimizer, limit_bytes: int) -> float:
-    search = optimizer.search
-    return search.planners.least_evicted_s(search.variants.base, limit_bytes - optimizer.extra_margin_bytes)
+    """About the least seconds under a limit; infinite where a kernel alone needs more."""
+    search, aim = optimizer.search, limit_bytes - optimizer.extra_margin_bytes
+    if optimizer.resident_bytes + largest_working_set(optimizer.flow)[1] > aim:
+        return math.inf
+    return search.planners.least_evicted_s(search.variants.base, aim)

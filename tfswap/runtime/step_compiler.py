@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfswap.analysis.constants import folded_bytes
@@ -24,7 +24,7 @@ from tfswap.plan.plan import Plan
 from tfswap.planner.promise import promised
 from tfswap.runtime import messages
 from tfswap.runtime.arena_view import ArenaView
-from tfswap.runtime.block_choice import BlockChoice
+from tfswap.runtime.block_choice import with_blocks
 from tfswap.runtime.captures import with_placeholders
 from tfswap.runtime.dynamic_sizes import DataDependentSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
@@ -73,7 +73,7 @@ class StepCompiler:
         self.optimizer: Optimizer | None = None
         self.waits = False
         self.slots: list[Any] = []
-        self._blocks: BlockChoice | None = None
+        self._make: Callable[[Graph], Optimizer]  # of forms of the imported graph
         self._import_peak_bytes = 0  # of the arena, where importing the step has raised it
 
     def import_step(self, inputs: Sequence[Any], *, first: bool) -> bool:
@@ -84,16 +84,19 @@ class StepCompiler:
         """
         is_new, before_bytes = self.optimizer is None, self._trace.device.peak_bytes or 0
         optimizer = self._make_optimizer(inputs) if self.optimizer is None else self.optimizer
-        peak_bytes = self._trace.device.peak_bytes or 0
-        self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self.own_buffers(inputs)
         if is_new:
             snapshot = self._arena.snapshot().with_allocations(self._made_around(optimizer.graph, inputs))
             optimizer.unoptimised.assume_variables(snapshot)  # a share is of a peak with all of them on the device
             self._limit.compute(optimizer, snapshot)
-            if self._blocks is not None:
-                self.optimizer = self._blocks.fastest(self._limit.bytes)
+            if not self._request.changes_nothing:
+                self.optimizer = with_blocks(
+                    optimizer, self._trace, self._planned_for(inputs), self._limit.bytes, self._make
+                )
+                self.optimizer.unoptimised.assume_variables(snapshot)
+        peak_bytes = self._trace.device.peak_bytes or 0
+        self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
         return is_new
 
     def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
@@ -212,7 +215,7 @@ class StepCompiler:
         others_bytes = self._margins.add_batches(graph, self._trace.device.model, given, self._batches_ahead)
         snapshot = self._arena.snapshot().with_allocations(self._made_around(graph, inputs))
         self.waits = waits_for_others(graph)
-        make = functools.partial(
+        self._make = functools.partial(
             Optimizer,
             device=calibrated(self._trace.device.model, options),
             options=options.shared(imported.parts, imported.passed_bytes),
@@ -224,8 +227,7 @@ class StepCompiler:
             plan_cache=PlanCache.of_environment(),
             shared=imported.shared,
         )
-        self._blocks = BlockChoice.of(self._trace, graph, arguments, options, make)
-        self.optimizer = make(graph) if self._blocks is None else self._blocks.without_limit
+        self.optimizer = self._make(graph)
         return self.optimizer
 
     def _made_around(self, graph: Graph, inputs: Sequence[Any]) -> list[int]:

@@ -1,9 +1,9 @@
 """Chooses which blocks of a step XLA compiles: the tactic "fuse".
 
 Forms of the step with different blocks are steps of their own to the planner. The first has the blocks that save time.
-Where it must evict tensors to keep its limit, two more are judged: one whose blocks also save bytes, at the price of
-the copies that these take otherwise, and the step without blocks. The form with the least predicted seconds under the
-limit is planned: those of its kernels, and of a copy of each byte above the limit.
+Where it must evict tensors to keep its limit, others are judged: with blocks that also save bytes, at prices of once
+and several times the copies that these take otherwise, and the step without blocks. The form with the least predicted
+seconds of a step whose live bytes are within the limit is planned.
 
 A block that may hold more than the limit has room for is in no form. A step keeps its blocks where its limit changes
 later. Not handled: subsets that lie between these forms.
@@ -21,12 +21,15 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.permits import FUSE
 from tfswap.kernels.hardware import Rates
 from tfswap.runtime.captures import with_placeholders
-from tfswap.runtime.xla_calls import measure_compiled
-from tfswap.simulator.working_set import largest_working_set
+from tfswap.runtime.xla_calls import Known, measure_compiled
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
     from tfswap.runtime.trace import Trace
+
+
+PRICES = (1.0, 4.0)
+"""Prices of a byte, as multiples of the time of its copies."""
 
 
 def with_blocks(
@@ -53,8 +56,10 @@ def with_blocks(
     def form_of(price_s: float) -> Graph:
         return fuse(optimizer.graph, device, options.names, price_s, room_bytes)
 
+    measured: Known = {}
+
     def made_of(form: Graph) -> Optimizer:
-        measure_compiled(form, trace.concrete, given, trace.device.name, trace.device.model)
+        measure_compiled(form, trace.concrete, given, trace.device.name, trace.device.model, measured)
         free_functions()
         return make(form)
 
@@ -64,10 +69,13 @@ def with_blocks(
     first = made_of(fast)
     if limit_bytes is None or _fits(first, limit_bytes):
         return first
-    forms, lean = [first, optimizer], form_of(price_of_bytes(optimizer.costs.rates))
-    if lean.blocks != fast.blocks:
-        forms.insert(1, made_of(lean))
-    return min(forms, key=lambda form: _seconds(form, limit_bytes))
+    forms, seen = [first], {fast.blocks}
+    for copies in PRICES:
+        lean = form_of(copies * price_of_bytes(optimizer.costs.rates))
+        if lean.blocks not in seen:
+            seen.add(lean.blocks)
+            forms.append(made_of(lean))
+    return min((*forms, optimizer), key=lambda form: _seconds(form, limit_bytes))
 
 
 def price_of_bytes(rates: Rates) -> float:
@@ -81,8 +89,6 @@ def _fits(optimizer: Optimizer, limit_bytes: int) -> bool:
 
 
 def _seconds(optimizer: Optimizer, limit_bytes: int) -> float:
-    """About the least seconds under a limit; infinite where a kernel alone needs more."""
-    search, aim = optimizer.search, limit_bytes - optimizer.extra_margin_bytes
-    if optimizer.resident_bytes + largest_working_set(optimizer.flow)[1] > aim:
-        return math.inf
-    return search.planners.least_evicted_s(search.variants.base, aim)
+    """About the least seconds under a limit, without variables at home or kernels in slices; infinite for none."""
+    draft = optimizer.planner.drafted(limit_bytes - optimizer.extra_margin_bytes)
+    return math.inf if draft is None else draft.timing.total_s

@@ -49,13 +49,25 @@ PAGE_BYTES = 4096
 """Temporaries are rounded up to these: tensors of the run before that are freed late hide up to a few small chunks."""
 
 
-def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: str, model: DeviceModel) -> None:
+Known = dict[object, tuple[Measured, list[Any]]]
+"""What was measured, by the content of functions and what they were called with."""
+
+
+def measure_compiled(
+    graph: Graph,
+    concrete: Any,
+    given: Sequence[Any],
+    device: str,
+    model: DeviceModel,
+    measured: Known | None = None,
+) -> None:
     """Record, in place, at each call of a function that XLA compiles, its temporary bytes and its seconds.
 
     Args:
         concrete: the trace.
         given: the step's inputs, feed by feed; of tensors only the types matter.
         device: the device in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
+        measured: what was measured for other graphs of the step; what is measured is added.
     """
     if arena.memory_info(device) is None or not any(node.op in CALLS for node in graph):
         return
@@ -63,7 +75,7 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
     handles = zip(graph.feeds, given, strict=True)
     known: dict[Output, Any] = {feed.out(): value for feed, value in handles if _is_handle(feed.out())}
     known |= {node.out(): value for node, value in graph.small_constants.items()}
-    measured: dict[object, tuple[Measured, list[Any]]] = {}
+    measured = {} if measured is None else measured
     for node in graph.topological():
         if node.op not in CALLS or node.measured.temporary_bytes is not None:
             continue

@@ -84,6 +84,8 @@ class StepCompiler:
         """
         is_new, before_bytes = self.optimizer is None, self._trace.device.peak_bytes or 0
         optimizer = self._make_optimizer(inputs) if self.optimizer is None else self.optimizer
+        peak_bytes = self._trace.device.peak_bytes or 0
+        self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
         if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self.own_buffers(inputs)
         if is_new:
@@ -91,13 +93,17 @@ class StepCompiler:
             optimizer.unoptimised.assume_variables(snapshot)  # a share is of a peak with all of them on the device
             self._limit.compute(optimizer, snapshot)
             if not self._request.changes_nothing:
-                self.optimizer = with_blocks(
-                    optimizer, self._trace, self._planned_for(inputs), self._limit.bytes, self._make
-                )
-                self.optimizer.unoptimised.assume_variables(snapshot)
-        peak_bytes = self._trace.device.peak_bytes or 0
-        self._import_peak_bytes = peak_bytes if peak_bytes > before_bytes else 0
+                self._choose_blocks(optimizer, inputs, snapshot)
         return is_new
+
+    def _choose_blocks(self, optimizer: Optimizer, inputs: Sequence[Any], snapshot: ArenaSnapshot) -> None:
+        """Go on with the form of the step that has the blocks of the tactic "fuse"."""
+        before_bytes = self._trace.device.peak_bytes or 0
+        self.optimizer = with_blocks(optimizer, self._trace, self._planned_for(inputs), self._limit.bytes, self._make)
+        self.optimizer.unoptimised.assume_variables(snapshot)
+        peak_bytes = self._trace.device.peak_bytes or 0
+        if peak_bytes > before_bytes:  # blocks were measured
+            self._import_peak_bytes = peak_bytes
 
     def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
         """The optimizer, set to the arena as it is or may be when the step runs, and that arena's snapshot.

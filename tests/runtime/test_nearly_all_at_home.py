@@ -13,6 +13,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import Found
 from tfswap.kernels.hardware import Rates
+from tfswap.planner import plan_search
 from tfswap.simulator.arena_snapshot import ArenaSnapshot, Variable
 
 LAYERS, WIDTH, ROWS = 16, 512, 1
@@ -40,9 +41,10 @@ def plans(made: Optimizer, limits: range) -> list[Found | None]:
 
 def test_the_first_weights_stay_where_copies_would_make_the_step_wait() -> None:
     limits = range(4 * MIB, 9 * MIB, MIB)
-    found = [each for each in plans(optimizer(), limits) if each is not None]
-    with mock.patch.object(alternatives, "FEWER_STAY", ()):
-        without = [each for each in plans(optimizer(), limits) if each is not None]
+    with mock.patch.object(plan_search, "is_worthwhile", lambda timing: False):
+        found = [each for each in plans(optimizer(), limits) if each is not None]
+        with mock.patch.object(alternatives, "FEWER_STAY", ()):
+            without = [each for each in plans(optimizer(), limits) if each is not None]
     fast, slow = ([each.candidate.timing.total_s for each in some] for some in (found, without))
     assert len(found) == len(without) == len(limits)
     assert all(ours <= theirs for ours, theirs in zip(fast, slow, strict=True))
@@ -50,6 +52,18 @@ def test_the_first_weights_stay_where_copies_would_make_the_step_wait() -> None:
     staying = [{f"w{i}" for i in range(LAYERS)} - set(each.variant.rewriting.at_home) for each in found]
     assert {"w0"} in staying or {"w0", "w1"} in staying
     assert min(ours / theirs for ours, theirs in zip(fast, slow, strict=True)) < 0.95
+    assert all(each.candidate.peak_bytes <= limit for each, limit in zip(found, limits, strict=True))
+
+
+def test_a_higher_limit_gives_no_slower_plan_than_one_before() -> None:
+    """A search near a plan may find a faster one than near that for a higher limit."""
+    made, limits = optimizer(), range(4 * MIB, 9 * MIB, MIB)
+    with mock.patch.object(plan_search, "is_worthwhile", lambda timing: False):
+        without = [each.candidate.timing.total_s for each in plans(optimizer(), limits) if each is not None]
+    found = [each for each in plans(made, limits) if each is not None]
+    seconds = [each.candidate.timing.total_s for each in found]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(ours <= theirs for ours, theirs in zip(seconds, without, strict=True)) and seconds != without
     assert all(each.candidate.peak_bytes <= limit for each, limit in zip(found, limits, strict=True))
 
 

@@ -284,7 +284,7 @@ def test_a_load_that_nothing_reads_before_its_next_run_is_left_out() -> None:
 
 def test_copies_stay_where_a_kernel_before_them_is_left_out() -> None:
     choice = Choice([10, 11, 12, 13], [Interval(0, 1, 2, 3, 3)])
-    left = home_copies._moved(choice, {}, {1})
+    left = home_copies.moved_kernels(choice, {}, {1})
     assert left.order == [10, 12, 13]
     assert left.intervals == [Interval(0, 0, 1, 2, 2)]
 
@@ -292,7 +292,7 @@ def test_copies_stay_where_a_kernel_before_them_is_left_out() -> None:
 def test_a_kernel_that_is_moved_ahead_takes_the_copies_at_its_place_along() -> None:
     """Positions 0 to 4; the kernel at 3 moves before 1. Copies before a kernel stay before it."""
     choice = Choice([10, 11, 12, 13, 14], [Interval(0, 0, 1, 3, 4), Interval(1, 3, 4, 4, 5)])
-    moved = home_copies._moved(choice, {3: 1})
+    moved = home_copies.moved_kernels(choice, {3: 1})
     assert moved.order == [10, 13, 11, 12, 14]
     assert moved.intervals == [Interval(0, 1, 2, 4, 4), Interval(1, 3, 4, 4, 5)]
 

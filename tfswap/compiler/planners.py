@@ -172,6 +172,19 @@ class Planners:
             best = faster(best, variant, candidate, planner, limit_bytes)
         return best
 
+    def improved(self, found: Found, limit_bytes: int) -> Found:
+        """`found`, or a faster plan within the limit that a search near it finds, or one for another limit has found.
+
+        So a limit that is asked for after a lower one gets no slower plan.
+        """
+        planner = self.of(found.variant)
+        best = found._replace(candidate=planner.near.improved(found.candidate, limit_bytes))
+        for rewriting, other in self._planners.items():
+            for candidate in other.near.found:
+                if candidate.peak_bytes <= limit_bytes and candidate.timing.total_s < best.candidate.timing.total_s:
+                    best = Found(self.variants[rewriting], candidate)
+        return best
+
     @functools.cached_property
     def live_peak_bytes(self) -> int:
         """Bytes of the live tensors at the peak of the step's best order, with nothing moved."""

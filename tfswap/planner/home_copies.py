@@ -55,7 +55,7 @@ def with_home_copies(
     """
     if not flow.copying:
         return [choice]
-    copies = _Copies(flow, _moved(choice, {}, _unread_loads(flow, choice.order)), cost_s, rates, snapshot, tiers)
+    copies = _Copies(flow, moved_kernels(choice, {}, _unread_loads(flow, choice.order)), cost_s, rates, snapshot, tiers)
     found = [copies.placed(0)]
     fastest_s = copies.placed(math.inf).seconds
     for count in COPIES_WITH_ROOM:
@@ -69,7 +69,7 @@ def with_home_copies(
 
 def _unread_loads(flow: Dataflow, order: Sequence[int]) -> frozenset[int]:
     """The positions of loads that run again before anything has read what they have filled."""
-    reads = _Reads(flow, order)
+    reads = Reads(flow, order)
     runs = (pair for places in reads.loaded.values() for pair in itertools.pairwise(places))
     return frozenset(position for position, again in runs if not position < reads.first_after(position) < again)
 
@@ -122,14 +122,14 @@ class _Copies:
         self._steps = build_schedule(*choice)
         memory = simulate_memory(flow, self._steps, snapshot=snapshot, live=True, tiers=tiers_of(choice.intervals))
         self._live, self._spare_bytes = memory.during_bytes, tiers.spare_bytes(memory)
-        self._latest = _latest(flow, choice.order)
+        self._latest = latest_commits(flow, choice.order)
         self._loads = self._wanted_loads()
         self.largest_bytes = max(round_up(flow.values[v].nbytes) for v in (*flow.loads.values(), *flow.stores.values()))
 
     def _wanted_loads(self) -> list[_Load]:
         """The loads, by when they are read first."""
         flow, order, rates = self._flow, self._choice.order, self._rates
-        starts, reads = starts_of(order, self._computing_s, {}), _Reads(flow, order)
+        starts, reads = starts_of(order, self._computing_s, {}), Reads(flow, order)
         first = {position: reads.first_after(position) for position, kernel in enumerate(order) if kernel in flow.loads}
         lanes: dict[int, float] = {}  # by tier, when the next copy on its lane starts
         found: list[_Load] = []
@@ -149,10 +149,10 @@ class _Copies:
             self._flow, self._choice, self._steps, self._computing_s, self._rates, self._latest, self._spare_bytes
         )
         run.within(self._live, room_bytes, self._loads)
-        return _Placed(_moved(self._choice, run.moved, run.kept.keys()), run.now)
+        return _Placed(moved_kernels(self._choice, run.moved, run.kept.keys()), run.now)
 
 
-def _latest(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
+def latest_commits(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
     """By commit, the position of the first kernel that waits for it: at the latest it comes before that."""
     found = dict.fromkeys(flow.commits, len(order))
     for position in reversed(range(len(order))):
@@ -171,7 +171,7 @@ class _Run:
     The tensor of a copy to a home stays until that has ended, or until its room is needed.
 
     Args:
-        latest: as of `_latest`.
+        latest: as of `latest_commits`.
         spare_bytes: by tier, what the choice leaves of the memory outside of the device.
 
     Attributes:
@@ -214,7 +214,7 @@ class _Run:
         self._most = max(live, default=0) + room_bytes
         waiting = deque(loads)
         dropped: dict[int, list[_Load]] = {}
-        for load in loads if room_bytes else ():  # without more room, what is dropped leaves fewer holes
+        for load in loads:
             dropped.setdefault(load.dropped, []).append(load)
         for position in range(len(self._order)):
             self._commit(position)
@@ -336,7 +336,7 @@ class _Run:
             lanes.load(subject, self.now)
 
 
-class _Reads:
+class Reads:
     """When values are read and variables are written, in an order of kernels.
 
     Attributes:
@@ -379,7 +379,7 @@ class _Reads:
         return max(before, default=-1) + 1
 
 
-def _moved(choice: Choice, to: Mapping[int, int], left_out: Collection[int] = frozenset()) -> Choice:
+def moved_kernels(choice: Choice, to: Mapping[int, int], left_out: Collection[int] = frozenset()) -> Choice:
     """The choice with kernels moved.
 
     Args:

@@ -8,7 +8,7 @@ is the first that fits. So a higher limit never gives a slower plan, a lower lim
 there is a plan. Candidates are left out only where that can't change the plan: one derived from another is no faster,
 one with more live bytes than the limit peaks above it, and a rung that counts as above the limit (ladder.py) is never
 chosen for it. On a GPU a candidate's time depends on the limit, and only the first of these holds: a higher limit never
-gives a slower plan.
+gives a slower plan. A search near the plan (plan_search.py) may gain more for a lower limit than for a higher one.
 
 How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
 several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.
@@ -32,6 +32,7 @@ from tfswap.planner.home_copies import with_home_copies
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ladder import MAX_RUNGS, MIN_SWEEPS, Climb, Ladder
 from tfswap.planner.pairing import gains, side_by_side
+from tfswap.planner.plan_search import NearPlans
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.promise import promised
 from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SEARCHES, SOLVERS, SWAP
@@ -83,6 +84,9 @@ class Planner:
         share: this planner's share of the rungs that fit into the planning time.
         least_s, least_bytes: known lower bounds of any plan's seconds and bytes.
         orders: of the step, or of the same step without evictions in bodies; by default of these facts and costs.
+
+    Attributes:
+        near: the searches near candidates.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Planner:
         orders: StepOrders | None = None,
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by the choice and its lower bound of seconds
+        self.near = NearPlans(self)
         self._least_s, self.least_bytes = least_s, least_bytes
         self.flow = flow
         self.target = target

@@ -1,0 +1,94 @@
+"""The search for a faster plan near one whose kernels wait for copies."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+from graphs import training_steps
+from hypothesis import given
+from layered_steps import Layer, training_step
+from planner_problems import CPU, live_peak, slow
+from test_home_copies import MIB, RATES, at_home, choices
+
+from tfswap.analysis.analyse import analyse_dataflow
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.graph import Graph
+from tfswap.kernels.target import Target
+from tfswap.plan.plan import Plan
+from tfswap.planner import plan_search
+from tfswap.planner.plan_search import faster_choices, is_worthwhile
+from tfswap.planner.planner import Planner
+from tfswap.planner.problem import Choice
+from tfswap.planner.validate import require_fit
+from tfswap.simulator.timing import Timing
+
+
+def planner_of(flow: Dataflow, copy_s: float) -> Planner:
+    """With kernels of a second, and copies of a MiB that take `copy_s`."""
+    rates = dataclasses.replace(RATES, in_bytes_per_s=MIB / copy_s, out_bytes_per_s=MIB / copy_s)
+    return Planner(flow, Target(CPU), costs=Costs(rates))
+
+
+def dense(rows: int) -> Graph:
+    """12 weights of 1 MiB."""
+    return training_step([Layer("dense", i) for i in range(12)], rows, 512)
+
+
+def seconds(planner: Planner, choice: Choice) -> float:
+    return planner.timing(choice._replace(splits=())).total_s
+
+
+def require_near(planner: Planner, choice: Choice) -> None:
+    """Each of the faster choices is a valid plan, faster than the one before, with no higher peak of live bytes."""
+    flow, best_s = planner.flow, seconds(planner, choice)
+    most_bytes = live_peak(flow, choice.order, choice.intervals)
+    for near in faster_choices(planner, choice):
+        assert live_peak(flow, near.order, near.intervals) <= most_bytes
+        near_s = seconds(planner, near)
+        assert near_s < best_s
+        best_s = near_s
+        order, evictions = near.named(flow)
+        require_fit(Plan("", None, order, evictions, 0, 0, 0, 1.0, "test"), planner.problems[0])
+
+
+@slow
+@given(training_steps())
+def test_what_is_found_is_a_faster_plan_with_no_higher_peak(graph: Graph) -> None:
+    for flow in (at_home(graph.copy()), analyse_dataflow(graph, CPU)):
+        planner = planner_of(flow, copy_s=3.0)
+        with mock.patch.object(plan_search, "TRIES", 200):
+            for choice in choices(planner)[:6]:
+                require_near(planner, choice)
+
+
+def test_a_step_whose_kernels_wait_for_variables_gets_faster() -> None:
+    planner = planner_of(at_home(dense(1)), copy_s=2.0)
+    found = planner.candidate(4 * MIB)
+    assert found is not None and is_worthwhile(found.timing)
+    near = faster_choices(planner, found.choice)
+    assert seconds(planner, near[-1]) < 0.98 * found.timing.total_s
+    improved = planner.near.improved(found, found.peak_bytes)
+    assert improved.timing.total_s < found.timing.total_s and improved.peak_bytes <= found.peak_bytes
+    require_near(planner, found.choice)
+
+
+def test_a_step_whose_kernels_wait_for_swapped_tensors_gets_faster() -> None:
+    planner = planner_of(analyse_dataflow(dense(512), CPU), copy_s=2.0)
+    choice = min(
+        (c for c in choices(planner) if c.intervals), key=lambda c: live_peak(planner.flow, c.order, c.intervals)
+    )
+    near = faster_choices(planner, choice)
+    assert near and seconds(planner, near[-1]) < 0.98 * seconds(planner, choice)
+    require_near(planner, choice)
+
+
+def test_steps_without_waits_and_large_steps_are_not_searched() -> None:
+    assert not is_worthwhile(Timing(1.0, 1.0, 0.0, 0.0, 0.0))
+    assert is_worthwhile(Timing(1.1, 1.0, 0.0, 0.1, 0.0)) and is_worthwhile(Timing(1.1, 1.0, 0.1, 0.0, 0.0))
+    planner = planner_of(at_home(dense(1)), copy_s=2.0)
+    found = planner.candidate(4 * MIB)
+    assert found is not None and faster_choices(planner, found.choice)
+    with mock.patch.object(plan_search, "STEPS_VISITED", plan_search.FEWEST_TRIES * len(found.choice.order) - 1):
+        assert not faster_choices(planner, found.choice)

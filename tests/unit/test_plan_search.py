@@ -69,7 +69,7 @@ def test_a_step_whose_kernels_wait_for_variables_gets_faster() -> None:
     assert found is not None and is_worthwhile(found.timing)
     near = faster_choices(planner, found.choice)
     assert seconds(planner, near[-1]) < 0.98 * found.timing.total_s
-    improved = planner.near.improved(found, found.peak_bytes)
+    improved = planner.near.improved(found)
     assert improved.timing.total_s < found.timing.total_s and improved.peak_bytes <= found.peak_bytes
     require_near(planner, found.choice)
 

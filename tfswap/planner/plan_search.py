@@ -8,12 +8,12 @@ alone, and not on the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.candidates import Candidate, Judged
-from tfswap.planner.draws import Draws
+from tfswap.analysis.draws import Draws
 from tfswap.planner.home_copies import Reads, latest_commits, moved_kernels
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import buffer_uses
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 LEAST_STALL = 0.005
 """The least share of a step's time that kernels wait for copies, or run again, for a search."""
-TRIES, FEWEST_TRIES = 3_000, 200
-STEPS_VISITED = 1_500_000
-"""About how many steps of schedules all tries visit in total, which bounds their number. With fewer than FEWEST_TRIES
-there is no search.
+ROUNDS = 6
+"""Each goes on from the fastest choice of the round before that fits in the arena."""
+TRIES, FEWEST_TRIES = 500, 50
+STEPS_VISITED = 250_000
+"""About how many steps of schedules the tries of a round visit in total, which bounds their number. With fewer than
+FEWEST_TRIES there is no search.
 """
-TRIED_IN_ARENA = 16
-"""The most choices of a search that are simulated in the arena, the fastest first."""
+TRIED_IN_ARENA = 6
+"""The most choices of a round that are simulated in the arena, the fastest first."""
 DISTANCES = (1, 1, 2, 3, 5, 8, 13, 21, 34)
 """By how many kernels copies are moved."""
 GAIN = 1e-9
@@ -42,30 +44,38 @@ class NearPlans:
     """What searches near a planner's candidates find.
 
     Attributes:
-        found: for all limits.
+        found: for all candidates so far.
     """
 
     def __init__(self, planner: Planner) -> None:
         self.found: list[Candidate] = []
         self._planner = planner
-        self._faster: dict[tuple[object, ...], list[Judged]] = {}  # by the choice: near ones, from slow to fast
+        self._improved: dict[tuple[object, ...], Candidate] = {}  # by the choice
 
-    def improved(self, candidate: Candidate, limit_bytes: int) -> Candidate:
-        """`candidate`, or a faster one near it within the limit."""
-        planner, choice = self._planner, candidate.choice
+    def improved(self, candidate: Candidate) -> Candidate:
+        """`candidate`, or a faster one near it with no higher peak."""
+        choice = candidate.choice
         if choice.paired or not is_worthwhile(candidate.timing):
             return candidate
-        key = (tuple(choice.order), tuple(choice.intervals), choice.exact_chunks)
-        if key not in self._faster:
-            self._faster[key] = [Judged(planner, near, 0.0) for near in faster_choices(planner, choice)]
-        # They need no more live bytes, but the fastest may leave other holes in the arena.
-        for judged in self._faster[key][-1 : -1 - TRIED_IN_ARENA : -1]:
-            found = judged.fitting(limit_bytes)
-            is_faster = found is not None and found.timing.total_s < candidate.timing.total_s
-            if found is not None and is_faster and planner.tiers.fit(found.memory):
-                self.found.append(found)
+        key = (tuple(choice.order), tuple(choice.intervals), choice.splits, choice.exact_chunks)
+        if key not in self._improved:
+            best = candidate
+            for number in range(ROUNDS):
+                best = self._fitting(best, faster_choices(self._planner, best.choice, number))
+            self._improved[key] = best
+            self.found += [best] if best is not candidate else []
+        return self._improved[key]
+
+    def _fitting(self, best: Candidate, faster: Sequence[Choice]) -> Candidate:
+        """The fastest of these choices, which get faster, that fits where `best` does; `best` where none does."""
+        # They need no more live bytes, but they may leave other holes in the arena.
+        stride = -(-len(faster) // TRIED_IN_ARENA) or 1
+        for choice in faster[::-stride]:
+            found = Judged(self._planner, choice, 0.0).fitting(best.peak_bytes)
+            is_faster = found is not None and found.timing.total_s < best.timing.total_s
+            if found is not None and is_faster and self._planner.tiers.fit(found.memory):
                 return found
-        return candidate
+        return best
 
 
 def is_worthwhile(timing: Timing) -> bool:
@@ -73,15 +83,17 @@ def is_worthwhile(timing: Timing) -> bool:
     return timing.stall_s + timing.rerun_s > LEAST_STALL * timing.total_s
 
 
-def faster_choices(planner: Planner, choice: Choice) -> list[Choice]:
+def faster_choices(planner: Planner, choice: Choice, number: int = 0) -> list[Choice]:
     """Choices near `choice` with no higher peak of live bytes, from slow to fast. Each is faster than those before.
 
     Args:
         choice: one of the planner's, without concurrent kernels. Its splits are left out.
+        number: of the round, which decides the draws.
     """
-    search = _PlanSearch(planner, choice._replace(splits=()))
     tries = min(TRIES, STEPS_VISITED // max(1, len(build_schedule(*choice))))
-    return list(search.run(tries)) if tries >= FEWEST_TRIES else []
+    if tries < FEWEST_TRIES:
+        return []
+    return list(_PlanSearch(planner, choice._replace(splits=()), Draws(number + 1)).run(tries))
 
 
 class _Window(NamedTuple):
@@ -99,8 +111,8 @@ class _PlanSearch:
         choice: the best so far.
     """
 
-    def __init__(self, planner: Planner, choice: Choice) -> None:
-        self._planner, self._flow, self._draws = planner, planner.flow, Draws()
+    def __init__(self, planner: Planner, choice: Choice, draws: Draws) -> None:
+        self._planner, self._flow, self._draws = planner, planner.flow, draws
         live = simulate_memory(self._flow, build_schedule(*choice), snapshot=planner.snapshot, live=True)
         self._most_bytes = live.peak_bytes
         self.choice, self._seconds = choice, planner.timing(choice).total_s

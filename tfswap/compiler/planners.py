@@ -178,7 +178,7 @@ class Planners:
         So a limit that is asked for after a lower one gets no slower plan.
         """
         planner = self.of(found.variant)
-        best = found._replace(candidate=planner.near.improved(found.candidate))
+        best = found._replace(candidate=planner.near.improved(found.candidate, limit_bytes))
         for rewriting, other in self._planners.items():
             for candidate in other.near.found:
                 if candidate.peak_bytes <= limit_bytes and candidate.timing.total_s < best.candidate.timing.total_s:

@@ -2,8 +2,7 @@
 
 Solvers place copies by a model of what is live, before it is known when the copies of variables at home run. Here they
 are moved together: one copy at a time, chosen at random, starts earlier or later, or is left out with the kernels that
-run again. What keeps the plan's own peak of live bytes, and is no slower, is kept. So what is found depends on the plan
-alone, and not on the limit.
+run again. What is no slower, with no higher peak of live bytes, is kept.
 """
 
 from __future__ import annotations
@@ -50,28 +49,28 @@ class NearPlans:
     def __init__(self, planner: Planner) -> None:
         self.found: list[Candidate] = []
         self._planner = planner
-        self._improved: dict[tuple[object, ...], Candidate] = {}  # by the choice
+        self._improved: dict[tuple[object, ...], Candidate] = {}  # by the choice and the limit
 
-    def improved(self, candidate: Candidate) -> Candidate:
-        """`candidate`, or a faster one near it with no higher peak."""
+    def improved(self, candidate: Candidate, limit_bytes: int) -> Candidate:
+        """`candidate`, or a faster one near it within the limit."""
         choice = candidate.choice
         if choice.paired or not is_worthwhile(candidate.timing):
             return candidate
-        key = (tuple(choice.order), tuple(choice.intervals), choice.splits, choice.exact_chunks)
+        key = (tuple(choice.order), tuple(choice.intervals), choice.splits, choice.exact_chunks, limit_bytes)
         if key not in self._improved:
             best = candidate
             for number in range(ROUNDS):
-                best = self._fitting(best, faster_choices(self._planner, best.choice, number))
+                best = self._fitting(best, faster_choices(self._planner, best.choice, number), limit_bytes)
             self._improved[key] = best
             self.found += [best] if best is not candidate else []
         return self._improved[key]
 
-    def _fitting(self, best: Candidate, faster: Sequence[Choice]) -> Candidate:
-        """The fastest of these choices, which get faster, that fits where `best` does; `best` where none does."""
+    def _fitting(self, best: Candidate, faster: Sequence[Choice], limit_bytes: int) -> Candidate:
+        """The fastest of some of these choices that fits within the limit; `best` where none does."""
         # They need no more live bytes, but they may leave other holes in the arena.
         stride = -(-len(faster) // TRIED_IN_ARENA) or 1
         for choice in faster[::-stride]:
-            found = Judged(self._planner, choice, 0.0).fitting(best.peak_bytes)
+            found = Judged(self._planner, choice, 0.0).fitting(limit_bytes)
             is_faster = found is not None and found.timing.total_s < best.timing.total_s
             if found is not None and is_faster and self._planner.tiers.fit(found.memory):
                 return found

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tfswap.analysis.draws import Draws
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.candidates import Candidate, Judged
-from tfswap.analysis.draws import Draws
 from tfswap.planner.home_copies import Reads, latest_commits, moved_kernels
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import buffer_uses

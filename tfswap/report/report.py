@@ -91,18 +91,17 @@ class Report:
         reruns: number of recomputed ones.
         rows: one for each tensor that was considered, the largest first.
         alive_at_peak: names and bytes of the tensors in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose memory is not known exactly. The plan counts an upper bound where there is one. In
-            portable plans also loops with too many courses to try each, and kernels whose sizes depend on values, with
-            the most bytes that untried courses add to the planned peak. Calls of Python functions have no bound.
+        unmodelled: kernels whose memory is not known exactly, but for an upper bound where there is one. In portable
+            plans also loops with too many courses to try each, and kernels whose sizes depend on values, with the most
+            bytes that untried courses add to the planned peak. Calls of Python functions have no bound.
         trains: whether the step has a backward pass, or updates variables.
         costs: the source of the times: "analytic", "analytic, at measured rates" or "profiled".
-        measured_peak_bytes: the allocator's peak of a step that ran under this plan. None where no step has, or where
-            the process has had a higher peak before (its statistics can be reset).
+        measured_peak_bytes: the allocator's peak of a step under this plan; None before one, and after a higher peak.
         step: the name of the function or graph that the figures are of.
         notes: what the figures assume, and what could not be planned.
         device: the device that the figures are of ("GPU:0"); "" where the report is of a file.
         sliced: the kernels that run in slices of rows, for each size of slices.
-        requested_share: the requested limit, where it is a share of the unoptimised peak ("60%"); otherwise "".
+        requested_share: the requested limit, where it is a share of the unoptimised peak ("60%").
         blocks: the blocks that XLA compiles, those that save the most first.
     """
 
@@ -234,8 +233,7 @@ class Report:
 
     @property
     def workspace_bytes(self) -> int | None:
-        """Bytes that every convolution can have as workspace within the limit; None without a convolution or a
-        limit."""
+        """Bytes that every convolution can have as workspace within the limit; None without these."""
         return self.convolutions[0].free_bytes if self.convolutions else None
 
     @property

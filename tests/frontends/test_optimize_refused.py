@@ -299,7 +299,7 @@ def test_host_memory_limit():
     assert host > 0
     enough = tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT, host_memory_limit=host)
     enough(batch())
-    assert enough.plan().evictions == free.plan().evictions
+    assert 0 < enough.plan().host_bytes <= host
     net = Net()
     before = bits(net.weights)
     little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024, tactics=("swap",))

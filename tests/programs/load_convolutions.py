@@ -50,7 +50,7 @@ def save_convolving(folder: str) -> None:
     count = IMAGES * DRAWN
     sizes = {"x": (IMAGES, 32, 32, 3), "ids": (count, 2), "ids_1": (count,), "ids_2": (2,)}
     sizes |= {"weights": (count, 2), "weights_1": (count,), "weights_2": (2,)}
-    tfswap.optimize_graph(f"{folder}/model", f"{folder}/made", memory_limit="45%", input_shapes=sizes)
+    tfswap.optimize_graph(f"{folder}/model", f"{folder}/made", memory_limit="58%", input_shapes=sizes)
 
 
 def run_convolving(path: str) -> dict[str, Any]:

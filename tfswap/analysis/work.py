@@ -230,8 +230,12 @@ def _product(node: Node, rates: Rates) -> Work:
     """The work of a product of two matrices. Products of 3 to 34 million operations, as in an LSTM of 128 to 256 units,
     took 0.89 to 1.89 times as long on one thread as on two (sixteen shapes, median 1.09), larger ones of up to 4,300
     million 1.56 times."""
-    work = _of_product(_matmul(node), rates)
-    return work if rates.cudnn else work._replace(flops=_packed_product)
+    return _packed(_of_product(_matmul(node), rates), rates)
+
+
+def _packed(work: Work, rates: Rates) -> Work:
+    """The work of a product, with that of packing where it counts."""
+    return work._replace(flops=_packed_product) if rates.packs and not rates.cudnn else work
 
 
 def _of_product(flops: float, rates: Rates) -> Work:
@@ -292,7 +296,7 @@ _NOTHING = Work(passes=0.0)
 # one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
 _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "_FusedConv2D": _convolving(_convolution, spread=0.86),
-    "_FusedMatMul": lambda node, rates: _MATMUL if rates.cudnn else _MATMUL._replace(flops=_packed_product),
+    "_FusedMatMul": lambda node, rates: _packed(_MATMUL, rates),
     "_MklNativeConv2DBackpropFilterWithBias": _gradients(None, _convolving(_filter_gradient, 0.8, spread=0.8)),
     "_MklNativeConv2DWithBias": _convolving(_convolution, spread=0.86),
     "_MklNativeFusedConv2D": _convolving(_convolution, spread=0.86),

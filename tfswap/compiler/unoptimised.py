@@ -6,6 +6,7 @@ A share such as "60%" is of this peak, and a step that keeps its limit so is lef
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class UnoptimisedStep:
         self._target = target
         self._device = target.device
         self._costs = costs
+        self._packed = dataclasses.replace(costs, rates=dataclasses.replace(costs.rates, packs=True))
         self._ordered_seconds = ordered_seconds
         self._fingerprint = fingerprint
         self._others_bytes = others_bytes
@@ -183,7 +185,8 @@ class UnoptimisedStep:
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
             rates = self._costs.rates
             cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
-            return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates), **ends)
+            seconds = [s if ran else 0.0 for s, ran in zip(self._costs.of_step(flow), runs, strict=True)]
+            return Baseline(peak, unordered_seconds(seconds, cores, flow.own_deps, rates), **ends)
         return Baseline(peak, profile.unordered * self._ordered_seconds(), **ends)
 
     def _peaks(self, flow: Dataflow, cost_s: list[float]) -> list[int]:
@@ -197,7 +200,7 @@ class UnoptimisedStep:
         if any(kind.is_loop for node in self._made.bodies if (kind := control_flow(node.op))):
             with contextlib.suppress(TooLarge):
                 return simulate_lowered(
-                    self._made, flow, self._device, self._costs.seconds, snapshot=self._snapshot, delayed=delayed
+                    self._made, flow, self._device, self._packed.seconds, snapshot=self._snapshot, delayed=delayed
                 )
         return []
 
@@ -260,14 +263,14 @@ class UnoptimisedStep:
     def _executed(self) -> tuple[Dataflow, list[float], list[bool]]:
         """The facts of the step as executed: variables adopt buffers, and Grappler has optimised it.
 
-        With its nodes' seconds, and which of them run.
+        With its nodes' seconds, packing included, and which of them run.
         """
         graph = self._made.copy()
         unroll_loops(graph, self._target, lowered=True)
         flow = analyse_dataflow(graph, self._device, lowered=self._costs.seconds)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
-        cost_s = [s if ran else 0.0 for s, ran in zip(self._costs.of_step(flow), runs, strict=True)]
+        cost_s = [s if ran else 0.0 for s, ran in zip(self._packed.of_step(flow), runs, strict=True)]
         return flow, cost_s, runs
 
 

@@ -68,6 +68,8 @@ class Rates:
         l3_cache_bytes: the size of the last-level cache that Eigen reports. Some gradients choose their kernel by it.
         peer_bytes_per_s: bytes copied between two devices by a link of their own. 0: copies go by way of the host.
         convolution_time: the seconds of an operation of a convolution, divided by those of one of other contractions.
+        packs: whether the time counts in which a product's right matrix is packed. It decides which kernels of the
+            unoptimised step overlap. Plans are made without it: with it, some floors of variables at home were higher.
     """
 
     flops_per_s: float
@@ -86,6 +88,7 @@ class Rates:
     l3_cache_bytes: float = L3_CACHE_BYTES
     peer_bytes_per_s: float = 0.0
     convolution_time: float = 1.0
+    packs: bool = False
 
     def out_rate(self, tier: int) -> float:
         """Bytes per second of copies to a tier."""

@@ -54,7 +54,7 @@ class NearPlans:
     def improved(self, candidate: Candidate, limit_bytes: int) -> Candidate:
         """`candidate`, or a faster one near it within the limit."""
         choice = candidate.choice
-        if choice.paired or not is_worthwhile(candidate.timing):
+        if choice.paired or not (is_worthwhile(candidate.timing) and _tries(choice)):
             return candidate
         key = (tuple(choice.order), tuple(choice.intervals), choice.splits, choice.exact_chunks, limit_bytes)
         if key not in self._improved:
@@ -89,10 +89,14 @@ def faster_choices(planner: Planner, choice: Choice, number: int = 0) -> list[Ch
         choice: one of the planner's, without concurrent kernels. Its splits are left out.
         number: of the round, which decides the draws.
     """
+    tries = _tries(choice)
+    return list(_PlanSearch(planner, choice._replace(splits=()), Draws(number + 1)).run(tries)) if tries else []
+
+
+def _tries(choice: Choice) -> int:
+    """The number of tries of a round; 0 for a step that is too large."""
     tries = min(TRIES, STEPS_VISITED // max(1, len(build_schedule(*choice))))
-    if tries < FEWEST_TRIES:
-        return []
-    return list(_PlanSearch(planner, choice._replace(splits=()), Draws(number + 1)).run(tries))
+    return tries if tries >= FEWEST_TRIES else 0
 
 
 class _Window(NamedTuple):

@@ -156,7 +156,7 @@ class Judged:
 
     def _fitting(self, limit_bytes: float) -> Candidate | None:
         """As `fitting`, with the least room for copies of variables."""
-        found = next(self._fastest_first(limit_bytes), None)
+        found = self.first_fitting(limit_bytes)
         if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
             return found
         made = self._computed(found.choice, limit_bytes)
@@ -164,6 +164,10 @@ class Judged:
             least_s = self._computed(found.choice._replace(splits=()), limit_bytes).timing.total_s
             made = dataclasses.replace(made, timing=made.timing.no_less_than(least_s))
         return dataclasses.replace(found, timing=made.timing, computed=made)
+
+    def first_fitting(self, limit_bytes: float) -> Candidate | None:
+        """As `fitting`, without more room for copies of variables, and timed without cuDNN's workspaces."""
+        return next(self._fastest_first(limit_bytes), None)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
         """The forms within a limit."""

@@ -2,12 +2,13 @@
 
 Solvers place copies by a model of what is live, before it is known when the copies of variables at home run. Here they
 are moved together: one copy at a time, chosen at random, starts earlier or later, or is left out with the kernels that
-run again. What is no slower, with no higher peak of live bytes, is kept.
+run again. What is no slower, and fits within the limit, is kept. It is replayed in the arena for that: plans of the
+same live bytes leave other holes in it, so that one with fewer of them may not fit where one with more does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.analysis.draws import Draws
@@ -16,7 +17,6 @@ from tfswap.planner.candidates import Candidate, Judged
 from tfswap.planner.home_copies import Reads, latest_commits, moved_kernels
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import buffer_uses
-from tfswap.simulator.memory import memory_within, simulate_memory
 from tfswap.simulator.timing import Timing
 
 if TYPE_CHECKING:
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 LEAST_STALL = 0.005
 """The least share of a step's time that kernels wait for copies, or run again, for a search."""
-ROUNDS = 6
-"""Each goes on from the fastest choice of the round before that fits in the arena."""
+ROUNDS, VAIN_ROUNDS = 20, 3
+"""The most rounds, and how many in a row may find nothing. Each goes on from the fastest choice of those before."""
 TRIES, FEWEST_TRIES = 500, 50
 STEPS_VISITED = 250_000
 """About how many steps of schedules the tries of a round visit in total, which bounds their number. With fewer than
 FEWEST_TRIES there is no search.
 """
-TRIED_IN_ARENA = 6
-"""The most choices of a round that are simulated in the arena, the fastest first."""
 DISTANCES = (1, 1, 2, 3, 5, 8, 13, 21, 34)
 """By how many kernels copies are moved."""
 GAIN = 1e-9
@@ -58,22 +56,19 @@ class NearPlans:
             return candidate
         key = (tuple(choice.order), tuple(choice.intervals), choice.splits, choice.exact_chunks, limit_bytes)
         if key not in self._improved:
-            best = candidate
-            for number in range(ROUNDS):
-                best = self._fitting(best, faster_choices(self._planner, best.choice, number), limit_bytes)
-            self._improved[key] = best
+            self._improved[key] = best = self._searched(candidate, limit_bytes)
             self.found += [best] if best is not candidate else []
         return self._improved[key]
 
-    def _fitting(self, best: Candidate, faster: Sequence[Choice], limit_bytes: int) -> Candidate:
-        """The fastest of some of these choices that fits within the limit; `best` where none does."""
-        # They need no more live bytes, but they may leave other holes in the arena.
-        stride = -(-len(faster) // TRIED_IN_ARENA) or 1
-        for choice in faster[::-stride]:
-            found = Judged(self._planner, choice, 0.0).fitting(limit_bytes)
-            is_faster = found is not None and found.timing.total_s < best.timing.total_s
-            if found is not None and is_faster and self._planner.tiers.fit(found.memory):
-                return found
+    def _searched(self, best: Candidate, limit_bytes: int) -> Candidate:
+        vain = 0
+        for number in range(ROUNDS):
+            faster = faster_choices(self._planner, best.choice, limit_bytes, number)
+            found = Judged(self._planner, faster[-1], 0.0).fitting(limit_bytes) if faster else None
+            if found is not None and found.timing.total_s < best.timing.total_s:
+                best, vain = found, 0
+            elif (vain := vain + 1) == VAIN_ROUNDS:
+                break
         return best
 
 
@@ -82,15 +77,16 @@ def is_worthwhile(timing: Timing) -> bool:
     return timing.stall_s + timing.rerun_s > LEAST_STALL * timing.total_s
 
 
-def faster_choices(planner: Planner, choice: Choice, number: int = 0) -> list[Choice]:
-    """Choices near `choice` with no higher peak of live bytes, from slow to fast. Each is faster than those before.
+def faster_choices(planner: Planner, choice: Choice, limit_bytes: int, number: int = 0) -> list[Choice]:
+    """Choices near `choice` that fit within a limit, from slow to fast. Each is faster than those before.
 
     Args:
-        choice: one of the planner's, without concurrent kernels. Its splits are left out.
+        choice: one of the planner's that fits, without concurrent kernels. Its splits are left out.
         number: of the round, which decides the draws.
     """
     tries = _tries(choice)
-    return list(_PlanSearch(planner, choice._replace(splits=()), Draws(number + 1)).run(tries)) if tries else []
+    search = _PlanSearch(planner, choice._replace(splits=()), limit_bytes, Draws(number + 1))
+    return list(search.run(tries)) if tries else []
 
 
 def _tries(choice: Choice) -> int:
@@ -114,10 +110,8 @@ class _PlanSearch:
         choice: the best so far.
     """
 
-    def __init__(self, planner: Planner, choice: Choice, draws: Draws) -> None:
-        self._planner, self._flow, self._draws = planner, planner.flow, draws
-        live = simulate_memory(self._flow, build_schedule(*choice), snapshot=planner.snapshot, live=True)
-        self._most_bytes = live.peak_bytes
+    def __init__(self, planner: Planner, choice: Choice, limit_bytes: int, draws: Draws) -> None:
+        self._planner, self._flow, self._limit_bytes, self._draws = planner, planner.flow, limit_bytes, draws
         self.choice, self._seconds = choice, planner.timing(choice).total_s
         self._survey()
 
@@ -211,5 +205,6 @@ class _PlanSearch:
         return self.choice._replace(intervals=intervals)
 
     def _fits(self, choice: Choice) -> bool:
-        steps, snapshot = build_schedule(*choice), self._planner.snapshot
-        return memory_within(self._flow, steps, self._most_bytes, snapshot=snapshot, live=True) is not None
+        judged = Judged(self._planner, choice, 0.0)
+        found = judged.first_fitting(self._limit_bytes) if judged.may_fit(self._limit_bytes) else None
+        return found is not None and self._planner.tiers.fit(found.memory)

@@ -251,7 +251,9 @@ def needs_of(flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float]) -> 
             awaited[position] = [last[handle] for handle in {flow.nodes[c].inputs[0].node: 0 for c in sorted(commits)}]
     state = {*flow.loads.values(), *flow.stores.values()}
     others = [value._replace(nbytes=0) if v in state else value for v, value in enumerate(flow.values)]
-    held = simulate_memory(replace(flow, values=others), steps, live=True).during_bytes
+    # A new value that takes a temporary's buffer is not held in place of that: it counts as a variable.
+    forwards = [tuple(pair for pair in pairs if pair[0] not in state) for pairs in flow.forwards]
+    held = simulate_memory(replace(flow, values=others, forwards=forwards), steps, live=True).during_bytes
     kinds = [steps[n].kind for n in kernels]
     seconds = [0.0 if kind == LEAD else cost_s[steps[n].subject] for n, kind in zip(kernels, kinds, strict=True)]
     return Needs(

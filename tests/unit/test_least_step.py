@@ -19,6 +19,7 @@ from tfswap.kernels.hardware import Rates
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.state_homes import keep_at_home, movable_variables
 from tfswap.plan.schedule import build_schedule
+from tfswap.planner.ordering import traced_order
 from tfswap.planner.planner import Planner
 from tfswap.simulator.timing import simulate_time
 
@@ -175,3 +176,17 @@ def test_a_plan_takes_no_less() -> None:
     assert sum(needs.kernels_s) < least_s <= planned_s < 1.1 * least_s
     some_stay_s = least_seconds(needs.kernels_s, needs.read, needs.written, nbytes, copy_s, None, needs.awaited)
     assert some_stay_s == pytest.approx(least_s - 6.0)
+
+
+def test_a_new_value_in_a_temporarys_buffer_counts_once() -> None:
+    """All wait for their copies home to the end of the step. Before it the last update has its gradient besides."""
+    graph = training_step([Layer("dense", i) for i in range(3)], 8, 128)
+    keep_at_home(graph, Target(CPU), list(movable_variables(graph)))
+    graph.prune()
+    flow = analyse_dataflow(graph, CPU)
+    order = traced_order(flow)
+    waits = [kernel for kernel in order if kernel in flow.commits]
+    late = [kernel for kernel in order if kernel not in flow.commits] + waits
+    steps, cost_s = build_schedule(late, []), [1.0] * len(flow.nodes)
+    needs = needs_of(flow, steps, cost_s)
+    assert needs.held_bytes[-1] < 2 * needs.written[-1].nbytes

@@ -1,7 +1,7 @@
 """Variables at home in host memory on an emulated GPU (docs/emulated_gpu.md): stalls, and a table by hand on the CPU.
 
     export PYTHONPATH=tests
-    python benchmarks/emulated_state.py stalls           # links of 2 and 4 GB/s; ten minutes
+    python benchmarks/emulated_state.py stalls           # links of 2 and 4 GB/s; 25 minutes
     python benchmarks/emulated_state.py stalls 2 30      # a link of 2 GB/s in each direction, and kernels of 30 us
     python benchmarks/emulated_state.py table            # of 1M x 64; ten minutes
     python benchmarks/emulated_state.py table 8388608    # 8M x 64; takes 18 GiB of memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from tfswap.analysis.cost import Costs, fitted, kernel_seconds, work_seconds
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import offline_optimizer
 from tfswap.compiler.options import Options
+from tfswap.device import arena
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.frontends.profile import kernel_runs
+from tfswap.frontends import profile as profiles
+from tfswap.frontends.profile import COPY_BYTES, LEAST_COPY_BYTES, kernel_runs
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
@@ -294,6 +297,15 @@ def profiled():
         "curve": curve.costs,
         "this": [this.memory_bytes, this.costs],
     }
+
+
+@pytest.mark.parametrize(("free_bytes", "nbytes"), [(math.inf, COPY_BYTES), (8 * MIB, 2 * MIB), (0, LEAST_COPY_BYTES)])
+def test_copies_are_measured_with_tensors_that_have_room(
+    free_bytes: float, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow's allocator waits ten seconds for a tensor that has none."""
+    monkeypatch.setattr(arena, "free_bytes", lambda _device: free_bytes)
+    assert profiles._copy_bytes() == nbytes
 
 
 def test_a_step_is_profiled_and_planned_with_what_was_measured():

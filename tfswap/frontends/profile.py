@@ -56,6 +56,8 @@ LEAST_COPY_BYTES = 1 << 20
 """The least size where the device has room for no larger one."""
 SMALL_COPY_BYTES = 4 << 10
 """So small that a copy takes little but its fixed cost."""
+TENSORS = 3
+"""On the device at the same time: one, its copy or a kernel's result, and the matrices of products."""
 COPIES = 4
 KERNEL_SIZE = 512
 KERNELS = 6
@@ -310,7 +312,7 @@ def measure_copies(device: DeviceModel) -> dict[str, float]:
     """
     import tensorflow as tf
 
-    nbytes = COPY_BYTES
+    nbytes = _copy_bytes()
     while True:
         try:
             return _measured_copies(device, nbytes)
@@ -318,6 +320,14 @@ def measure_copies(device: DeviceModel) -> dict[str, float]:
             if nbytes <= LEAST_COPY_BYTES:
                 raise
             nbytes //= 2
+
+
+def _copy_bytes() -> int:
+    """The size of the tensors that are copied: the allocator waits ten seconds for one that has no room."""
+    free_bytes, nbytes = arena.free_bytes(machine.current_device()[0]), COPY_BYTES
+    while nbytes > LEAST_COPY_BYTES and TENSORS * nbytes > free_bytes:
+        nbytes //= 2
+    return nbytes
 
 
 def _measured_copies(device: DeviceModel, nbytes: int) -> dict[str, float]:

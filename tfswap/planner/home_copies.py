@@ -14,7 +14,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +122,7 @@ class _Copies:
         self._steps = build_schedule(*choice)
         memory = simulate_memory(flow, self._steps, snapshot=snapshot, live=True, tiers=tiers_of(choice.intervals))
         self._live, self._spare_bytes = memory.during_bytes, tiers.spare_bytes(memory)
-        self._latest = latest_commits(flow, choice.order)
+        self._latest = first_waiting(flow, choice.order, flow.commits)
         self._loads = self._wanted_loads()
         self.largest_bytes = max(round_up(flow.values[v].nbytes) for v in (*flow.loads.values(), *flow.stores.values()))
 
@@ -152,9 +152,9 @@ class _Copies:
         return _Placed(moved_kernels(self._choice, run.moved, run.kept.keys()), run.now)
 
 
-def latest_commits(flow: Dataflow, order: Sequence[int]) -> dict[int, int]:
-    """By commit, the position of the first kernel that waits for it: at the latest it comes before that."""
-    found = dict.fromkeys(flow.commits, len(order))
+def first_waiting(flow: Dataflow, order: Sequence[int], kernels: Iterable[int]) -> dict[int, int]:
+    """By kernel, the position of the first one that waits for it, or of the end: at the latest it comes before that."""
+    found = dict.fromkeys(kernels, len(order))
     for position in reversed(range(len(order))):
         for before in flow.kernels_before(order[position]):
             if before in found:
@@ -171,7 +171,7 @@ class _Run:
     The tensor of a copy to a home stays until that has ended, or until its room is needed.
 
     Args:
-        latest: as of `latest_commits`.
+        latest: by commit, as of `first_waiting`.
         spare_bytes: by tier, what the choice leaves of the memory outside of the device.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tfswap.analysis.draws import Draws
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.candidates import Candidate, Judged
-from tfswap.planner.home_copies import Reads, latest_commits, moved_kernels
+from tfswap.planner.home_copies import Reads, first_waiting, moved_kernels
 from tfswap.planner.problem import Choice
 from tfswap.planner.validate import buffer_uses
 from tfswap.simulator.timing import Timing
@@ -133,14 +133,17 @@ class _PlanSearch:
     def _survey(self) -> None:
         """Find what can be moved or left out."""
         flow, order = self._flow, self.choice.order
-        reads, latest = Reads(flow, order), latest_commits(flow, order)
+        reads, latest = Reads(flow, order), first_waiting(flow, order, [*flow.loads, *flow.commits])
         ran: dict[int, int] = {}
         self._windows: list[_Window] = []
         self._repeats: list[int] = []
         evicted = {each.value for each in self.choice.intervals}
         for position, kernel in enumerate(order):
             if kernel in flow.loads:
-                self._windows.append(_Window(position, reads.earliest(position), reads.first_after(position)))
+                last = reads.first_after(position)
+                if kernel not in ran:  # kernels may wait for the first copy that read nothing of it
+                    last = min(last, latest[kernel])
+                self._windows.append(_Window(position, reads.earliest(position), last))
             elif kernel in flow.commits:
                 after = max((ran[k] for k in flow.kernels_before(kernel) if k in ran), default=-1) + 1
                 self._windows.append(_Window(position, after, latest[kernel]))

@@ -81,6 +81,16 @@ def test_a_step_whose_kernels_wait_for_variables_gets_faster() -> None:
     require_near(planner, found.choice)
 
 
+def test_copies_stay_before_kernels_that_wait_for_them_without_reading_them() -> None:
+    graph = dense(1)
+    by_name = {node.name: node for node in graph}
+    for layer in range(10):
+        graph.add_control(by_name[f"dense{layer}"], by_name[f"read{layer + 2}"])
+    planner = planner_of(at_home(graph), copy_s=2.0)
+    for choice in choices(planner)[:6]:
+        require_near(planner, choice)
+
+
 def test_a_step_gets_faster_where_most_that_is_near_leaves_holes() -> None:
     """The candidate fits in exact chunks only, and the fastest choices of as few live bytes fit in no way."""
     planner = planner_of(at_home(dense(1, layers=8)), copy_s=2.0)

@@ -21,12 +21,16 @@ def margin_of(optimizer: Optimizer, at_home: tuple[str, ...]) -> int:
     return min(optimizer.extra_margin_bytes, resident_bytes)
 
 
-def fastest(optimizer: Optimizer, limit_bytes: int | None) -> Found | None:
-    """The fastest candidate whose peak, with its margin, keeps a limit; None where there is none."""
+def fastest(optimizer: Optimizer, limit_bytes: int | None, near: bool = True) -> Found | None:
+    """The fastest candidate whose peak, with its margin, keeps a limit; None where there is none.
+
+    Args:
+        near: as of `Search.fastest`.
+    """
     search = optimizer.search
     if limit_bytes is None:
         return search.fastest(None)
-    found = search.fastest(limit_bytes - optimizer.extra_margin_bytes)
+    found = search.fastest(limit_bytes - optimizer.extra_margin_bytes, near)
     if found is None and optimizer.margin_is_of_residents and search.state is not None:
         margin_bytes = margin_of(optimizer, search.state.all_at_home)
         found = search.state.fastest_full(limit_bytes - margin_bytes)

@@ -211,15 +211,17 @@ class Search:
         form = rewriting.outside
         return self.planners.resident_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
 
-    def fastest(self, limit_bytes: int | None) -> Found | None:
-        """The fastest plan of all variants within the limit, or near it; the one without evictions for no limit; None
-        if none fits.
+    def fastest(self, limit_bytes: int | None, near: bool = True) -> Found | None:
+        """The fastest plan of all variants within the limit; the one without evictions for no limit; None if none fits.
+
+        Args:
+            near: whether faster plans are searched near that one, which may take longer than to find it.
         """
         if limit_bytes is None:
             unmoved = self.planners.of(self.variants.plain).candidate(None)
             return None if unmoved is None else Found(self.variants.plain, unmoved)
         found = self._fastest(limit_bytes)
-        return self.planners.improved(found, limit_bytes) if found is not None and self._chooses else found
+        return self.planners.improved(found, limit_bytes) if near and found is not None and self._chooses else found
 
     def _fastest(self, limit_bytes: int) -> Found | None:
         # Candidates without evictions are quickly judged for all variants, and often faster than those with some.

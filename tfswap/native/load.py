@@ -357,8 +357,8 @@ def _declare_arena(c: ctypes.CDLL) -> None:
 
 
 def _declare_replays(c: ctypes.CDLL) -> None:
-    """The signatures of core/limit_check.cc, core/schedule_replay.cc, core/executor_runs.cc, core/rerun_search.cc and
-    core/order_search.cc.
+    """The signatures of core/limit_check.cc, core/schedule_replay.cc, core/executor_runs.cc, core/lane_times.cc,
+    core/rerun_search.cc and core/order_search.cc.
     """
     rows = ctypes.POINTER(ctypes.c_int64)
     c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
@@ -378,6 +378,8 @@ def _declare_replays(c: ctypes.CDLL) -> None:
     c.tfswap_replay_steps.restype = ctypes.c_int32
     c.tfswap_unordered_peak.argtypes = [flow, arena, array, array, array, ctypes.c_uint64, ctypes.c_int64]
     c.tfswap_unordered_peak.restype = ctypes.c_int64
+    c.tfswap_lane_times.argtypes = [flow, array, array, ctypes.c_int64, array, array, array]
+    c.tfswap_lane_times.restype = ctypes.c_bool
     c.tfswap_replay_lives.argtypes = [
         *(flow, arena, array, array, array, array, ctypes.c_int64),
         *(array, array, array, array, ctypes.c_int64, array, array),

@@ -101,7 +101,7 @@ def replay(
 ) -> Repeats | None:
     """As `repeated` in replay.py. Requires `is_available`."""
     core, (c_flow, filled, pins) = _core(), c_facts(flow, snapshot, live=live)
-    kinds, subjects = _encoded(steps)
+    kinds, subjects = encoded(steps)
     before, during = array("q", bytes(8 * len(steps))), array("q", bytes(8 * len(steps)))
     peak = (ctypes.c_int64 * 2)()
     found = core.tfswap_replay_steps(
@@ -130,7 +130,7 @@ def lives(
 ) -> tuple[array[int], array[int], array[int], array[int], array[int], int]:
     """The fields of `lives.Lives`, of one run. Requires `is_available`."""
     core, filled = _core(), _filled(snapshot, added_bytes(flow, snapshot), live=True)
-    kinds, subjects = _encoded(steps)
+    kinds, subjects = encoded(steps)
     flat, pins = flow.flat, _pins(flow, snapshot)
     c_flow, begins = _c_flow(flat), flat.request_begins
     again = sum(begins[i + 1] - begins[i] for kind, i in steps if kind == RERUN)
@@ -168,7 +168,7 @@ def _filled(snapshot: ArenaSnapshot, sizes: tuple[int, ...], live: bool) -> Fill
     return Filled(_core(), snapshot, sizes, live)
 
 
-def _encoded(steps: Sequence[Step]) -> tuple[array[int], array[int]]:
+def encoded(steps: Sequence[Step]) -> tuple[array[int], array[int]]:
     """The kinds and the subjects of steps."""
     return array("i", [KINDS[step[0]] for step in steps]), array("q", [step[1] for step in steps])
 

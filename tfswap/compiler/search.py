@@ -213,9 +213,7 @@ class Search:
 
     def fastest(self, limit_bytes: int | None, near: bool = True) -> Found | None:
         """The fastest plan of all variants within the limit; the one without evictions for no limit; None if none fits.
-
-        Args:
-            near: whether faster plans are searched near that one, which may take longer than to find it.
+        With `near`, faster plans are then searched near that one.
         """
         if limit_bytes is None:
             unmoved = self.planners.of(self.variants.plain).candidate(None)

@@ -38,11 +38,10 @@ from tfswap.planner.promise import promised
 from tfswap.planner.solver_table import BOTH, EVICT, MOVES, RESTARTS, SEARCHES, SOLVERS, SWAP
 from tfswap.planner.solvers import cheapest_eviction
 from tfswap.planner.step_orders import StepOrders, kernels_run
-from tfswap.simulator import native_timing
 from tfswap.simulator.arena_snapshot import NOTHING_KNOWN, ArenaSnapshot, bytes_before
 from tfswap.simulator.memory import Judge
-from tfswap.simulator.native_timing import NativeLanes
-from tfswap.simulator.timing import Timing, simulate_time
+from tfswap.simulator.native_timing import StepTimes
+from tfswap.simulator.timing import Timing
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support import progress
 
@@ -125,6 +124,7 @@ class Planner:
         self.rates = self.costs.rates
         self.cost_s = cost_s or self.costs.of_step(flow)
         self.arrivals = self.costs.arrivals_in(flow)
+        self._times = StepTimes(flow, self.cost_s, self.rates, self.arrivals)
         self._gain = gains(flow, self.cost_s, self.rates)
         self._orders = orders or StepOrders(flow, self.cost_s, self.rates)
         self._moves = frozenset(tactics) & MOVES
@@ -328,12 +328,5 @@ class Planner:
             self._judged[key] = Judged(self, least, least_s, [Judged(self, made, least_s) for made in roomier])
         return self._judged[key]
 
-    @cached_property
-    def _lanes(self) -> NativeLanes:
-        return NativeLanes(self.flow, self.cost_s, self.rates)
-
     def timing(self, choice: Choice) -> Timing:
-        steps, tiers = build_schedule(*choice), tiers_of(choice.intervals)
-        if native_timing.is_available() and not self.arrivals:
-            return self._lanes.timing(steps, tiers)
-        return simulate_time(self.flow, steps, self.cost_s, self.rates, tiers, arrivals=self.arrivals)
+        return self._times.timing(build_schedule(*choice), tiers_of(choice.intervals))

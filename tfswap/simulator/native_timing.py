@@ -11,6 +11,7 @@ import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 
 from tfswap.analysis.cost import concurrent_seconds
 from tfswap.analysis.dataflow import Dataflow
@@ -19,7 +20,7 @@ from tfswap.kernels.hardware import DISK, HOST, LENT, Rates
 from tfswap.native import bound
 from tfswap.plan.schedule import LEAD, CopyTiers, Step
 from tfswap.simulator.native_replay import CLists, encoded
-from tfswap.simulator.timing import SPLIT_S, Timing
+from tfswap.simulator.timing import SPLIT_S, Timing, simulate_time
 
 TIERS = (HOST, DISK, LENT)
 NONE = -1
@@ -47,8 +48,34 @@ class _CFacts(ctypes.Structure):
     )
 
 
+class StepTimes:
+    """The times of one step's schedules, from C++ where that is possible.
+
+    Args:
+        arrivals: as of `simulate_time`.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        cost_s: Sequence[float],
+        rates: Rates,
+        arrivals: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        self._flow, self._cost_s, self._rates, self._arrivals = flow, cost_s, rates, arrivals
+        self._lanes: NativeLanes | None = None
+
+    def timing(self, steps: Sequence[Step], tiers: CopyTiers) -> Timing:
+        """As `simulate_time`."""
+        if bound.core is None or self._arrivals:
+            return simulate_time(self._flow, steps, self._cost_s, self._rates, tiers, arrivals=self._arrivals)
+        if self._lanes is None:
+            self._lanes = NativeLanes(self._flow, self._cost_s, self._rates)
+        return self._lanes.timing(steps, tiers)
+
+
 class NativeLanes:
-    """The lanes of one step. Requires `is_available`."""
+    """The lanes of one step, where the core library is loaded."""
 
     def __init__(self, flow: Dataflow, cost_s: Sequence[float], rates: Rates) -> None:
         self._flow, self._cost_s, self._rates = flow, cost_s, rates
@@ -80,7 +107,7 @@ class NativeLanes:
     def timing(self, steps: Sequence[Step], tiers: CopyTiers) -> Timing:
         """As `simulate_time`."""
         core = bound.core
-        assert core is not None, "is_available"
+        assert core is not None, "the core library is not loaded"
         kinds, subjects = encoded(steps)
         pairs, by_value = array("d", self._pair_seconds(steps)), self._tiers(tiers)
         is_valid = core.tfswap_lane_times(
@@ -106,11 +133,6 @@ class NativeLanes:
         leads = (number for number, step in enumerate(steps) if step.kind == LEAD)
         pairs = ((steps[number].subject, steps[number + 1].subject) for number in leads)
         return [concurrent_seconds([(nodes[i], cost_s[i]) for i in pair], self._rates) for pair in pairs]
-
-
-def is_available() -> bool:
-    """Whether the core library is loaded."""
-    return bound.core is not None
 
 
 def _role(flow: Dataflow, kernel: int) -> Role:

@@ -33,7 +33,7 @@ from tfswap.compiler.request import Request, one_of
 from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device import machine
 from tfswap.device.live import live_device
-from tfswap.device.one_region import make_one_region
+from tfswap.device.regions import make_one_region
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.frontends.file_trace import FileStep, FileTrace
 from tfswap.frontends.function import OptimizedFunction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import (
@@ -17,6 +17,7 @@ from tfswap.analysis.variables import (
 from tfswap.compiler.compiler import Optimizer
 from tfswap.device import arena
 from tfswap.device.live import LiveDevice
+from tfswap.device.regions import add_regions
 from tfswap.device.variable_buffers import HomePlaces, StepVariables
 from tfswap.simulator.arena_snapshot import ArenaSnapshot
 
@@ -50,6 +51,10 @@ class ArenaView:
         found = arena.snapshot(self._device.name)
         variables = self._variables.places() if self._variables is not None and found.chunks else ()
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared, variables=variables)
+
+    def add_regions(self, sizes: Sequence[int]) -> None:
+        """As of regions.py."""
+        add_regions(self._device.name, sizes)
 
     @property
     def variables(self) -> StepVariables | None:

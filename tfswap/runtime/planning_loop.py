@@ -196,6 +196,9 @@ class PartPlanning:
         """Simulate the plan in the arena with its function in it; returns whether it keeps the limit."""
         optimizer, snapshot, plan, part = self.optimizer, self.snapshot, self.plan, self.part
         self.requests = optimizer.form_of(plan).requests(snapshot)
+        if regions := self.requests.added_regions(snapshot):
+            part.arena.add_regions(regions)
+            self.snapshot = snapshot = part.arena.snapshot(instantiated=snapshot.instantiated)
         begin_bytes = optimizer.search.planners.begin_bytes if plan.at_home else 0
         self.peak_bytes = peak = max(self.requests.peak_bytes(snapshot), begin_bytes)
         margin = min(optimizer.extra_margin_bytes, part.margins.others_bytes)

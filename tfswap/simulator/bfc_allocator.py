@@ -69,6 +69,7 @@ class Arena:
         in_use_bytes: bytes of the allocated chunks, each counted whole.
         peak_bytes: the maximum of `in_use_bytes`. Where a request did not fit, it is above the limit, and no lower than
             in a larger arena.
+        added_regions: bytes of the regions that requests have added.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Arena:
         collects: bool = False,
     ):
         self.in_use_bytes = 0
+        self.added_regions: tuple[int, ...] = ()
         self._size: dict[int, int] = {}  # chunk sizes by address, free and used
         self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
         self._free: set[int] = set()
@@ -278,7 +280,8 @@ class Arena:
         return True
 
     def _add_region(self, size: int) -> None:
-        # Below all others, where Linux maps new memory. It decides between free chunks of one size, no more.
+        # Below all others, where Linux maps new memory, as a rule. It decides between free chunks of one size.
+        self.added_regions += (size,)
         address = min(self._size, default=UNBOUNDED_BYTES) - size - ALIGNMENT_BYTES
         if address < 0:
             address = self._end()

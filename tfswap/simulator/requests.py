@@ -51,10 +51,18 @@ class Requests:
     def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
         """The step's peak in an arena with this content, which includes its constants."""
         more_bytes = 0 if snapshot.chunks else snapshot.total_bytes - self.resident_bytes
-        return more_bytes + max(_replay(events, snapshot.arena()) for events in self.extremes)
+        return more_bytes + max(_replay(events, snapshot.arena()).peak_bytes for events in self.extremes)
+
+    def added_regions(self, snapshot: ArenaSnapshot) -> tuple[int, ...]:
+        """The bytes of the regions that the step adds to an arena with this content; of the extreme with the most."""
+        limit_bytes = snapshot.limit_bytes
+        if limit_bytes is None or sum(size for _, size, _ in snapshot.chunks) + ALIGNMENT_BYTES > limit_bytes:
+            return ()
+        return max((_replay(events, snapshot.arena()).added_regions for events in self.extremes), key=sum)
 
 
-def _replay(events: Sequence[int], arena: Arena) -> int:
+def _replay(events: Sequence[int], arena: Arena) -> Arena:
+    """The arena after these events."""
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
     rests: list[list[int]] = []  # a loop that has splits has some in it too
@@ -74,7 +82,7 @@ def _replay(events: Sequence[int], arena: Arena) -> int:
             arena.split_all()
         else:
             parted.append(event - SPLIT_ABOVE if event < END_ABOVE else END_ABOVE - event)
-    return arena.peak_bytes
+    return arena
 
 
 class _Recorder:

@@ -19,7 +19,7 @@ import numpy as np
 from tfswap.compiler.offline import ArenaInUse, carry_host_limit
 from tfswap.device import arena, machine
 from tfswap.device.live import live_device
-from tfswap.device.one_region import make_one_region
+from tfswap.device.regions import make_one_region
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends.unmodified import summary
 from tfswap.frontends.unmodified.functions import PROGRAM

@@ -185,7 +185,7 @@ LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t 
   return {passed ? Verdict::kPassed : Verdict::kUncertain, most, passed && (least == most || in_use_bytes > limit_bytes)};
 }
 
-// Where one more region lets the step keep its limit, adds it: device/one_region.py where Python is.
+// Where one more region lets the step keep its limit, adds it: device/regions.py where Python is.
 //
 // The allocator cuts a request's chunk off a free one only where that has twice the request's bytes. So in a region of
 // what the limit leaves a large request can be given all of it; in one of twice as much each gets its own size.

@@ -5,13 +5,18 @@ Peaks are compared to the byte: a plan is a promise about the allocator, and the
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import tensorflow as tf
 from arena_programs import MIB, Dense, Normed, floor_of, info, messages, peak_of, reset, run, settle
 from slow import slow
 
 import tfswap
+from tfswap.device import arena
 from tfswap.exporters.function import grappler_off, memory_optimizer_off
+from tfswap.runtime import planning_loop
+from tfswap.runtime import step as step_module
 
 pytest.importorskip("tensorflow")
 
@@ -70,6 +75,31 @@ def test_in_an_arena_that_grows_the_planned_peak_is_the_measured_one(model, rows
     for peak, planned, limit, kernels in found:
         assert peak == planned <= limit
         assert kernels
+
+
+def test_an_arena_that_grows_gets_its_regions_before_the_step():
+    """Of two free chunks of one size a request gets the one with the lower address."""
+
+    def program():
+        def arena_bytes():
+            return sum(size for _, size, _ in arena.snapshot("CPU:0").chunks)
+
+        class Noted(planning_loop.PlanningLoop):
+            def run(self):
+                noted.append(arena_bytes())
+                found = super().run()
+                noted.append(arena_bytes())
+                return found
+
+        noted = []
+        net = Dense(256, 8)
+        x = net.batch(4096)
+        with mock.patch.object(step_module, "PlanningLoop", Noted):
+            tfswap.optimize(tf.function(net.step), memory_limit="60%")(x)
+        return [*noted, arena_bytes()]
+
+    before, planned, after = run(program, 512)
+    assert before < planned == after
 
 
 def test_where_regions_are_too_small_the_refusal_says_so():

@@ -39,9 +39,15 @@ def add_regions(device: str, sizes: Sequence[int]) -> None:
 
     with peak_kept(device), tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
         for nbytes in sizes:
-            held, before = [], _arena_bytes(device)
-            while _arena_bytes(device) == before:  # free chunks may be as large
-                held.append(tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8))
+            _add_region(device, nbytes)
+
+
+def _add_region(device: str, nbytes: int) -> None:
+    import tensorflow as tf
+
+    held, before = [], _arena_bytes(device)
+    while _arena_bytes(device) == before:  # free chunks may be as large
+        held.append(tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8))
 
 
 def _arena_bytes(device: str) -> int:

@@ -33,6 +33,7 @@ from tfswap.passes.tactics.reduce_precision import reduce_precision
 from tfswap.passes.tactics.rows_first import keep_rows_first
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.passes.tactics.sliced_updates import slice_updates
+from tfswap.passes.tactics.sliced_weights import slice_weights
 from tfswap.passes.tactics.split_branches import split_branches
 from tfswap.passes.tactics.state_homes import keep_at_home
 from tfswap.plan.plan import Inside
@@ -152,6 +153,11 @@ BODIES = (
         slice_updates,
         lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
         "slices in bodies have a place in the order",
+    ),
+    PlanRow[ResolvedRewriting](
+        slice_weights,
+        lambda resolved, _: (resolved.rewriting.slice_bytes,) if resolved.rewriting.slice_bytes else None,
+        "updates in slices do not read weights whole, and products that are left do",
     ),
     PlanRow[ResolvedRewriting](order_bodies, ResolvedRewriting.order_bodies, "bodies have all kernels but copies"),
 )

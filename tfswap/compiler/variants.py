@@ -29,6 +29,7 @@ from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.passes.tactics.sliced_updates import count_slices
+from tfswap.passes.tactics.sliced_weights import count_weight_slices
 from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.concurrent import ListSchedule, find_members, schedule_group
@@ -173,7 +174,7 @@ class Variants:
         return graph
 
     def slice_counts(self, at_home: Rewriting, sizes: Iterable[int]) -> dict[int, int]:
-        """By size of slices in bytes, the number of slices in which updates of `at_home` then run."""
+        """By size of slices in bytes, the number of slices in which `at_home` then updates and reads variables."""
         found: dict[int, int] = {}
         graph: Graph | None = None
         for nbytes in sizes:
@@ -182,7 +183,9 @@ class Variants:
                 graph = self.unordered.copy()
                 resolved = ResolvedRewriting(sliced, self.target, self.problem_of, self._problems)
                 apply_plan_table(BEFORE_SLICES, graph, self.target, resolved)
-            found[nbytes] = count_slices(graph, self.target.device, nbytes)
+            device = self.target.device
+            # Weights that updates write have no more slices than these, of fewer kernels.
+            found[nbytes] = count_slices(graph, device, nbytes) or count_weight_slices(graph, device, nbytes)
         return found
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """Slices of products of two matrices of float32 on a CPU: which have the bits of the whole.
 
-A product adds up its depth in an order that depends on its sizes (kernels/contraction_order.py). Rows of it have the
-same bits where that order is the same.
+A product adds up its depth in an order that depends on its sizes (kernels/contraction_order.py). Rows of it, and columns,
+have the same bits where that order is the same.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ def same_in_rows(slice_rows: int, rows: int, columns: int, depth: int, device: D
         return True
     whole, part = (product_order(count, columns, depth, device) for count in (rows, slice_rows))
     if whole is None or part is None or whole.thin[0] or part.thin[0]:
+        return False
+    return whole == part
+
+
+def same_in_columns(slice_columns: int, rows: int, columns: int, depth: int, device: DeviceModel) -> bool:
+    """Whether this number of columns of such a product has the bits that they have in the whole."""
+    if depth == 1:
+        return True
+    whole, part = (product_order(rows, count, depth, device) for count in (columns, slice_columns))
+    if whole is None or part is None or whole.thin[1] or part.thin[1]:
         return False
     return whole == part
 

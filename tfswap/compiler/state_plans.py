@@ -20,7 +20,8 @@ class StatePlans:
     """Searches the plans of one step with variables at home on the host, as far as these can be moved in the arena.
 
     Args:
-        forms: those without variables at home that hold the least of their kind. The last one gets slices too.
+        forms: those without variables at home that hold the least of their kind. The last one gets slices too, and so
+            does the last one whose kernels are whole: neither always holds less.
     """
 
     def __init__(self, alternatives: Alternatives, planners: Planners, forms: Sequence[Rewriting]):
@@ -28,7 +29,8 @@ class StatePlans:
         self._planners = planners
         stages = alternatives.at_home(planners.of, planners.variables, forms)
         self._at_home = [placed for stage in stages for placed in self._in_tiers(stage)]
-        self._last = [placed for stage in stages[-1:] for placed in self._in_tiers(stage)]
+        whole = [stage for stage in stages if not stage.sliced][-1:]
+        self._last = [placed for stage in dict.fromkeys((*whole, *stages[-1:])) for placed in self._in_tiers(stage)]
 
     def _in_tiers(self, stage: Rewriting) -> list[Rewriting]:
         return self._alternatives.in_tiers(stage, self._planners.of, self._planners.host_tiers)
@@ -80,11 +82,12 @@ class StatePlans:
 
     @property
     def last(self) -> list[Rewriting]:
-        """Those that hold the least: all forms with all variables at home, and the last with the smallest slices;
+        """Those that hold the least: all forms with all variables at home, and the last ones with the smallest slices;
         with nearly all of them, where host memory may have no room for all.
         """
         few = self._nearly_all[-1:] if self._limits_host else []
-        return [*few, *self._full, *self._sliced[-1:]]
+        smallest = {bool(rewriting.sliced): rewriting for rewriting in self._sliced}
+        return [*few, *self._full, *smallest.values()]
 
     @property
     def _full(self) -> list[Rewriting]:

@@ -1,6 +1,6 @@
 """Slices of products of two matrices of float32 on a CPU: which have the bits of the whole.
 
-A product adds up its depth in an order that depends on its sizes (kernels/contraction_order.py). Rows of it, and columns,
+A product adds up its depth in an order that depends on its sizes (kernels/contraction_order.py). Rows and columns of it
 have the same bits where that order is the same.
 """
 

@@ -153,6 +153,7 @@ class _Slicer:
             result = self._columns(node) if products is None else self._sum(node, products)
             restrict_like(self._graph, node.out(), result)
             self._graph.replace_uses(node.out(), result)
+            self._graph.fetches = [result if tensor == node.out() else tensor for tensor in self._graph.fetches]
             self._wait_instead(node, [result.node])
         self._wait_instead(self._weight.read, [load.node for load in self._loads])
 

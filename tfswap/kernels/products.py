@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tfswap.kernels.contraction_order import Blocks, Caches, product_order
+from tfswap.kernels.contraction_order import Blocks, Caches, Order, product_order
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.temporaries import ceil_div
 
@@ -17,6 +17,10 @@ THREAD_WORK: Final = 2 << 20
 and a cycle for 16 multiplications."""
 WORK_DEPTH: Final = 256
 """The least depth of a block of a larger product, of which that work is counted."""
+ADDED_TOGETHER: Final = 4
+"""The parts of the depth that are added together."""
+PACKET: Final = 8
+"""The floats of a packet of AVX."""
 LEAST_SIDE: Final = 8
 """Products of fewer rows or columns may divide their depth, however much work they are."""
 
@@ -28,7 +32,7 @@ def same_in_rows(slice_rows: int, rows: int, columns: int, depth: int, device: D
     whole, part = (product_order(count, columns, depth, device) for count in (rows, slice_rows))
     if whole is None or part is None or whole.thin[0] or part.thin[0]:
         return False
-    return whole == part
+    return whole == part and _sums_alike(whole, depth, rows * columns, slice_rows * columns)
 
 
 def same_in_columns(slice_columns: int, rows: int, columns: int, depth: int, device: DeviceModel) -> bool:
@@ -38,7 +42,14 @@ def same_in_columns(slice_columns: int, rows: int, columns: int, depth: int, dev
     whole, part = (product_order(rows, count, depth, device) for count in (columns, slice_columns))
     if whole is None or part is None or whole.thin[1] or part.thin[1]:
         return False
-    return whole == part
+    return whole == part and _sums_alike(whole, depth, rows * columns, rows * slice_columns)
+
+
+def _sums_alike(order: Order, depth: int, *elements: int) -> bool:
+    """Whether products of these numbers of elements add up their parts alike. Four parts are added in pairs in packets of
+    elements, and in sequence in the elements that are left over (TensorContractionThreadPool.h, addAllToBuffer).
+    """
+    return ceil_div(depth, order.part) < ADDED_TOGETHER or all(count % PACKET == 0 for count in elements)
 
 
 def same_patches(slice_rows: int, rows: int, columns: int, depth: int, device: DeviceModel) -> bool:

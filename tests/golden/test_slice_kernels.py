@@ -334,3 +334,19 @@ def test_a_slice_waits_in_the_stretch_of_what_it_waits_for() -> None:
     slice_kernels(graph, TARGET, [Slices(("a", "b", "c"), 16, 64)])
     order = [node.op for node in graph.topological() if node.op in ("Exp", "Cumsum", "Tanh", "Log")]
     assert order == [*["Exp"] * 4, "Cumsum", *["Tanh", "Log"] * 4]
+
+
+def test_a_slice_waits_for_all_slices_of_a_sum() -> None:
+    """By its control edge alone: a kernel that waits for a sum is in a later stretch, and so is what it reads alone."""
+    graph = parse_graph(
+        "%x = Placeholder() {dtype=float32} -> float32[64,96]\n%w = Placeholder() {dtype=float32} -> float32[64,96]\n"
+        "%a = Exp(%x) {T=float32} -> float32[64,96]\n"
+        "%sum = BiasAddGrad(%a) {T=float32, data_format=b'NHWC'} -> float32[96]\n"
+        "%b = Tanh(%w) {T=float32} ^sum -> float32[64,96]\n%c = Log(%b) {T=float32} -> float32[64,96]\n"
+        "feeds %x, %w\nfetches %sum, %c\n"
+    )
+    slice_kernels(graph, TARGET, [Slices(("a", "sum", "b", "c"), 16, 64)])
+    ops = ("Exp", custom_ops.ADD_ROWS, "Tanh", "Log")
+    order = [node.op for node in graph.topological() if node.op in ops]
+    assert order == [*["Exp", custom_ops.ADD_ROWS] * 4, *["Tanh", "Log"] * 4]
+    assert {node for node in graph if node.op == custom_ops.ADD_ROWS} <= {*graph["tfswap/b/Tanh/0"].controls}

@@ -46,8 +46,8 @@ def same_in_columns(slice_columns: int, rows: int, columns: int, depth: int, dev
 
 
 def _sums_alike(order: Order, depth: int, *elements: int) -> bool:
-    """Whether products of these numbers of elements add up their parts alike. Four parts are added in pairs in packets of
-    elements, and in sequence in the elements that are left over (TensorContractionThreadPool.h, addAllToBuffer).
+    """Whether products of these numbers of elements add up their parts alike. Four parts are added in pairs in packets,
+    and in sequence in the elements that are left over (TensorContractionThreadPool.h, addAllToBuffer).
     """
     return ceil_div(depth, order.part) < ADDED_TOGETHER or all(count % PACKET == 0 for count in elements)
 

@@ -108,6 +108,8 @@ def classic(name: str, batch: int, size: int) -> Any:
 LARGE = {
     "alexnet": partial(classic, "alexnet", 32, 227),
     "dcgan": partial(gan, 64),
+    "overfeat": partial(classic, "overfeat", 16, 231),
+    "vgg16_dense": partial(classic, "vgg16", 16, 224),
     "googlenet": partial(classic, "inception", 16, 128),
     "inception": images("InceptionV3", 16, 96, 0.9),
     "vgg16": images("VGG16", 16, 128, 0.0),

@@ -112,16 +112,26 @@ def _sliced(read: Node, readers: Sequence[Node], device: DeviceModel, most_bytes
                 return None
             sums[node] = found
             unit = lcm(unit, ELEMENTS // gcd(ELEMENTS, left), found.unit or 1)
-    step = most_bytes // ((kind.nbytes or 0) // rows * unit) * unit or unit
-    begins = (*range(0, rows, step), rows)
-    if len(begins) < 3:
-        return None
-    counts = {end - begin for begin, end in pairwise(begins)}
-    for node, products in sums.items():
-        left, _ = cast("tuple[int, int]", known_shape(node.inputs[0].type))
-        if products is None and not all(same_in_columns(count, left, rows, width, device) for count in counts):
-            return None
-    return SlicedWeight(read, sums, begins)
+    columns = [cast("tuple[int, int]", known_shape(n.inputs[0].type))[0] for n, found in sums.items() if found is None]
+
+    def holds(begins: Sequence[int]) -> bool:
+        counts = {end - begin for begin, end in pairwise(begins)}
+        return all(same_in_columns(count, left, rows, width, device) for count in counts for left in columns)
+
+    most_rows = max(unit, most_bytes // ((kind.nbytes or 0) // rows))
+    found = next(filter(holds, _cuts(rows, most_rows, unit)), None)
+    return None if found is None else SlicedWeight(read, sums, found)
+
+
+def _cuts(rows: int, most_rows: int, unit: int) -> Iterator[tuple[int, ...]]:
+    """The first rows of even slices, and the end: those of no more than `most_rows`, then larger and larger ones, since
+    small products may add up in another order.
+    """
+    least = -(-rows // most_rows)
+    for count in (*range(least, 2 * least), *range(least - 1, 1, -1)):
+        step = -(-rows // (count * unit)) * unit
+        if step < rows:
+            yield (*range(0, rows, step), rows)
 
 
 def _reads_by_rows(node: Node, read: Node, kind: TensorType) -> bool:

@@ -299,7 +299,8 @@ def test_host_memory_limit():
     assert host > 0
     enough = tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT, host_memory_limit=host)
     enough(batch())
-    assert 0 < enough.plan().host_bytes <= host
+    # Two pairs of swaps cost the same, and either may be chosen.
+    assert len({(p.host_bytes, p.planned_peak_bytes, p.seconds) for p in (free.plan(), enough.plan())}) == 1
     net = Net()
     before = bits(net.weights)
     little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024, tactics=("swap",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,12 @@ def test_the_limit_says_what_it_is_a_share_of(report: Report) -> None:
     found = lines(report)
     assert found["memory limit"] == "600.0 MiB is 60% of the likely peak before (1,000.0 MiB)"
     assert found["peak before, predicted"] == "1,000.0 MiB in runs 980.0 MiB to 1,010.0 MiB"
+
+
+def test_the_page_has_the_range(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    report.save(page)
+    assert "in runs 980.0 MiB to 1,010.0 MiB" in page.read_text(encoding="utf-8")
 
 
 def test_a_limit_that_is_not_what_the_share_is(report: Report) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.report.markup import render, ticks, trusted, trusted_text
 from tfswap.report.printed import FIGURES, device_rows, merged_rows, notes_of
-from tfswap.report.summary import explains_floor, figures_of, levers_of, unit_of
+from tfswap.report.summary import explains_floor, figures_of, levers_of, range_text, unit_of
 from tfswap.report.timeline import (
     COMPUTE,
     COPIES_BETWEEN,
@@ -175,7 +175,7 @@ def _summary(report: Report) -> dict[str, Any]:
     if measured is not None:
         peak_row = (size(measured), "by the allocator")
     cards = [
-        ("peak before, predicted", size(before), "the step as it is"),
+        ("peak before, predicted", size(before), range_text(report, size) or "the step as it is"),
         ("peak planned", size(planned), change),
         ("peak measured", *peak_row),
         ("memory limit", "none" if limit is None else size(limit), "" if report.keeps_limit else "NOT KEPT"),

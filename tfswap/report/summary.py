@@ -112,7 +112,7 @@ def _share_text(report: Report, size: Callable[[int], str]) -> str:
     return f"where {of} is {size(share_bytes)}"
 
 
-def _range_text(report: Report, size: Callable[[int], str]) -> str:
+def range_text(report: Report, size: Callable[[int], str]) -> str:
     """The range of peaks."""
     lowest, highest = report.baseline.lowest_bytes, report.baseline.highest_bytes
     return f"in runs {size(lowest)} to {size(highest)}" if lowest < highest else ""
@@ -134,7 +134,7 @@ def figures_of(report: Report) -> list[Figure]:
         Figure("memory limit", "", "none")
         if limit is None
         else Figure("memory limit", size(limit), f"{_share_text(report, size)}{_kept_text(report)}"),
-        Figure("peak before, predicted", size(report.baseline_peak_bytes), f"{_range_text(report, size)}{concurrent}"),
+        Figure("peak before, predicted", size(report.baseline_peak_bytes), f"{range_text(report, size)}{concurrent}"),
         Figure("peak planned", size(report.planned_peak_bytes)),
         *([] if measured is None else [Figure("peak measured", size(measured))]),
         Figure("persistent", size(report.persistent_bytes)),

@@ -11,6 +11,7 @@ import functools
 
 import pytest
 from slow import slow
+from swap_copies import eventually
 
 tf = pytest.importorskip("tensorflow")
 
@@ -210,10 +211,15 @@ def found_in(runs, gpus):
             gpus.set_faults(**faults)
             program()
             gpus.set_faults()
-            reported += any(all(word in line for word in words) for line in gpus.report().splitlines())
+            reported += eventually(functools.partial(is_reported, gpus, words), timeout_s=10)
         found[name] = [before, reported]
         settle()
     return found
+
+
+def is_reported(gpus, words):
+    """Whether there is a line with all of these words. Memory may be freed shortly after a program has its result."""
+    return any(all(word in line for word in words) for line in gpus.report().splitlines())
 
 
 def settle():

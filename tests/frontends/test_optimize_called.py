@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from nets import LIMIT, WIDTH, Net, batch, bits, called, unoptimised  # noqa: E402
+from processes import run_forked  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 
@@ -149,44 +150,52 @@ def dataset(rows=4096, **options):
     return tf.data.Dataset.from_tensor_slices((data, data)).batch(1024, **options)
 
 
+# Each in a process of its own: Keras' optimizers sum gradients by `tf.custom_gradient`, and TensorFlow's registry keeps
+# such a gradient, with the step that was traced and its variables, for as long as the process lives.
 FIT = {"epochs": 2, "verbose": 0, "shuffle": False}
 
 
 def test_keras_fit_with_its_train_step_optimised():
-    plain, model = keras_model(), keras_model()
-    for each in (plain, model):
-        each.compile("adam", "mse", jit_compile=False)
-    model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
-    data = dataset(drop_remainder=True)
-    expected = plain.fit(data, **FIT).history["loss"]
-    assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
-    assert model.train_step.plan().evictions
-    assert np.isfinite(model.train_on_batch(*next(iter(data))))
+    def program():
+        plain, model = keras_model(), keras_model()
+        for each in (plain, model):
+            each.compile("adam", "mse", jit_compile=False)
+        model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
+        data = dataset(drop_remainder=True)
+        expected = plain.fit(data, **FIT).history["loss"]
+        assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
+        assert model.train_step.plan().evictions
+        assert np.isfinite(model.train_on_batch(*next(iter(data))))
+
+    run_forked(program)
 
 
 @pytest.mark.slow
 def test_keras_fit_with_an_own_train_step():
-    import keras
+    def program():
+        import keras
 
-    class Trained(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.net = keras_model()
+        class Trained(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.net = keras_model()
 
-        def call(self, x, training=False):
-            return self.net(x)
+            def call(self, x, training=False):
+                return self.net(x)
 
-        @tfswap.optimize(memory_limit="80%")
-        def train_step(self, data):
-            return super().train_step(data)
+            @tfswap.optimize(memory_limit="80%")
+            def train_step(self, data):
+                return super().train_step(data)
 
-    plain, model = keras_model(), Trained()
-    for each in (plain, model):
-        each.compile("adam", "mse", jit_compile=False)
-    data = dataset(drop_remainder=True)
-    expected = plain.fit(data, **FIT).history["loss"]
-    assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
-    assert model.train_step.plan().evictions
+        plain, model = keras_model(), Trained()
+        for each in (plain, model):
+            each.compile("adam", "mse", jit_compile=False)
+        data = dataset(drop_remainder=True)
+        expected = plain.fit(data, **FIT).history["loss"]
+        assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
+        assert model.train_step.plan().evictions
+
+    run_forked(program)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +206,18 @@ def test_keras_fit_with_an_own_train_step():
             {"drop_remainder": True},
             r"train_step is called by .* jit_compile=True.*compile\(..., jit_compile=False",
         ),
-        (False, {}, r"made at .*test_optimize_called.py.*drop_remainder=True"),
+        (False, {}, r"made at .*test_optimize_called.*drop_remainder=True"),
     ],
 )
 def test_refusals_name_what_keras_must_be_given(jit, batches, says):
-    model = keras_model()
-    model.compile("adam", "mse", jit_compile=jit)
-    model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
-    with pytest.raises(tfswap.UnsupportedGraph, match=says):
-        model.fit(dataset(rows=4000, **batches), **FIT)
+    def program():
+        model = keras_model()
+        model.compile("adam", "mse", jit_compile=jit)
+        model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
+        with pytest.raises(tfswap.UnsupportedGraph, match=says):
+            model.fit(dataset(rows=4000, **batches), **FIT)
+
+    run_forked(program)
 
 
 # --- what a call costs ----------------------------------------------------------------------------------------

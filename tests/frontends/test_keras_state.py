@@ -31,7 +31,11 @@ def fitted(kind, capped, folder):
     x, y = tf.random.stateless_normal([64, WIDTH], (1, 2)), tf.random.stateless_normal([64, 4], (3, 4))
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
     found, peaks = [], []
-    for _ in range(2):
+    for time in range(2):
+        if time:  # no scope: both write more than the arena has room for
+            model.save_weights(f"{folder}/first.weights.h5")
+            model.set_weights([0.5 * value for value in model.get_weights()])
+            model.load_weights(f"{folder}/first.weights.h5")
         with measuring(peaks):
             found.append(model.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"])
         found.append(model.evaluate(data, verbose=0))

@@ -18,6 +18,7 @@ refused), Keras 2 and other backends.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -31,7 +32,7 @@ from tfswap.device import arena, machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import optimize
-from tfswap.frontends.scope import scope
+from tfswap.frontends.scope import scope, scope_of_writes
 from tfswap.ir.permits import STATE, TACTICS
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
@@ -67,6 +68,9 @@ class Phase(NamedTuple):
 
 TRAIN = Phase("train_step", "train_function", builds=True)
 TEST = Phase("test_step", "test_function", builds=False)
+
+WRITES = ("load_weights", "set_weights")
+"""A model's methods that write all of its variables. Callbacks call them too, such as EarlyStopping."""
 
 REST_S, READINGS, MOST_READINGS = 0.01, 3, 100
 """A new pipeline first fills its buffers. It is at rest if this many readings, this far apart, are equal."""
@@ -116,8 +120,8 @@ class Training:
         self._latest: OptimizedFunction | None = None
         self._highest: dict[str, Highest] = {}  # by device
         self._pipeline: Any = None  # a weak reference to the latest batch's iterator
-        # Whether variables that the first step would make are made at home.
-        self._builds = phase.builds and STATE in options.get("tactics", TACTICS)
+        self._has_homes = STATE in options.get("tactics", TACTICS)
+        self._builds = phase.builds and self._has_homes  # whether variables that the first step would make are at home
         self._host = {name: options[name] for name in ("host_memory_limit", "spill_dir") if name in options}
 
     def __call__(self, force: bool = False) -> Any:
@@ -146,6 +150,10 @@ class Training:
     def plans(self) -> int:
         """How many plans there are: one for most models, and one more for every size of batch that needs its own."""
         return sum(step.plans for step in set(self._steps.values()))
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """A scope for writes of all of the model's variables, for which the device may have no room."""
+        return scope_of_writes(**self._host) if self._has_homes else contextlib.nullcontext()
 
     def report(self) -> Report:
         """The report of the step that ran last. Raises TfswapError before the first."""
@@ -249,6 +257,22 @@ class Training:
         return train_step
 
 
+class WritesAtHome:
+    """A method of an optimized model that writes its variables; replaces the model's. Each variable is at home in host
+    memory before the next one is written.
+    """
+
+    def __init__(self, model: Any, method: Any):
+        self._model = model
+        self._method = method
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """As the model's method."""
+        with training(self._model).writing():
+            return self._method(*args, **options)
+
+
 def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: Unpack[OptimizeOptions]) -> KerasModel:
     """Keep the device memory of `model.fit` and `model.train_on_batch` under a limit.
 
@@ -260,7 +284,8 @@ def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: 
     clones and copies are without it.
 
     With `"state"` in `tactics`, variables that do not exist yet before the first batch are made at home in host memory,
-    those of the model and of its optimizer: both may be larger than the device.
+    those of the model and of its optimizer: both may be larger than the device. `load_weights` and `set_weights` put
+    variables there too.
 
     Args:
         model: a Keras 3 model on the TensorFlow backend; also with a `train_step` of its own.
@@ -279,6 +304,9 @@ def optimize_model(model: KerasModel, *, memory_limit: Limit = None, **options: 
     trained: Any = model
     trained.make_train_function = Training(model, memory_limit=memory_limit, **options)
     trained.train_function = None
+    for name in WRITES:
+        if not isinstance(method := getattr(trained, name), WritesAtHome):
+            setattr(trained, name, WritesAtHome(trained, method))
     return model
 
 

@@ -100,6 +100,7 @@ def scope(
     _restore_one_by_one()
     _assign_in_slices()
     _initialize_one_by_one()
+    _convert_in_slices()
     with _limited(host_bytes, folder):
         op_callbacks.add_op_callback(moves)
         try:
@@ -380,10 +381,19 @@ def scope_of_first_trace(function: Any, options: Options) -> contextlib.Abstract
     Args:
         options: of the step that the function is.
     """
-    if STATE not in options.tactics or function._variable_creation_config is not None or _innermost() is not None:
+    if STATE not in options.tactics or function._variable_creation_config is not None:
         return contextlib.nullcontext()
     folder = None if options.spill is None else options.spill.folder
-    return scope(host_memory_limit=options.host_limit_bytes, spill_dir=folder)
+    return scope_of_writes(host_memory_limit=options.host_limit_bytes, spill_dir=folder)
+
+
+def scope_of_writes(**host: Any) -> contextlib.AbstractContextManager[None]:
+    """The present scope; a new one where there is none.
+
+    Args:
+        host: other arguments of `scope` than the limit.
+    """
+    return contextlib.nullcontext() if _innermost() is not None else scope(**host)
 
 
 def _convert_in_slices() -> None:

@@ -101,14 +101,8 @@ def test_of_two_writes_slices_store_the_last() -> None:
     assert sum(node.op == custom_ops.READ_HOME for node in step) == 4
 
 
-WHOLE = {
-    "two writes, and another reads between them": graph(
-        *DECAYED,
-        "%exp = Exp(%again) {T=float32} -> float32[64,16]",
-        WRITE.format("write", "v", "new", "^again"),
-        fetches="%exp",
-    ),
-    "a kernel of the update waits for the new value": graph(
+def test_an_update_that_waits_for_a_norm_of_another_new_value_is_another_round() -> None:
+    step = graph(
         READ.format("slot/read", "w", ""),
         "%slot/new = Sub(%slot/read, %gradient) {T=float32} -> float32[64,16]",
         WRITE.format("slot/write", "w", "slot/new", ""),
@@ -119,6 +113,37 @@ WHOLE = {
         READ.format("read", "v", ""),
         "%new = Sub(%read, %change) {T=float32} -> float32[64,16]",
         WRITE.format("write", "v", "new", ""),
+    )
+    assert count_slices(step, TARGET.device, 1024) == slice_updates(step, TARGET, 1024) == 8
+    assert [slices_of(step[name]) for name in ("slot/write", "write")] == [4, 4]
+    assert step["norm"].inputs[0].node is step["slot/later"]
+    assert [each.op for each in step if step["slot/later"].out() in each.inputs].count(custom_ops.ROWS) == 4
+
+
+def test_each_time_that_a_step_trains_its_updates_are_cut() -> None:
+    step = graph(
+        *PLAIN,
+        READ.format("later", "v", "^write "),
+        "%axis = Const() {dtype=int32} -> int32[] = (0,)",
+        "%forward = Cumsum(%later, %axis) {T=float32, Tidx=int32} -> float32[64,16]",
+        "%again = Sub(%later, %forward) {T=float32} -> float32[64,16]",
+        WRITE.format("second", "v", "again", "^later"),
+        targets="write, %second",
+    )
+    assert count_slices(step, TARGET.device, 1024) == slice_updates(step, TARGET, 1024) == 8
+    assert [slices_of(step[name]) for name in ("write", "second")] == [4, 4]
+    loads = [node for node in step if node.op == custom_ops.READ_HOME and "rows" in node.attrs]
+    assert [step["write"] in load.controls for load in loads] == 4 * [False] + 4 * [True]
+    assert all(load in step["second"].controls or load in loads[:-1] for load in loads)
+    assert step["later"] in step["second"].controls
+
+
+WHOLE = {
+    "two writes, and another reads between them": graph(
+        *DECAYED,
+        "%exp = Exp(%again) {T=float32} -> float32[64,16]",
+        WRITE.format("write", "v", "new", "^again"),
+        fetches="%exp",
     ),
     "the step returns the new value": graph(*PLAIN, fetches="%new"),
     "another kernel than those of elements": graph(

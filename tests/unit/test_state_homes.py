@@ -113,6 +113,24 @@ def test_an_update_gets_a_new_value_where_it_was_computed(op: str) -> None:
     assert {t.node.name for t in change.inputs} == {"moved" if op == "AddV2" else "after"}
 
 
+def test_an_update_of_another_round_reads_the_home() -> None:
+    """The new value would wait on the device while the step trains a second time."""
+    step = Step()
+    v, w = step.variable("v"), step.variable("w")
+    slot = step.compute("slot", step.read("before", v), step.read("gradient", w))
+    write = step.write(custom_ops.ASSIGN_IN_PLACE, "write", v, slot)
+    scaled = step.compute("scaled", step.read("read", v, write), step.read("scale", w))
+    update = step.write(custom_ops.ASSIGN_IN_PLACE, "update", w, scaled, step["gradient"], step["scale"])
+    used = step.read("used", w, update)
+    product = step.add("MatMul", "product", (used.out(), used.out()), outputs=(FLOATS,))
+    second = step.compute("second", step.read("again", v, write), product)
+    step.write(custom_ops.ASSIGN_IN_PLACE, "last", v, second, step["again"])
+    keep_at_home(step, TARGET, ["v", "w"])
+    assert [t.node.name for t in step["scaled"].inputs] == ["slot", "gradient"]
+    assert step["second"].inputs[0].node.op == custom_ops.READ_HOME
+    assert write in step["second"].inputs[0].node.controls
+
+
 def test_writes_of_a_variable_stay_in_order_where_the_second_needs_the_first_ones_value() -> None:
     """The second waits for the first by way of a read, which is left out."""
     step = Step()

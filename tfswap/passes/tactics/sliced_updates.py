@@ -183,10 +183,10 @@ class _Slicer:
         commit.controls = tuple(dict.fromkeys(controls))
 
     def _earlier_reads(self, handle: Node) -> list[Node]:
-        """The reads of a variable before it is written. Kernels that read them came before the write; their slices read
-        the variable themselves.
+        """The reads of the value that is replaced. Kernels that read them came before the write; their slices read the
+        variable themselves.
         """
-        return [node for node in self._reads[handle] if not self._facts.version[node]]
+        return [node for node in self._reads[handle] if self._facts.version[node] == self._updates[handle].first]
 
     def _slice(self, tensor: Output) -> Output:
         """The present slice of a tensor; the tensor where each row reads all of it."""
@@ -204,9 +204,10 @@ class _Slicer:
         rows = {"begin": self._begin, "rows": self._rows}
         kind = TensorType(tensor.type.dtype, (self._rows, *self._shape[1:]))
         handle = node.inputs[0].node if node.op == custom_ops.READ_HOME else None
-        if handle in self._updates and self._is_replaced(node):  # what it reads is in this slice too
-            return self._slice(self._updates[handle].values[self._facts.version[node] - 1])
-        if handle in self._updates or handle in self._read_only:
+        update = None if handle is None else self._updates.get(handle)
+        if update is not None and self._is_replaced(node):  # what it reads is in this slice too
+            return self._slice(update.values[self._facts.version[node] - update.first - 1])
+        if handle in self._read_only or (update is not None and self._facts.is_in_round(update, node)):
             attrs = {**node.attrs, **rows, "shape": Dims(kind.shape or ())}
             controls = (*self._outer_controls(node), *self._before)
             load = self._add(node, node.op, node.inputs, attrs, controls=controls, outputs=(kind,))
@@ -318,7 +319,8 @@ class _Slicer:
 
     def _is_replaced(self, node: Node) -> bool:
         """Whether a node reads a value that slices have just computed."""
-        return self._facts.is_after_write(node) and node.inputs[0].node in self._updates
+        update = self._updates.get(node.inputs[0].node) if node.inputs else None
+        return update is not None and self._facts.is_replaced(update, node)
 
     def _add(
         self,

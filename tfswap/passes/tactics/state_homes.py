@@ -37,6 +37,7 @@ from tfswap.passes.contract import graph_pass
 from tfswap.passes.nodes import VARIANT, await_copy, followers
 from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.tactics.home_values import Use, pass_values, read_invariants_before, uses_of, works_at_home
+from tfswap.passes.tactics.update_rounds import last_rounds, rounds_of
 from tfswap.support.reach import reach
 
 
@@ -162,10 +163,10 @@ def copy_accesses(graph: Graph, kinds: Mapping[Node, TensorType]) -> int:
 
 
 def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
-    """Let updates read a value that the step has written where it was computed, and not from its home.
+    """Let updates read a value that the step has written in their round where it was computed, and not from its home.
 
     An optimizer's update of a weight so reads the slots that it has just updated. Kernels that read a new value for
-    something else may run much later, when it is no longer on the device.
+    something else, and the updates of later rounds, may run much later, when it is no longer on the device.
 
     Args:
         accesses: of each variable, in topological order.
@@ -178,6 +179,9 @@ def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
         after = later[node]
         if after and node not in kept and is_elementwise(node.op):
             updates.update([node] if all(n in updates or writes_variable(n.op) for n in after) else ())
+    accesses = list(accesses)
+    rounds = rounds_of(nodes, {node for each in accesses for node in each if node.op != READ_VARIABLE})
+    last = last_rounds(nodes, later, rounds)
     for each in accesses:
         write = written = None
         passed = False  # whether some kernels no longer wait for the write
@@ -188,7 +192,7 @@ def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
                 write, passed = node, False
                 written = node.inputs[1] if node.op == custom_ops.ASSIGN_IN_PLACE else None
             elif written is not None and written.type == node.outputs[0]:
-                for reader in updates.intersection(later[node]):
+                for reader in [r for r in later[node] if r in updates and last.get(r, rounds[write]) == rounds[write]]:
                     reader.inputs = tuple(written if t.node is node else t for t in reader.inputs)
                     passed = True
 

@@ -4,7 +4,8 @@ after the other (sliced_updates.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from math import prod
 from typing import Final, NamedTuple, cast
 
@@ -19,6 +20,7 @@ from tfswap.kernels.slices import rows_of_packets
 from tfswap.kernels.temporaries import known_shape
 from tfswap.passes.nodes import followers
 from tfswap.passes.tactics.home_values import uses_of
+from tfswap.passes.tactics.update_rounds import rounds_of
 from tfswap.support.reach import reach
 
 SUM_ROWS: Final = "UnsortedSegmentSum"
@@ -30,14 +32,16 @@ PRODUCT: Final = "MatMul"
 
 
 class Update(NamedTuple):
-    """All writes of a variable.
+    """The writes of a variable in one round.
 
     Attributes:
+        first: the number of its writes in earlier rounds.
         commits: the nodes that write it, in order.
         values: what each of them writes.
     """
 
     handle: Node
+    first: int
     commits: tuple[Node, ...]
     values: tuple[Output, ...]
 
@@ -84,10 +88,12 @@ def first_rows(kind: TensorType, most_bytes: int) -> range:
 class UpdateFacts:
     """What can be cut into slices in a graph.
 
+    Each round of updates (update_rounds.py) is cut by itself: other kernels read its new values before the next one.
+
     Attributes:
-        updates: by handle, the writes of variables that are larger than a slice.
+        rounds: by handle, the updates of each round whose variables are larger than a slice.
         read_only: handles of variables at home that the step does not write.
-        version: by node that reads a variable of `updates`, the number of writes before it.
+        version: by node that reads a variable of `rounds`, the number of writes before it.
     """
 
     def __init__(self, graph: Graph, most_bytes: int, device: DeviceModel):
@@ -95,57 +101,83 @@ class UpdateFacts:
         self._most_bytes, self._device = most_bytes, device
         self.followers = followers(self._nodes)
         self._kept = {tensor.node for tensor in graph.fetches} | {*graph.targets}
-        self.updates: dict[Node, Update] = {}
         self.read_only: set[Node] = set()
         self.version: dict[Node, int] = {}
+        written: dict[Node, list[Node]] = {}
         for handle, uses in uses_of(graph).items():
             if not is_at_home(handle) or any(use.graph is not graph or use.node in graph.bodies for use in uses):
                 continue
-            writes = tuple(node for node in self.followers[handle] if writes_variable(node.op))
+            writes = [node for node in self.followers[handle] if writes_variable(node.op)]
             if not writes:
                 self.read_only.add(handle)
             elif all(node.op == custom_ops.COMMIT_HOME and len(node.inputs) == 3 for node in writes):
-                update = Update(handle, writes, tuple(node.inputs[1] for node in writes))
-                if _is_cut(update.kind, most_bytes):
-                    self._add(update)
+                if _is_cut(writes[-1].inputs[1].type, most_bytes):
+                    written[handle] = writes
+        self.rounds = self._rounds(written)
 
-    def _add(self, update: Update) -> None:
-        self.updates[update.handle] = update
-        version = 0
-        for node in self.followers[update.handle]:  # in order: accesses wait for writes before them
-            version += node in update.commits
-            if node not in update.commits:
-                self.version[node] = version
+    def _rounds(self, written: Mapping[Node, Sequence[Node]]) -> list[dict[Node, Update]]:
+        """The updates of each round.
 
-    def is_after_write(self, node: Node) -> bool:
-        """Whether a node is a copy of a variable that the step has written."""
-        return node.op == custom_ops.READ_HOME and self.version.get(node, 0) > 0
+        Args:
+            written: by handle, the nodes that write the variable, in order.
+        """
+        round_of = rounds_of(self._nodes, {node for writes in written.values() for node in writes})
+        rounds: dict[int, dict[Node, Update]] = {}
+        for handle, writes in written.items():
+            first = version = 0
+            for number, commits in groupby(writes, round_of.__getitem__):
+                group = tuple(commits)
+                update = Update(handle, first, group, tuple(node.inputs[1] for node in group))
+                rounds.setdefault(number, {})[handle] = update
+                first += len(group)
+            for node in self.followers[handle]:  # in order: accesses wait for writes before them
+                version += node in writes
+                if node not in writes:
+                    self.version[node] = version
+        return [rounds[number] for number in sorted(rounds)]
+
+    def is_replaced(self, update: Update, node: Node) -> bool:
+        """Whether a node is a copy of what `update` has written."""
+        return node.op == custom_ops.READ_HOME and self.version.get(node, 0) > update.first
+
+    def is_in_round(self, update: Update, node: Node) -> bool:
+        """Whether a read of the variable gets the value before `update`, or one that this has written."""
+        return self.version[node] >= update.first
 
     def groups(self) -> Iterator[UpdateGroup]:
-        """The groups of updates that can be cut into slices."""
-        kernels, updates = self._in_slices()
+        """The groups of updates that can be cut into slices, those of earlier rounds first."""
+        ends: dict[Node, set[Node]] = {}  # by member of a group that is cut, what ends the group
+        for updates in self.rounds:
+            for group in self._groups(updates):
+                if self._is_independent(group, ends):
+                    ends.update(dict.fromkeys(group.members, group.commits))
+                    yield group
+
+    def _groups(self, of_round: Mapping[Node, Update]) -> Iterator[UpdateGroup]:
+        """The groups of one round's updates whose new values slices compute."""
+        kernels, updates = self._in_slices(list(of_round.values()))
         joined = {update: [update] for update in updates}
         owner: dict[Output, Update] = {update.handle.out(): update for update in updates}
         parts: dict[Update, set[Node]] = {}
         for update in updates:
             found = list(reach(update.values, lambda tensor: _read_in_slices(tensor, kernels)))
             parts[update] = {tensor.node for tensor in found} & kernels
-            read = [t.node.inputs[0] for t in found if t.node.op == custom_ops.READ_HOME]
-            for tensor in (*found, *(handle for handle in read if handle in owner)):
+            read = [t.node for t in found if t.node.op == custom_ops.READ_HOME]
+            handles = (
+                node.inputs[0]
+                for node in read
+                if node.inputs[0] in owner and self.is_in_round(of_round[node.inputs[0].node], node)
+            )
+            for tensor in (*found, *handles):
                 others = joined[owner.setdefault(tensor, update)]
                 if others is not joined[update]:
                     others += joined[update]
                     joined.update(dict.fromkeys(joined[update], others))
-        ends: dict[Node, set[Node]] = {}  # by member of a group that is cut, what ends the group
         for group in {id(group): group for group in joined.values()}.values():
-            made = UpdateGroup(group, set[Node]().union(*(parts[update] for update in group)))
-            if self._is_independent(made, ends):
-                ends.update(dict.fromkeys(made.members, made.commits))
-                yield made
+            yield UpdateGroup(group, set[Node]().union(*(parts[update] for update in group)))
 
-    def _in_slices(self) -> tuple[set[Node], list[Update]]:
-        """The nodes that compute slices, and the updates that do so for all that they write."""
-        updates = list(self.updates.values())
+    def _in_slices(self, updates: list[Update]) -> tuple[set[Node], list[Update]]:
+        """The nodes that compute slices, and those of these updates that do so for all that they write."""
         while True:
             kernels = self._kernels(updates)
             left = [update for update in updates if self._is_computed(update, kernels)]
@@ -191,7 +223,8 @@ class UpdateFacts:
     def _is_computed(self, update: Update, kernels: Collection[Node]) -> bool:
         """Whether slices compute all values that are written, and nothing else reads those between the writes."""
         inner = {*kernels, *update.nodes}
-        between = (n for n in self.followers[update.handle] if 0 < self.version.get(n, 0) < len(update.commits))
+        end = update.first + len(update.commits)
+        between = (n for n in self.followers[update.handle] if update.first < self.version.get(n, 0) < end)
         return all(value.node in kernels for value in update.values) and all(
             inner.issuperset(self.followers[node]) for node in between
         )
@@ -203,8 +236,9 @@ class UpdateFacts:
             ends: by member of other groups that are cut, the nodes that come after all of that group's slices.
         """
         members, commits = group.members, group.commits
-        handles = (update.handle for update in group.updates)
-        replaced = commits.union(n for handle in handles for n in self.followers[handle] if self.is_after_write(n))
+        replaced = commits.union(
+            n for update in group.updates for n in self.followers[update.handle] if self.is_replaced(update, n)
+        )
 
         def after(node: Node) -> list[Node]:
             return [*(n for n in self.followers[node] if n not in members), *ends.get(node, ())]

@@ -26,6 +26,7 @@ def bounds_of(optimizer: Optimizer, plan: Plan) -> Bounds | None:
 
     None where the step has loops or conditionals, or its kernels may run in slices, or the plan leaves it as it is.
     """
+    optimizer.use(plan)
     search = optimizer.search
     variant = search.variants[search.variants.base]
     if plan.changes_nothing or variant.graph.bodies or SLICE in optimizer.options.tactics:

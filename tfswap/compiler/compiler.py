@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,7 @@ from tfswap.compiler.resident_margin import fastest, floor_bytes, margin_of
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
 from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
+from tfswap.compiler.step_forms import StepForm, StepForms
 from tfswap.compiler.step_report import homes_of, report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
 from tfswap.errors import InfeasibleMemoryLimit
@@ -111,9 +113,14 @@ class Optimizer:
         self._known = KnownPlans(stored, self.judged)
         self.target = Target(device, not self.options.portable, *given, shared or Shared.of_one())
         self.costs = costs or Costs.of(device, self.options.profile)
-        self._prepared = PreparedStep.of(graph, settled, self.target, self.options, self.costs, locate)
-        self.locate = self._prepared.facts.locate
-        self.search = Search(self._prepared.variants, self.target, self.options, self.costs, snapshot)
+        later = settled.copy() if settled.bodies else settled  # for the form with all loops unrolled
+
+        def formed(target: Target, there: ArenaSnapshot) -> StepForm:
+            noted = later if target.unrolls else settled
+            prepared = PreparedStep.of(graph, noted, target, self.options, self.costs, locate)
+            return StepForm(target, prepared, Search(prepared.variants, target, self.options, self.costs, there))
+
+        self.forms = StepForms(self.target, formed, snapshot)
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
         self._arena_bytes = snapshot.total_bytes
         self.unoptimised = UnoptimisedStep(
@@ -126,7 +133,7 @@ class Optimizer:
             known=stored,
             snapshot=snapshot,
             resident_bytes=self.resident_bytes,
-            unrolled=self._prepared.facts.unrolled,
+            unrolled=self._prepared.facts.unrolled > 0,
             overlapping_bytes=self._prepared.facts.overlapping_bytes,
         )
 
@@ -141,18 +148,38 @@ class Optimizer:
 
     def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
         """As `Planners.assume_arena`. The unoptimised peak stays the same, once the variables are known."""
-        self.search.assume_arena(snapshot, begin_bytes)
+        self.forms.assume_arena(snapshot, begin_bytes)
         self._arena_bytes = snapshot.total_bytes
         self.unoptimised.assume_variables(snapshot)
 
     def assume_made(self, plan: Plan, snapshot: ArenaSnapshot) -> None:
         """From now on plan for this arena, which has the constants of the function of `plan`."""
+        self.use(plan)
         self.search.assume_made(Rewriting.of(plan), snapshot)
         self._arena_bytes = snapshot.total_bytes
 
     def has_made(self, plan: Plan) -> bool:
         """Whether the constants of `plan`'s variant in the arena are known."""
+        self.use(plan)
         return self.search.planners.has_made(Rewriting.of(plan))
+
+    @property
+    def search(self) -> Search:
+        """The search for plans of the present form."""
+        return self.forms.present.search
+
+    @property
+    def locate(self) -> Callable[[str], str | None]:
+        """From a node's name to the user's source line, where that is known."""
+        return self._prepared.facts.locate
+
+    @property
+    def _prepared(self) -> PreparedStep:
+        return self.forms.present.prepared
+
+    def use(self, plan: Plan) -> None:
+        """Use the form of the step that a plan is for from now on."""
+        self.forms.use(unrolled=plan.unrolled)
 
     @property
     def resident_bytes(self) -> int:
@@ -192,6 +219,7 @@ class Optimizer:
         limit_bytes = self._limit_bytes(limit)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         self.searched = None
+        self.forms.use(unrolled=False)
         if not ordered and (aim is None or self.fits_unchanged(aim)):
             return self.unchanged(limit_bytes)
         if not self._known or limit_bytes is None or self.search.planners.lent_bytes:
@@ -210,6 +238,8 @@ class Optimizer:
         like = found_like(self.example, self, aim)
         self.searched = self.example if like else self
         found = like or fastest(self, limit_bytes)
+        if found is None and self.forms.use_unrolled():
+            found = fastest(self, limit_bytes)
         return None if found is None else self.plan_of(found, limit_bytes)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
@@ -279,21 +309,27 @@ class Optimizer:
     @progress.task("searching the smallest limit")
     @without_collector
     def floor_bytes(self) -> int:
-        return floor_bytes(self)
+        with self.at_floor() as nbytes:
+            return nbytes
+
+    def at_floor(self) -> contextlib.AbstractContextManager[int]:
+        """Use the form with the lowest floor meanwhile; gives that."""
+        return self.forms.with_least(lambda: floor_bytes(self))
 
     def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
         """The refusal of a limit, with the floor."""
         limit_bytes = self._limit_bytes(limit)
         assert limit_bytes is not None, "without a limit the first candidate fits"
-        return refuse(
-            limit_bytes,
-            self.floor_bytes(),
-            lowest=self.search.lowest(),
-            homes=homes_of(self),
-            planners=self.search.planners,
-            options=self.options,
-            locate=self.locate,
-        )
+        with self.at_floor() as floor:
+            return refuse(
+                limit_bytes,
+                floor,
+                lowest=self.search.lowest(),
+                homes=homes_of(self),
+                planners=self.search.planners,
+                options=self.options,
+                locate=self.locate,
+            )
 
     def plan_of(self, found: Found, limit_bytes: int | None) -> Plan:
         """A found candidate as a plan, made under a limit."""
@@ -311,11 +347,13 @@ class Optimizer:
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
+        self.use(plan)
         return self.search.variants[Rewriting.of(plan)]
 
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or uses tactics that the options rule out."""
         require_allowed(plan, self.fingerprint, self.options)
+        self.use(plan)
         require_accumulators(plan, self.search.variants.accumulators)
         require_fit(plan, self.search.planners.of(self.variant_of(plan)).problems[0])
 
@@ -346,5 +384,6 @@ class Optimizer:
         Args:
             snapshot: the arena before the step; by default the assumed one.
         """
+        self.use(plan)
         made, is_recalled = report_of(self, plan, snapshot), self._known.has_recalled(plan)
         return dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE)) if is_recalled else made

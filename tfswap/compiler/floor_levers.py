@@ -26,7 +26,12 @@ MOST_TRIES = 3
 @progress.task("finding what would lower the smallest limit")
 def floor_of(optimizer: Optimizer) -> Floor:
     """The smallest limit of a step, and what would lower it."""
-    floor_bytes, search = optimizer.floor_bytes(), optimizer.search
+    with optimizer.at_floor() as floor_bytes:
+        return _floor_of(optimizer, floor_bytes)
+
+
+def _floor_of(optimizer: Optimizer, floor_bytes: int) -> Floor:
+    search = optimizer.search
     found = search.lowest()
     form = optimizer.form_of(optimizer.plan_of(found, floor_bytes))
     record = form.record(optimizer.costs, search.planners.snapshot_of(found.variant.rewriting))

@@ -9,7 +9,7 @@ from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.permits import permit_of
 from tfswap.analysis.reduced_precision import find_reductions, requested_precisions, saved_tensors
 from tfswap.compiler.options import Options
-from tfswap.compiler.rewriting import PLAIN, Rewriting, Variant
+from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import build_schedule
@@ -44,5 +44,5 @@ def in_precision(plain: Variant, device: DeviceModel, options: Options, costs: C
             "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",
             dict(options.precision),
         )
-        return PLAIN
-    return Rewriting(encoded=exact, reduced=tuple(reductions))
+        return plain.rewriting
+    return plain.rewriting._replace(encoded=exact, reduced=tuple(reductions))

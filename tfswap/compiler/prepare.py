@@ -90,12 +90,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         locate: from a node's name to the user's source line, for nodes of unrolled loops as well.
-        unrolled: whether loops were unrolled.
+        unrolled: how many nodes unrolled loops have.
         overlapping_bytes: the most bytes that concurrent iterations of the remaining loops hold without tfswap.
     """
 
     locate: Callable[[str], str | None]
-    unrolled: bool
+    unrolled: int
     overlapping_bytes: int
 
 
@@ -112,4 +112,4 @@ def prepare(graph: Graph, target: Target, locate: Callable[[str], str | None]) -
     def locate_unrolled(name: str) -> str | None:
         return locate(graph.names_in_bodies.get(name, name))
 
-    return Prepared(locate_unrolled, bool(graph.names_in_bodies), overlapping)
+    return Prepared(locate_unrolled, len(graph.names_in_bodies), overlapping)

@@ -16,6 +16,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.precision import in_precision
 from tfswap.compiler.preconditions import bound_of_loop
 from tfswap.compiler.prepare import Prepared, prepare
+from tfswap.compiler.rewriting import Rewriting
 from tfswap.compiler.variants import Variants
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph
@@ -64,7 +65,7 @@ class PreparedStep(NamedTuple):
                 except UnboundedLoop as error:
                     raise UnsupportedGraph(f"{error} {bound_of_loop(error.loop, facts.locate)}") from None
 
-            variants = Variants(noted, analysed, target, costs)
+            variants = Variants(noted, analysed, target, costs, Rewriting(unrolled=target.unrolls))
             if options.precision:
                 variants.base = in_precision(variants.plain, target.device, options, costs)
             return cls(given, facts, variants)

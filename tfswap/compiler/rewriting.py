@@ -34,6 +34,7 @@ class Rewriting(NamedTuple):
         sliced: kernels that run in slices of rows.
         concurrent: the bytes that kernels of the step that run in groups hold while more than one runs; 0 where all run
             in an order.
+        unrolled: whether loops of small kernels are unrolled too (step_forms.py).
     """
 
     accumulators: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Rewriting(NamedTuple):
     on_disk: tuple[str, ...] = ()
     slice_bytes: int = 0
     sliced: tuple[Slices, ...] = ()
+    unrolled: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Rewriting:

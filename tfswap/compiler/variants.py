@@ -53,6 +53,7 @@ class Variants:
         facts: from a prepared step with ordered bodies to its facts.
         target: the device, and which ops the step may have.
         costs: the cost model.
+        base: the rewriting that the step has already.
 
     Attributes:
         base: the rewriting that all others contain.
@@ -67,8 +68,9 @@ class Variants:
         facts: Callable[[Graph], Dataflow],
         target: Target,
         costs: Costs,
+        base: Rewriting = PLAIN,
     ):
-        self.base = PLAIN
+        self.base = self._first = base
         self.target = target
         self._device = target.device
         self._costs = costs
@@ -77,7 +79,7 @@ class Variants:
         self.ordered = graph
         self._facts = facts
         self._keep_apart(graph)
-        self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
+        self._made = {base: Variant(base, graph, facts(graph))}
         self._cost_s: dict[Rewriting, list[float]] = {}
         self._orders: dict[Rewriting, StepOrders] = {}
         self._problems: dict[BodyKey, Problem] = {}
@@ -201,7 +203,7 @@ class Variants:
     @functools.cached_property
     def saved_bytes(self) -> dict[str, int]:
         """The bytes of each accumulator, by name."""
-        flow = self._made[PLAIN].flow  # of `ordered`
+        flow = self._made[self._first].flow  # of `ordered`
         return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
 
     def recomputing_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
@@ -232,7 +234,7 @@ class Variants:
             for tensor in outputs_of(kernels):
                 does = f"recomputes {tensor.name!r} in place of saving {saved.name!r}"
                 require_allowed(permit_of(passage.forward, tensor), "recompute", does)
-        flow = self._made[PLAIN].flow
+        flow = self._made[self._first].flow
         for smaller in (*rewriting.reduced, *rewriting.packed):
             permit = flow.permits.get(flow.value_named.get(smaller.tensor, NOWHERE), ANYTHING)
             require_allowed(permit, "encode", f"keeps {smaller.tensor!r} in a smaller form")

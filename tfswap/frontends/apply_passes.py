@@ -5,6 +5,7 @@ A pass that carries out a part of a plan gets the plan, which refers to the grap
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def _check_bodies(graph: Graph) -> None:
 
 def _applied(read: Graph, names: Sequence[str], target: Target, plan: Plan | None) -> Iterator[Applied]:
     rewriting = PLAIN if plan is None else Rewriting.of(plan)
+    target = dataclasses.replace(target, unrolls=rewriting.unrolled)
     given = _Given(target, plan, ResolvedRewriting(rewriting, target, _problem_of(target)), read)
     graph = read.copy()
     for name in names:

@@ -156,6 +156,7 @@ class Plan:
         on_disk: those of them that are on disk, and not in host memory.
         slice_bytes: updates of larger ones of these run in slices of this size; 0 for whole updates.
         sliced: kernels that run in slices of rows. The order and the evictions are those of the graph with slices.
+        unrolled: whether loops of small kernels are unrolled too.
         lent_bytes: the memory of another device that swapped tensors take.
         inside: the plans of bodies, inner bodies first. Each is for the body after all other changes of this plan.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
@@ -188,6 +189,7 @@ class Plan:
     slice_bytes: int = 0
     sliced: tuple[Slices, ...] = ()
     lent_bytes: int = 0
+    unrolled: bool = False
 
     @classmethod
     def unchanged(
@@ -226,6 +228,7 @@ class Plan:
             self.on_disk,
             self.slice_bytes,
             self.sliced,
+            self.unrolled,
             self.inside,
         )
 
@@ -293,6 +296,8 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
+    if plan.unrolled and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan that unrolls loops fixes an order")
     if plan.at_home and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan with variables in host memory fixes an order")
     if (stray := next((name for name in plan.on_disk if name not in plan.at_home), None)) is not None:

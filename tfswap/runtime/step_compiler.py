@@ -201,7 +201,8 @@ class StepCompiler:
             rewritten: whether it is not the trace itself that runs.
         """
         assert self.optimizer is not None, "it has made the plan"
-        floor = self.optimizer.floor_bytes() + unplaced_bytes(self.optimizer.search)
+        with self.optimizer.at_floor() as floor:
+            floor += unplaced_bytes(self.optimizer.search)
         if rewritten and plan.keeps_limit:  # the present plan proves that it can be
             floor = min(floor, promised(plan.planned_peak_bytes) + self._margins.others_bytes)
             if self._limit.bytes is not None:  # also where that took the plan's own margin

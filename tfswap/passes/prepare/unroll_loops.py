@@ -10,8 +10,9 @@ iteration before, except reads of variables that nothing in the body writes. Val
 
 A loop is unrolled if constants decide the number of its iterations, if these are few, and if copies of a body's node
 have the same values as repeated runs of one node. (They have not for a random op, whose kernel keeps its generator's
-state from one iteration to the next: `is_one_node` in ir/op_traits.py.) A loop of small kernels is not unrolled: its
-own kernel runs them in less time than the executor, which takes a few microseconds for each kernel of an order.
+state from one iteration to the next: `is_one_node` in ir/op_traits.py.) A loop of small kernels is unrolled only where
+the target says so: its own kernel runs them in less time than the executor, which takes a few microseconds for each
+kernel of an order.
 
 Not handled: loops with tensor lists among their variables, whose backward loops pop the elements; loops inside of
 bodies that are not unrolled.
@@ -69,7 +70,7 @@ def unroll_loops(graph: Graph, target: Target, *, lowered: bool = False) -> int:
     """
     if not any(flow.is_loop for node in graph.bodies if (flow := control_flow(node.op))):
         return 0
-    work = _Unrolling(graph, target.device, lowered)
+    work = _Unrolling(graph, target.device, lowered, small=lowered or target.unrolls)
     work.run()
     graph.names_in_bodies = {**graph.names_in_bodies, **work.named}
     return len(work.named)
@@ -80,12 +81,14 @@ class _Unrolling:
     """The unrolling of the loops of one graph.
 
     Attributes:
+        small: whether loops of small kernels are unrolled.
         named: by the name of each added node, its name in the body.
     """
 
     graph: Graph
     device: DeviceModel
     lowered: bool
+    small: bool
     named: dict[str, str] = field(default_factory=dict)
     _room: int = field(default_factory=lambda: MOST_KERNELS)
     _results: dict[Output, Output] = field(
@@ -137,7 +140,7 @@ class _Unrolling:
         concurrent = loop.attrs.get("parallel_iterations")
         if self.lowered and isinstance(concurrent, int) and concurrent < trips:
             return None
-        if not self.lowered and kernels and trips * self._seconds(body) < kernels * LEAST_MEAN_S:
+        if not self.small and kernels and trips * self._seconds(body) < kernels * LEAST_MEAN_S:
             return None
         self._room -= kernels
         return found

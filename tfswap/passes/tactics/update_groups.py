@@ -110,9 +110,8 @@ class UpdateFacts:
             writes = [node for node in self.followers[handle] if writes_variable(node.op)]
             if not writes:
                 self.read_only.add(handle)
-            elif all(node.op == custom_ops.COMMIT_HOME and len(node.inputs) == 3 for node in writes):
-                if _is_cut(writes[-1].inputs[1].type, most_bytes):
-                    written[handle] = writes
+            elif all(map(_stores_whole, writes)) and _is_cut(writes[-1].inputs[1].type, most_bytes):
+                written[handle] = writes
         self.rounds = self._rounds(written)
 
     def _rounds(self, written: Mapping[Node, Sequence[Node]]) -> list[dict[Node, Update]]:
@@ -252,6 +251,11 @@ def _read_in_slices(tensor: Output, kernels: Collection[Node]) -> list[Output]:
     if tensor.node not in kernels or tensor.node.op in (SUM_ROWS, FILL, PRODUCT):
         return []
     return [t for t in tensor.node.inputs if t.type.shape == tensor.type.shape]
+
+
+def _stores_whole(node: Node) -> bool:
+    """Whether a write of a variable at home stores all of its value."""
+    return node.op == custom_ops.COMMIT_HOME and len(node.inputs) == 3
 
 
 def _is_cut(kind: TensorType, most_bytes: int) -> bool:

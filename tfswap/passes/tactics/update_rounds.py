@@ -1,8 +1,8 @@
 """The rounds of a step's updates of variables.
 
 A step that trains several times, as an unrolled loop does, updates each variable several times. An update's kernels
-compute element by element. A kernel that waits for a new value and computes more than that, as those of the next forward
-pass do, begins another round.
+compute element by element. A kernel that waits for a new value and computes more than that, as those of the next
+forward pass do, begins another round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def rounds_of(nodes: Sequence[Node], writes: Collection[Node]) -> dict[Node, int
     return {node: found[node][0] for node in writes}
 
 
-def last_rounds(nodes: Sequence[Node], later: Mapping[Node, Sequence[Node]], rounds: Mapping[Node, int]) -> dict[Node, int]:
+def last_rounds(
+    nodes: Sequence[Node], later: Mapping[Node, Sequence[Node]], rounds: Mapping[Node, int]
+) -> dict[Node, int]:
     """By node that a write waits for, the last round of these.
 
     Args:

@@ -20,6 +20,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.passes.prepare import unroll_loops as unrolling
 from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, unroll_loops
+from tfswap.plan.plan import Plan
 from tfswap.simulator import unordered
 
 CPU = DeviceModel("cpu", False, 2, 2)
@@ -207,6 +208,60 @@ def test_loops_of_small_kernels_stay_loops(monkeypatch: pytest.MonkeyPatch) -> N
     assert not unroll_loops(sums(), Target(CPU))
     large = parse_graph(format_graph(sums()).replace("float32[8]", f"float32[{1 << 20}]"))
     assert unroll_loops(large, Target(CPU))
+
+
+CHAINS = """
+%zero = Const() -> int32[] = (0,)
+%axis = Const() -> int32[] = (0,)
+%x = Placeholder() -> float32[4096]
+%loop = While(%zero, %x, %x, %x, %x) {parallel_iterations=10} -> int32[], BIG, BIG, BIG, BIG
+%a = Sum(%loop:1, %axis) {T=float32, Tidx=int32, keep_dims=false} -> float32[]
+%b = Sum(%loop:2, %axis) {T=float32, Tidx=int32, keep_dims=false} -> float32[]
+%c = Sum(%loop:3, %axis) {T=float32, Tidx=int32, keep_dims=false} -> float32[]
+feeds %x
+fetches %a, %b, %c
+body %loop
+  %i = Placeholder() -> int32[]
+  %a = Placeholder() -> BIG
+  %b = Placeholder() -> BIG
+  %c = Placeholder() -> BIG
+  %x = Placeholder() -> BIG
+  %most = Const() -> int32[] = (4,)
+  %less = Less(%i, %most) -> bool[]
+  feeds %i, %a, %b, %c, %x
+  fetches %less
+body %loop
+  %i = Placeholder() -> int32[]
+  %a = Placeholder() -> BIG
+  %b = Placeholder() -> BIG
+  %c = Placeholder() -> BIG
+  %x = Placeholder() -> BIG
+  %one = Const() -> int32[] = (1,)
+  %next = AddV2(%i, %one) -> int32[]
+  %a1 = Tanh(%a) {T=float32} -> BIG
+  %b1 = Exp(%b) {T=float32} -> BIG
+  %c1 = Sigmoid(%c) {T=float32} -> BIG
+  feeds %i, %a, %b, %c, %x
+  fetches %next, %a1, %b1, %c1, %x
+""".replace("BIG", "float32[4096]")
+"""A loop of which an iteration holds all three tensors, and which could compute one after the other."""
+
+
+def test_the_smallest_limit_is_the_same_whether_costs_have_a_loop_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    floors: dict[float, int] = {}
+    for least_s in (0.0, 1.0):
+        monkeypatch.setattr(unrolling, "LEAST_MEAN_S", least_s)
+        optimizer = Optimizer(parse_graph(CHAINS), CPU, Options())
+        floors[least_s] = optimizer.floor_bytes()
+        plan = optimizer.plan(floors[least_s], ordered=True)
+        assert plan.planned_peak_bytes == floors[least_s] and plan.unrolled == (least_s > 0.0)
+        assert len(optimizer.rewrite(plan).bodies) == 0
+    assert floors[0.0] == floors[1.0] < 4 * 4 * 4096  # a loop's results alone, and x
+    roomy = optimizer.plan(10 * floors[1.0], ordered=True)
+    assert not roomy.unrolled and len(optimizer.rewrite(roomy).bodies) == 1
+    other = Optimizer(parse_graph(CHAINS), CPU, Options())
+    assert len(other.rewrite(Plan.from_json(plan.to_json())).bodies) == 0
+    assert other.judged(plan, plan.limit_bytes) == plan
 
 
 def test_iterations_that_do_not_run_concurrently_are_predicted_so() -> None:

@@ -7,14 +7,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.pipelines import fills_arena
 from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower, prepare_in_gate
 from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache, StepPlans
 from tfswap.compiler.plan_check import require_allowed
-from tfswap.compiler.planned_form import PlannedForm
 from tfswap.compiler.policy import note_permits
 from tfswap.compiler.preconditions import (
     require_countable,
@@ -27,10 +25,10 @@ from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
 from tfswap.compiler.resident_margin import fastest, floor_bytes, margin_of
-from tfswap.compiler.rewriting import Found, Rewriting, Variant
+from tfswap.compiler.rewriting import Found, Rewriting
 from tfswap.compiler.search import Search
 from tfswap.compiler.similar_plan import found_like
-from tfswap.compiler.step_forms import StepForm, StepForms
+from tfswap.compiler.step_forms import Formed, StepForm, StepForms
 from tfswap.compiler.step_report import homes_of, report_of
 from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
 from tfswap.errors import InfeasibleMemoryLimit
@@ -38,7 +36,6 @@ from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.planner.planner import Planner
 from tfswap.planner.promise import promised
 from tfswap.planner.validate import require_accumulators, require_fit
 from tfswap.report.report import Report
@@ -50,7 +47,7 @@ from tfswap.support.once import Shared
 from tfswap.support.sizes import parse_limit
 
 
-class Optimizer:
+class Optimizer(Formed):
     """The compiler of one graph: its facts, its planners and its plans.
 
     Args:
@@ -133,8 +130,8 @@ class Optimizer:
             known=stored,
             snapshot=snapshot,
             resident_bytes=self.resident_bytes,
-            unrolled=self._prepared.facts.unrolled > 0,
-            overlapping_bytes=self._prepared.facts.overlapping_bytes,
+            unrolled=self.prepared.facts.unrolled > 0,
+            overlapping_bytes=self.prepared.facts.overlapping_bytes,
         )
 
     @property
@@ -164,42 +161,9 @@ class Optimizer:
         return self.search.planners.has_made(Rewriting.of(plan))
 
     @property
-    def search(self) -> Search:
-        """The search for plans of the present form."""
-        return self.forms.present.search
-
-    @property
-    def locate(self) -> Callable[[str], str | None]:
-        """From a node's name to the user's source line, where that is known."""
-        return self._prepared.facts.locate
-
-    @property
-    def _prepared(self) -> PreparedStep:
-        return self.forms.present.prepared
-
-    def use(self, plan: Plan) -> None:
-        """Use the form of the step that a plan is for from now on."""
-        self.forms.use(unrolled=plan.unrolled)
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes in the arena throughout the step: variables, arguments and constants, and tensors of others."""
         return max(self._arena_bytes, self.flow.persistent_bytes)
-
-    @property
-    def settled(self) -> Graph:
-        """The prepared step with ordered bodies, and with the rewriting that all variants have."""
-        return self.search.variants.plain.graph
-
-    @property
-    def flow(self) -> Dataflow:
-        """The facts of `settled`."""
-        return self.search.variants.plain.flow
-
-    @property
-    def planner(self) -> Planner:
-        """The planner for `settled`, in the assumed arena."""
-        return self.search.planners.of(self.search.variants.plain)
 
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
@@ -341,15 +305,6 @@ class Optimizer:
             solver=self.options.solver,
         )
 
-    def form_of(self, plan: Plan) -> PlannedForm:
-        """`plan`, which fixes an order, with the form of the step that it is for."""
-        return PlannedForm(plan, self.variant_of(plan))
-
-    def variant_of(self, plan: Plan) -> Variant:
-        """The variant that `plan` is of."""
-        self.use(plan)
-        return self.search.variants[Rewriting.of(plan)]
-
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or uses tactics that the options rule out."""
         require_allowed(plan, self.fingerprint, self.options)
@@ -372,8 +327,8 @@ class Optimizer:
         if plan.changes_nothing:
             return self.graph
         form = self.form_of(plan)
-        made = lower(form, self._prepared.given, self.target, gate)
-        self._prepared.move_to(self.graph, made)
+        made = lower(form, self.prepared.given, self.target, gate)
+        self.prepared.move_to(self.graph, made)
         if checked_by_gate:
             prepare_in_gate(made, form, self.target, gate)
         return made

@@ -20,8 +20,8 @@ class Target:
         held: names of tensors that the unoptimised step holds until its end.
         shares_arena: whether others allocate in its arena while the step runs, at moments that are not known, as a data
             pipeline does.
-        unrolls: whether loops of small kernels are unrolled too.
         shared: results of the parts of a step that compute alike.
+        unrolls: whether loops of small kernels are unrolled too.
     """
 
     device: DeviceModel
@@ -29,8 +29,8 @@ class Target:
     keeps_results: bool = False
     held: tuple[str, ...] = ()
     shares_arena: bool = False
-    unrolls: bool = False
     shared: Shared = field(default_factory=Shared.of_one, compare=False, repr=False)
+    unrolls: bool = False
 
     @property
     def runs_concurrently(self) -> bool:

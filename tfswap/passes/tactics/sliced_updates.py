@@ -207,7 +207,8 @@ class _Slicer:
         update = None if handle is None else self._updates.get(handle)
         if update is not None and self._is_replaced(node):  # what it reads is in this slice too
             return self._slice(update.values[self._facts.version[node] - update.first - 1])
-        if handle in self._read_only or (update is not None and self._facts.is_in_round(update, node)):
+        loads = handle in self._read_only or (update is not None and self._facts.is_in_round(update, node))
+        if handle is not None and loads:
             attrs = {**node.attrs, **rows, "shape": Dims(kind.shape or ())}
             controls = (*self._outer_controls(node), *self._before)
             load = self._add(node, node.op, node.inputs, attrs, controls=controls, outputs=(kind,))

@@ -191,7 +191,7 @@ def _pass_new_values(graph: Graph, accesses: Iterable[Sequence[Node]]) -> None:
                     node.controls = tuple(dict.fromkeys((*node.controls, write)))
                 write, passed = node, False
                 written = node.inputs[1] if node.op == custom_ops.ASSIGN_IN_PLACE else None
-            elif written is not None and written.type == node.outputs[0]:
+            elif write is not None and written is not None and written.type == node.outputs[0]:
                 for reader in [r for r in later[node] if r in updates and last.get(r, rounds[write]) == rounds[write]]:
                     reader.inputs = tuple(written if t.node is node else t for t in reader.inputs)
                     passed = True

@@ -24,6 +24,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
+from tfswap.passes.prepare import unroll_loops
 from tfswap.passes.tactics.body_plan import carry_out_in_bodies
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split
@@ -37,6 +38,12 @@ ELEMENTS = 1 << 16
 NBYTES = 4 * ELEMENTS
 LAYERS = 8
 TRIPS = 5
+
+
+@pytest.fixture(autouse=True)
+def loops_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few their iterations are."""
+    monkeypatch.setattr(unroll_loops, "MOST_TRIPS", -1)
 
 
 def text(layers: int = LAYERS, elements: int = ELEMENTS) -> str:

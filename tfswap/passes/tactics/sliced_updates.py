@@ -18,8 +18,10 @@ the last as the whole kernel does.
 Bodies of loops and conditionals access variables in host memory (state_homes.py). Where such an update is cut, the
 slices in the body load and store rows as those of the step do.
 
-Not handled: updates of which a part depends on a variable that they have written by way of other kernels, and those of
-variables that inner bodies access too. They stay whole.
+A step that trains several times has several rounds of updates (update_rounds.py), each in slices of its own.
+
+Not handled: updates of which a part depends on a variable that their round has written by way of other kernels, and
+those of variables that inner bodies access too. They stay whole.
 """
 
 from __future__ import annotations

@@ -34,13 +34,26 @@ class Updates:
         self.state = [tf.Variable(tf.random.stateless_normal([ROWS, WIDTH], (seed, i))) for i in range(VARIABLES)]
         self.kinds = self.draws.choices((*KINDS, *WRITES), k=self.draws.randint(4, 14))
         self.in_branch = seed % 3 == 0
+        self.turns = {1: "in a loop", 4: "one after the other"}.get(seed % 6)
+        if self.turns:
+            self.kinds = [kind for kind in self.kinds if kind not in ("fetch", "norm", "assign")]
         ids = tf.random.stateless_uniform([40], (seed, 8), 0, ROWS, tf.int32)
         self.inputs = tf.random.stateless_normal([40, WIDTH], (seed, 9)), ids
 
     def train(self, rows, ids):
         if self.in_branch:
             return tf.cond(rows[0, 0] < 9.0, lambda: self.update(rows, ids), lambda: 0.0)
+        if self.turns == "in a loop":
+            for _ in tf.range(2):
+                rows = self.turn(rows, ids)
+        elif self.turns == "one after the other":
+            rows = self.turn(rows, ids)
         return self.update(rows, ids)
+
+    def turn(self, rows, ids):
+        """What the next update depends on, after one."""
+        fetched = self.update(rows, ids)
+        return rows + 0.01 * tf.gather(self.state[0], ids) + 0.0 * fetched
 
     def update(self, rows, ids):
         draws = random.Random(self.draws.random())
@@ -76,7 +89,7 @@ def results(seed, limit=None):
         step = tfswap.optimize(step, memory_limit=limit, tactics=TACTICS)
     losses, peaks = [], []
     for _ in range(3):
-        reference = grappler_off if net.in_branch else memory_optimizer_off
+        reference = grappler_off if net.in_branch or net.turns == "in a loop" else memory_optimizer_off
         with reference() if limit is None else measuring(peaks):
             losses.append(step(*net.inputs).numpy().tobytes())
     found = losses + [v.numpy().tobytes() for v in net.state]

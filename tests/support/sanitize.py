@@ -62,6 +62,8 @@ CHECKED = (
     "property/test_native_replay.py",
     "property/test_native_orders.py",
     "property/test_native_reruns.py",
+    "property/test_native_timing.py",
+    "unit/test_unordered.py",
     "runtime/test_groups.py::test_a_step_with_groups_peaks_as_planned_and_has_its_values",
     "runtime/test_groups.py::test_the_node_runs_its_kernels_says_which_failed_and_refuses_damaged_attributes",
     "runtime/test_ordered_sums.py",

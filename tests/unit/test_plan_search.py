@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from unittest import mock
 
 from graphs import training_steps
@@ -17,6 +18,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import Interval
 from tfswap.planner import plan_search
 from tfswap.planner.candidates import Judged
 from tfswap.planner.plan_search import faster_choices, is_worthwhile
@@ -89,6 +91,19 @@ def test_copies_stay_before_kernels_that_wait_for_them_without_reading_them() ->
     planner = planner_of(at_home(graph), copy_s=2.0)
     for choice in choices(planner)[:6]:
         require_near(planner, choice)
+
+
+def test_a_copy_whose_tensor_is_swapped_stays_before_the_copy_out() -> None:
+    """A tensor with a variable's value is swapped where the variable is written before the tensor is read again."""
+    planner = planner_of(at_home(dense(1, layers=4)), copy_s=2.0)
+    choice = planner.unmoved[0].draft.choice
+    for position, kernel in enumerate(choice.order):
+        value = planner.flow.loads.get(kernel)
+        reads = [p for p, k in enumerate(choice.order) if value is not None and value in planner.flow.reads[k]]
+        for last, then in pairwise(reads):
+            if then - last > 2:
+                swapped = Interval(value, position, last + 1, then, then)
+                require_near(planner, choice._replace(intervals=[swapped]))
 
 
 def test_a_step_gets_faster_where_most_that_is_near_leaves_holes() -> None:

@@ -143,6 +143,8 @@ class _PlanSearch:
                 last = reads.first_after(position)
                 if kernel not in ran:  # kernels may wait for the first copy that read nothing of it
                     last = min(last, latest[kernel])
+                if flow.loads[kernel] in evicted:  # its copy out may start right after it
+                    last = position
                 self._windows.append(_Window(position, reads.earliest(position), last))
             elif kernel in flow.commits:
                 after = max((ran[k] for k in flow.kernels_before(kernel) if k in ran), default=-1) + 1

@@ -87,7 +87,6 @@ def _slice(graph: Graph, most_bytes: int, target: Target, *, in_body: bool) -> N
         _replace_waits(graph, {node: (last,) for node, last in left_out.items()})
         graph.prune()
         _leave_out_unread(graph)
-        graph.prune()
 
 
 def count_slices(graph: Graph, device: DeviceModel, most_bytes: int) -> int:
@@ -355,9 +354,13 @@ class _Slicer:
 
 def _leave_out_unread(graph: Graph) -> None:
     """Have what waits for copies that nothing reads any more wait for what these wait for, and the step too."""
-    read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
-    unread = {node for node in graph if node.op == custom_ops.READ_HOME and node not in read}
-    _replace_waits(graph, {node: node.controls for node in unread})
+    while True:
+        read = {tensor.node for tensor in graph.fetches} | {tensor.node for node in graph for tensor in node.inputs}
+        unread = [node for node in graph if node.op == custom_ops.READ_HOME and node not in read]
+        if not unread:
+            break
+        _replace_waits(graph, {node: node.controls for node in unread})
+        graph.prune()  # what only they kept may read others
 
 
 def _replace_waits(graph: Graph, instead: Mapping[Node, Iterable[Node]]) -> None:

@@ -58,4 +58,6 @@ def last_rounds(
 def _passes_on(node: Node) -> bool:
     """Whether a node may be part of an update that waits for another one of the same round."""
     op = node.op
+    if op == "NoOp":  # between the iterations of a loop
+        return False
     return is_elementwise(op) or is_sum(op) or is_view(op) or op in COPIES or not node.outputs

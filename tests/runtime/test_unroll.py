@@ -258,6 +258,7 @@ def test_the_smallest_limit_is_the_same_whether_costs_have_a_loop_unrolled(monke
         assert len(optimizer.rewrite(plan).bodies) == 0
     assert floors[0.0] == floors[1.0] < 4 * 4 * 4096  # a loop's results alone, and x
     roomy = optimizer.plan(10 * floors[1.0], ordered=True)
+    assert optimizer.report(roomy).largest_kernel != "loop"
     assert not roomy.unrolled and len(optimizer.rewrite(roomy).bodies) == 1
     other = Optimizer(parse_graph(CHAINS), CPU, Options())
     assert len(other.rewrite(Plan.from_json(plan.to_json())).bodies) == 0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tfswap.compiler.backward import trains
 from tfswap.compiler.certify import bounds_of
 from tfswap.compiler.floor_levers import floor_of
-from tfswap.compiler.search import Search
 from tfswap.ir.permits import STATE
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
@@ -50,7 +49,7 @@ def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None =
         trains=trains(optimizer.graph),
         locate=optimizer.locate,
         timeline=functools.cache(lambda: timeline_of(optimizer, plan, there)),
-        largest=functools.partial(_largest_working_set, search),
+        largest=functools.partial(_largest_working_set, optimizer),
         snapshot=there,
         homes=homes_of(optimizer),
     )
@@ -80,8 +79,9 @@ def timeline_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot) -> Ti
     )
 
 
-def _largest_working_set(search: Search) -> tuple[str, int]:
+def _largest_working_set(optimizer: Optimizer) -> tuple[str, int]:
     """The kernel that needs most in itself, of the variant that can be brought down to the least, and its bytes."""
-    flow = search.lowest().variant.flow
+    with optimizer.at_floor():
+        flow = optimizer.search.lowest().variant.flow
     kernel, nbytes = largest_working_set(flow)
     return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)

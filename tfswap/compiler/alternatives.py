@@ -29,7 +29,7 @@ from tfswap.analysis.lossless_forms import smaller_form
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.gains import LEAST_SHARE, STAGES, in_stages, measured_sparse, worth_encoding, worth_packing
 from tfswap.compiler.rewriting import Rewriting, Variant
-from tfswap.compiler.slice_choices import choose_slices, rows_first
+from tfswap.compiler.slice_choices import SliceChoices, rows_first
 from tfswap.compiler.variants import Variants, outputs_of
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
@@ -183,17 +183,19 @@ class Alternatives:
         return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
 
     def at_home(
-        self, planner_of: Callable[[Variant], Planner], known: frozenset[str], forms: Collection[Rewriting]
+        self, planner_of: Callable[[Variant], Planner], known: frozenset[str], forms: Callable[[], Iterable[Rewriting]]
     ) -> list[Rewriting]:
         """Stages of keeping variables at home on the host, from few to all, and each of `forms` with all at home.
 
         Args:
             known: the handles of variables that can be moved now.
+            forms: found only where there are any, since that takes long.
         """
         if known not in self._at_home:
             ranked, sizes = self._ranked(planner_of, known)
             found = self._homes(ranked, in_stages(sizes))
-            self._at_home[known] = [*found, *(form._replace(at_home=found[-1].at_home) for form in forms if found)]
+            others = [form._replace(at_home=found[-1].at_home) for form in forms()] if found else []
+            self._at_home[known] = [*found, *others]
         return self._at_home[known]
 
     def nearly_all_at_home(self, planner_of: Callable[[Variant], Planner], known: frozenset[str]) -> list[Rewriting]:
@@ -273,9 +275,13 @@ class Alternatives:
     def _in_row_slices(self, shares: Iterable[int], *, chains: bool = False) -> list[Rewriting]:
         if self.base.reduced:
             return []
-        graph = rows_first(self._variants.plain.graph, self._variants.target)
-        groups = choose_slices(graph, self._device, shares, close=self._close, chains=chains)
+        groups = self._slice_choices.choose(shares, chains=chains)
         return [self.base._replace(sliced=slices) for slices in groups]
+
+    @functools.cached_property
+    def _slice_choices(self) -> SliceChoices:
+        graph = rows_first(self._variants.plain.graph, self._variants.target)
+        return SliceChoices(graph, self._device, close=self._close)
 
     def _ranked(self, planner_of: Callable[[Variant], Planner], known: Collection[str]) -> tuple[list[str], list[int]]:
         """The variables that may leave and their bytes: first those that are used for the shortest time, as slots."""

@@ -110,7 +110,7 @@ class Search:
         """The plans with variables at home on the host; None where they stay."""
         if not self._allows(STATE):
             return None
-        return StatePlans(self.alternatives, self.planners, self._lowest_forms)
+        return StatePlans(self.alternatives, self.planners, lambda: self._lowest_forms)
 
     @functools.cached_property
     def _lowest_forms(self) -> list[Rewriting]:

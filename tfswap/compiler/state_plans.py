@@ -4,7 +4,7 @@ slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.planners import Planners, lower
@@ -20,11 +20,11 @@ class StatePlans:
     """Searches the plans of one step with variables at home on the host, as far as these can be moved in the arena.
 
     Args:
-        forms: those without variables at home that hold the least of their kind. The last one gets slices too, and so
-            does the last one whose kernels are whole: neither always holds less.
+        forms: finds those without variables at home that hold the least of their kind. The last one gets slices too,
+            and so does the last one whose kernels are whole: neither always holds less.
     """
 
-    def __init__(self, alternatives: Alternatives, planners: Planners, forms: Sequence[Rewriting]):
+    def __init__(self, alternatives: Alternatives, planners: Planners, forms: Callable[[], Sequence[Rewriting]]):
         self._alternatives = alternatives
         self._planners = planners
         stages = alternatives.at_home(planners.of, planners.variables, forms)

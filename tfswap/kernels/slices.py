@@ -141,6 +141,12 @@ def possible_rows(node: Node, slicing: Slicing) -> set[int]:
     return {count for count in counts if count > 1}
 
 
+def most_common_rows(node: Node, slicing: Slicing) -> int:
+    """A multiple of each number of rows that all tensors of a kernel in slices may be taken to have."""
+    shapes = (kind.shape or () for kind in row_tensors(node, slicing))
+    return gcd(*(prod(size or 0 for size in shape[: slicing.axes]) for shape in shapes))
+
+
 def slices_of(node: Node, slicing: Slicing, rows: int, of: int) -> RowSlices | None:
     """The slices of a kernel, where others have slices of `rows` of each `of` rows. They have as many, or the least
     multiple by a power of two that the bits need. None where there is none.

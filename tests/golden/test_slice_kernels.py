@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from test_passes import Golden
 
-from tfswap.compiler.slice_choices import choose_slices
+from tfswap.compiler import slice_choices
+from tfswap.compiler.slice_choices import SliceChoices, choose_slices
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
+from tfswap.ir.graph import Node
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.slice_lines import LINES, slicing_of
-from tfswap.kernels.slices import Kind, Slicing, reads_in_place, rows_of, slices_of
+from tfswap.kernels.slices import Kind, RowSlices, Slicing, reads_in_place, rows_of, slices_of
 from tfswap.kernels.target import Target
 from tfswap.passes.tactics.slice_kernels import slice_kernels
 from tfswap.plan.plan import Slices
@@ -38,6 +40,29 @@ def test_what_is_chosen() -> None:
     assert choose_slices(graph, DeviceModel("gpu"), (2,)) == []
     nothing = parse_graph("%x = Placeholder() {dtype=float32} -> float32[8]\nfeeds %x\n")
     assert choose_slices(nothing, DEVICE, (2,)) == []
+
+
+def test_kernels_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+
+    def count(node: Node, slicing: Slicing, rows: int, of: int) -> RowSlices | None:
+        judged.append(node.name)
+        return slices_of(node, slicing, rows, of)
+
+    monkeypatch.setattr(slice_choices, "slices_of", count)
+    counts = []
+    for layers in (3, 30):
+        chain = "".join(f"%{i} = Exp(%{i - 1}) {{T=float32}} -> float32[64,64]\n" for i in range(1, layers))
+        graph = parse_graph(f"%0 = Placeholder() {{dtype=float32}} -> float32[64,64]\n{chain}feeds %0\nfetches %{layers - 1}\n")
+        choices = SliceChoices(graph, DEVICE, close=False)
+        for shares in ((2, 4, 8), (16, 32)):
+            assert choices.choose(shares, chains=True) == choose_slices(graph, DEVICE, shares, chains=True) != []
+        judged.clear()
+        choices = SliceChoices(graph, DEVICE, close=False)
+        choices.choose((), chains=True)
+        assert choices._fitting[64] == {graph[str(i)] for i in range(1, layers)}
+        counts.append(len(judged))
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_name_of_an_op_is_a_line_once() -> None:

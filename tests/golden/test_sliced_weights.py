@@ -68,6 +68,13 @@ def test_two_slices_need_to_be_there_at_one_time() -> None:
     assert waits == [()] * AHEAD + [(node,) for node in sums[:-AHEAD]]
 
 
+def test_slices_wait_for_what_the_read_waits_for() -> None:
+    graph = step(FORWARD, BACKWARD, "%before = NoOp() {}\n")
+    graph["w"].controls = (graph["before"],)
+    slice_weights(graph, Target(CPU), SLICE_BYTES)
+    assert all(graph["before"] in node.controls for node in loads(graph)) and len(loads(graph)) == 4
+
+
 def test_a_write_waits_for_all_slices() -> None:
     graph = step(FORWARD, BACKWARD, WRITE, feeds=", %new", targets="%write")
     slice_weights(graph, Target(CPU), SLICE_BYTES)

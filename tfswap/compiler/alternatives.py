@@ -249,14 +249,8 @@ class Alternatives:
             largest = max(self._movable[name] for name in at_home.at_home)
             counts = self._variants.slice_counts(at_home, (largest // share for share in SLICES))
             found = [at_home._replace(slice_bytes=each) for each, count in counts.items() if 0 < count <= MOST_SLICES]
-            self._sliced[at_home] = [self._with_other_slices(r) if r.sliced else r for r in found]
+            self._sliced[at_home] = [_with_other_slices(self._variants, r) if r.sliced else r for r in found]
         return self._sliced[at_home]
-
-    def _with_other_slices(self, rewriting: Rewriting) -> Rewriting:
-        """`rewriting`, in which kernels of updates in slices are not among those in slices of rows."""
-        graph = rows_first(self._variants[rewriting._replace(sliced=())].graph, self._variants.target)
-        kept = ((tuple(name for name in slices.kernels if name in graph), slices) for slices in rewriting.sliced)
-        return rewriting._replace(sliced=tuple(slices._replace(kernels=names) for names, slices in kept if names))
 
     @functools.cached_property
     def in_row_slices(self) -> list[Rewriting]:
@@ -376,6 +370,13 @@ class Alternatives:
             if self._variants.permits[name].allows(tactic)
         }
         return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
+
+
+def _with_other_slices(variants: Variants, rewriting: Rewriting) -> Rewriting:
+    """`rewriting`, in which kernels of updates in slices are not among those in slices of rows."""
+    graph = rows_first(variants[rewriting._replace(sliced=())].graph, variants.target)
+    kept = ((tuple(name for name in slices.kernels if name in graph), slices) for slices in rewriting.sliced)
+    return rewriting._replace(sliced=tuple(slices._replace(kernels=names) for names, slices in kept if names))
 
 
 def _used_for(problem: Problem, handles: Collection[str]) -> dict[str, float]:

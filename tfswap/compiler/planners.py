@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from tfswap.analysis.cost import Costs
+from tfswap.analysis.cost import Costs, spread_over
 from tfswap.analysis.lossless_forms import most_spilled_bytes
 from tfswap.compiler.options import Options
 from tfswap.compiler.rewriting import Found, Rewriting, Variant
@@ -195,6 +195,13 @@ class Planners:
     def unmoved_s(self, form: Rewriting) -> float:
         """A lower bound of the seconds of a variant's plans."""
         return min(judged.seconds for judged in self.of(self.variants[form]).unmoved)
+
+    def least_kernels_s(self, form: Rewriting) -> float:
+        """A lower bound of `unmoved_s` for which no order is needed: each kernel's work on all cores."""
+        variant, rates = self.variants[form], self._costs.rates
+        flow, cost_s = variant.flow, self.variants.cost_s(variant)
+        kernels = (i for i, is_kernel in enumerate(flow.is_kernel) if is_kernel)
+        return sum(cost_s[i] * min(1.0, spread_over(flow.nodes[i], rates) / rates.cores) for i in kernels)
 
     def least_evicted_s(self, form: Rewriting, limit_bytes: int) -> float:
         """About the least seconds of a variant's plans within the limit: those of its kernels, and of one copy of each

@@ -53,7 +53,8 @@ def test_kernels_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch)
     counts = []
     for layers in (3, 30):
         chain = "".join(f"%{i} = Exp(%{i - 1}) {{T=float32}} -> float32[64,64]\n" for i in range(1, layers))
-        graph = parse_graph(f"%0 = Placeholder() {{dtype=float32}} -> float32[64,64]\n{chain}feeds %0\nfetches %{layers - 1}\n")
+        given, ends = "%0 = Placeholder() {dtype=float32} -> float32[64,64]\n", f"feeds %0\nfetches %{layers - 1}\n"
+        graph = parse_graph(given + chain + ends)
         choices = SliceChoices(graph, DEVICE, close=False)
         for shares in ((2, 4, 8), (16, 32)):
             assert choices.choose(shares, chains=True) == choose_slices(graph, DEVICE, shares, chains=True) != []

@@ -3,6 +3,7 @@
     python benchmarks/planning_time.py                    # ResNet-50, and bottleneck ResNets of growing depth
     python benchmarks/planning_time.py --blocks 8 32 128 --json times.json
     python benchmarks/planning_time.py --profile 20       # where the time of the last graph goes
+    python benchmarks/planning_time.py --slices           # ResNet-50 with "slice" over without it, CPU time in turns
 
 Each graph is traced once, then imported, given to Grappler, analysed, planned for a limit between its floor and its
 peak, rewritten and exported as `tfswap.optimize` does it; nothing runs. Two stand next to the total: Grappler, which
@@ -90,12 +91,17 @@ def deep_resnet(blocks: int) -> tuple[Any, tuple[Any, ...]]:
 
 
 def staged(
-    concrete: Any, arguments: tuple[Any, ...], limit: str, clock: Callable[[], float] = time.perf_counter
+    concrete: Any,
+    arguments: tuple[Any, ...],
+    limit: str,
+    clock: Callable[[], float] = time.perf_counter,
+    added: tuple[str, ...] = (),
 ) -> tuple[dict[str, float], int]:
     """Seconds by `clock` per stage of one planning and rewriting, and the graph's nodes.
 
     Args:
         limit: a share of the unoptimised peak.
+        added: tactics besides the default ones.
     """
     from tfswap.compiler.compiler import Optimizer
     from tfswap.compiler.grappler import as_planned
@@ -117,7 +123,7 @@ def staged(
     traced = timed("import", lambda: import_function(concrete, arguments))
     graph = timed(GRAPPLER, lambda: as_planned(traced, concrete, model))
     optimizer = timed(
-        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), snapshot=arena.snapshot(device))
+        "facts and order", lambda: Optimizer(graph, model, Options((*TACTICS, *added)), snapshot=arena.snapshot(device))
     )
     timed(REPORT, lambda: optimizer.baseline)  # of which the limit is a share
     plan = timed("plan", lambda: optimizer.plan(limit))
@@ -143,12 +149,29 @@ def measure(name: str, made: tuple[Any, tuple[Any, ...]], args: argparse.Namespa
     return {"name": name, "nodes": nodes, "tracing_s": tracing_s, "stages_s": best, "total_s": total_s}
 
 
+def compare_slices(args: argparse.Namespace) -> None:
+    """Print the CPU seconds of planning ResNet-50 without and with the tactic "slice", the least of each."""
+    from tfswap.ir.permits import SLICE
+
+    step, arguments = resnet50()
+    concrete = step.get_concrete_function(*arguments)
+    least = {(): math.inf, (SLICE,): math.inf}
+    for _ in range(args.repeats):
+        for added in least:
+            gc.collect()
+            stages, _ = staged(concrete, arguments, args.limit, time.process_time, added)
+            least[added] = min(least[added], sum(stages[stage] for stage in STAGES))
+    without, sliced = least.values()
+    print(f"CPU seconds: {without:.2f} without slices, {sliced:.2f} with them: {sliced / without:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, nargs="*", default=[8, 32, 128], help="depths of the bottleneck ResNets")
     parser.add_argument("--limit", default="60%", help="share of the planned unoptimised peak")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--slices", action="store_true", help='compare the tactic "slice" with the default ones')
     parser.add_argument("--profile", type=int, metavar="N", help="print the N functions that take longest")
     args = parser.parse_args()
 
@@ -157,6 +180,9 @@ def main() -> None:
     import tfswap.ops  # built and loaded before the clock starts
 
     assert tfswap.ops.status().loaded
+    if args.slices:
+        compare_slices(args)
+        return
     print(
         f"{'graph':<16}{'nodes':>8}{'tracing':>10}"
         + "".join(f"{s:>17}" for s in STAGES)

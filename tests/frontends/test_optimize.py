@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
-from tfswap.compiler.compiler import Optimizer  # noqa: E402 needs TensorFlow too
+from tfswap.compiler import compiler  # noqa: E402 needs TensorFlow too
 from tfswap.frontends.tracing import stand_ins  # noqa: E402 needs TensorFlow too
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
@@ -375,7 +375,7 @@ def test_stand_ins_follow_the_order_of_keyword_only_arguments():
 def test_a_limit_that_is_kept_is_not_below_the_floor(monkeypatch):
     step = called(Net())
     step(batch())
-    monkeypatch.setattr(Optimizer, "floor_bytes", lambda _: 2**40)  # what comes next is planned in another arena
+    monkeypatch.setattr(compiler, "floor_bytes", lambda _: 2**40)  # what comes next is planned in another arena
     assert step.report().planned_peak_bytes <= step.report().floor_bytes <= step.report().memory_limit_bytes
 
 

@@ -29,6 +29,7 @@ from tfswap.ir.permits import TENSOR_TACTICS as TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
+from tfswap.passes.prepare import unroll_loops
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 
 CPU = DeviceModel("cpu", False, 2, 2)
@@ -47,8 +48,11 @@ def without(name: str, *tactics: str) -> Any:
 
 @pytest.fixture
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts name no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
+    """Texts name no functions, without which there is no GraphDef to ask TensorFlow's optimizers about. Their loops
+    stay loops, however few their iterations are.
+    """
     monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device, held: graph)
+    monkeypatch.setattr(unroll_loops, "MOST_TRIPS", -1)
 
 
 # --- a traced step ----------------------------------------------------------------------------------------

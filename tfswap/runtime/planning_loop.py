@@ -211,7 +211,8 @@ class PartPlanning:
             self.lacking_bytes = max(self.lacking_bytes, lacking)
         optimizer.assume_made(plan, snapshot)  # planned again for that arena
         if not part.limit.is_final:
-            optimizer.unoptimised.renew(optimizer.search.planners.snapshot_of(PLAIN))
+            as_it_is = PLAIN._replace(unrolled=plan.unrolled)
+            optimizer.unoptimised.renew(optimizer.search.planners.snapshot_of(as_it_is))
             part.limit.compute(optimizer, snapshot)
         return False
 

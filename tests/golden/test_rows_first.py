@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tfswap.compiler.slice_choices import choose_slices
+from test_slice_kernels import choose_slices
+
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target

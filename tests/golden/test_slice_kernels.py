@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from test_passes import Golden
 
 from tfswap.compiler import slice_choices
-from tfswap.compiler.slice_choices import SliceChoices, choose_slices
+from tfswap.compiler.slice_choices import SliceChoices
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Node
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.close_lines import added_terms, most_difference
 from tfswap.kernels.device import DeviceModel
@@ -22,6 +24,12 @@ from tfswap.plan.plan import Slices
 DEVICE = DeviceModel("cpu", intra_op_threads=2, l3_cache_bytes=32 << 20, l1_l2_bytes=(32 << 10, 1 << 20))
 TARGET = Target(DEVICE)
 IN_SLICES = ("conv", "relu", "start", "gradient", "bias", "by_filter", "by_image")
+
+
+def choose_slices(
+    graph: Graph, device: DeviceModel, shares: Iterable[int], *, close: bool = False, chains: bool = False
+) -> list[tuple[Slices, ...]]:
+    return SliceChoices(graph, device, close=close).choose(shares, chains=chains)
 
 
 def test_a_convolution_and_its_gradients() -> None:

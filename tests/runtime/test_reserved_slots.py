@@ -252,3 +252,29 @@ def test_slots_come_where_the_arena_grows():
     arena = Arena(limit_bytes=64 << 20)
     assert cut([4096, 256], arena) == [(4096, False), (256, True), (256, False), (256, True)]
     assert arena.peak_bytes == 4096 + 3 * 256
+
+
+def run_in_an_arena_that_may_grow():
+    """Measured peaks, the planned one and the limit of a step with three large tensors. Two regions would be added, of
+    which each has room for one of them.
+    """
+    _filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
+    x = tf.fill([3 * MIB // 4], 1.0)  # the second, of 4 MiB
+
+    def three(x):
+        a = tf.fill([33 * MIB // 16], x[0])
+        b = tf.cumsum(a)
+        c = tf.cumsum(b)
+        return tf.reduce_sum(x) + tf.reduce_sum(b * c) + tf.reduce_max(a)
+
+    planned, peaks = tfswap.optimize(tf.function(three, autograph=False), memory_limit=31 * MIB, tactics=()), []
+    for _ in range(2):
+        with measuring(peaks):
+            planned(x)
+    report = planned.report()
+    return {"peaks": peaks, "planned": report.planned_peak_bytes, "limit": report.memory_limit_bytes}
+
+
+def test_a_step_whose_regions_would_be_too_small_gets_one_region():
+    found = on_arena(run_in_an_arena_that_may_grow, 32)
+    assert set(found["peaks"]) == {found["planned"]} and found["planned"] <= found["limit"]

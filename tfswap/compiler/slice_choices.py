@@ -40,13 +40,6 @@ def rows_first(graph: Graph, target: Target) -> Graph:
     return made
 
 
-def choose_slices(
-    graph: Graph, device: DeviceModel, shares: Iterable[int], *, close: bool = False, chains: bool = False
-) -> list[tuple[Slices, ...]]:
-    """As of `SliceChoices`, once."""
-    return SliceChoices(graph, device, close=close).choose(shares, chains=chains)
-
-
 class SliceChoices:
     """Kernels in slices, chosen several times of one graph, which must not change.
 

@@ -5,7 +5,7 @@ has made its function. So a plan is simulated in the arena after its function is
 the next one is chosen for the arena with these constants. Each try has an `Outcome`:
 
     choose --> UNCHANGED                     the step runs as it was traced
-      |------> SLOTS_MADE -----> again       no plan fits since free memory is in pieces: slots are reserved
+      |------> ROOM_MADE ------> again       no plan fits since free memory is in pieces: a region or slots are added
       |------> LENT -----------> again       of several devices, one lends memory to another (lending.py)
       |------> (refusal is raised)
       v
@@ -62,12 +62,12 @@ class Outcome(enum.Enum):
     UNSEEN = "a plan for an arena that can't be seen yet"
     PLANNED = "a plan that keeps the limit in this arena"
     LENT = "a device lends memory to another, or no longer does, and the arenas are others"
-    SLOTS_MADE = "slots were reserved, and the arena is another one"
+    ROOM_MADE = "a region or slots were added, and the arena is another one"
     ARENA_CHANGED = "the plan does not keep the limit with what its function has made in the arena"
 
     @property
     def is_final(self) -> bool:
-        return self not in (Outcome.LENT, Outcome.SLOTS_MADE, Outcome.ARENA_CHANGED)
+        return self not in (Outcome.LENT, Outcome.ROOM_MADE, Outcome.ARENA_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class PartPlanning:
                 self.optimizer, ordered=self.ordered, first=self.first, lacking_bytes=self.lacking_bytes
             )
         except InfeasibleMemoryLimit as error:
-            if self._make_slots(error, drop_function):
-                return Outcome.SLOTS_MADE
+            if self._make_room(error, drop_function):
+                return Outcome.ROOM_MADE
             self.fits, self.plan = False, self._lowest(error)
         return None
 
@@ -147,18 +147,28 @@ class PartPlanning:
         """Whether the plan of the latest try leaves the part as it was traced."""
         return self.part.request.changes_nothing or self.plan.changes_nothing
 
-    def _make_slots(self, error: InfeasibleMemoryLimit, drop_function: Callable[[], None]) -> bool:
-        """Reserve slots where a refusal may be due to fragmentation alone; returns whether slots were made."""
+    def _make_room(self, error: InfeasibleMemoryLimit, drop_function: Callable[[], None]) -> bool:
+        """Add what the arena may grow by as one region, or reserve slots, where a refusal may be due to fragmentation
+        alone; returns whether that was done.
+        """
         arena_bytes = self.snapshot.limit_bytes
         compiler = self.part.compiler
         if not self.live or compiler.slots or arena_bytes is None or error.floor_bytes <= arena_bytes:
             return False
-        drop_function()
-        if not compiler.make_slots(self.optimizer):
-            return False
+        if not self._has_grown():
+            drop_function()
+            if not compiler.make_slots(self.optimizer):
+                return False
         self.snapshot = self.part.arena.snapshot()
         self.optimizer.assume_arena(self.snapshot)
         return True
+
+    def _has_grown(self) -> bool:
+        """Add all that the arena may grow by as one region; returns whether it has grown."""
+        growth_bytes = self.snapshot.growth_bytes
+        if growth_bytes:
+            self.part.arena.add_regions([growth_bytes])
+        return self.part.arena.snapshot().growth_bytes < growth_bytes
 
     def _lowest(self, error: InfeasibleMemoryLimit) -> Plan:
         """The plan with the lowest peak, for a limit that has none, while its function's constants are not known.
@@ -314,8 +324,8 @@ class PlanningLoop:
     def _try(self) -> Outcome:
         try:
             outcomes = [self._chosen(i) for i in range(len(self._parts))]
-            if Outcome.SLOTS_MADE in outcomes:
-                return Outcome.SLOTS_MADE
+            if Outcome.ROOM_MADE in outcomes:
+                return Outcome.ROOM_MADE
             unchanged = [each.changes_nothing for each in self._parts]
             is_new = not all(each.ordered for each in self._parts)
             if any(unchanged) and not all(unchanged) and is_new:  # one function runs all parts, and orders each

@@ -117,6 +117,15 @@ class ArenaSnapshot:
     shared: frozenset[str] = frozenset()
     variables: tuple[Variable, ...] = ()
 
+    @property
+    def growth_bytes(self) -> int:
+        """The bytes of regions that the arena may still add; 0 where unknown."""
+        if not self.chunks or self.limit_bytes is None:
+            return 0
+        return (
+            max(0, self.limit_bytes - sum(nbytes for _, nbytes, _ in self.chunks)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        )
+
     def with_at_home(self, names: Collection[str]) -> ArenaSnapshot:
         """This content with the variables behind these feeds at home on the host, and all others in the arena.
 

@@ -345,11 +345,11 @@ def test_evaluate_predict_forward_functions_and_loaded_models_keep_the_limit(tmp
 
         return on_arena(program, mib=512)
 
-    limit: dict[str, Any] = {"memory_limit": "28MiB"}
+    limit: dict[str, Any] = {"memory_limit": "20MiB"}  # plain steps peak at 27 to 29, by what overlaps
     plain, planned, left = run(None), run(limit), run({**limit, "training_only": True})
     assert planned["values"] == plain["values"]
     peaks = [each["peak"] >> 20 for each in (planned, plain, left)]
-    assert peaks[0] < 28 < min(peaks[1:]), peaks
+    assert peaks[0] < 20 < min(peaks[1:]), peaks
     assert "ran as it is" not in planned["text"]
     assert left["text"] == ""
 

@@ -12,6 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 from processes import on_arena  # noqa: E402
 from random_sums import grappler_off  # noqa: E402
+from slow import slow  # noqa: E402
 from step_peaks import measuring  # noqa: E402
 
 import tfswap  # noqa: E402
@@ -110,10 +111,10 @@ def at_the_floor(seed):
     raise AssertionError(f"no limit is kept with seed {seed}")
 
 
-SEEDS = ([*range(6)], [*range(6, 11), 34])  # in the last one a copy is read for others that nothing reads
+SEEDS = ([0, 1, 2, 3], [4, 5, 8, 34])  # with 34 a copy is read for others that nothing reads
 
 
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("seeds", [*SEEDS, *slow([*range(6, 18)])])
 def test_random_updates_have_the_bits_of_the_plain_step_and_the_planned_peak(seeds: list[int]) -> None:
     def program():
         wrong, sliced = [], 0

@@ -35,6 +35,7 @@ from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.target import Target
+from tfswap.passes.prepare.unroll_loops import leaves_loops
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.planner.promise import promised
 from tfswap.planner.validate import require_accumulators, require_fit
@@ -117,7 +118,7 @@ class Optimizer(Formed):
             prepared = PreparedStep.of(graph, noted, target, self.options, self.costs, locate)
             return StepForm(target, prepared, Search(prepared.variants, target, self.options, self.costs, there))
 
-        self.forms = StepForms(self.target, formed, snapshot)
+        self.forms = StepForms(self.target, formed, snapshot, lambda: leaves_loops(later, self.target))
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
         self._arena_bytes = snapshot.total_bytes
         self.unoptimised = UnoptimisedStep(

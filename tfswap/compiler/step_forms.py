@@ -16,8 +16,7 @@ from tfswap.compiler.planned_form import PlannedForm
 from tfswap.compiler.prepared_step import PreparedStep
 from tfswap.compiler.rewriting import Rewriting, Variant
 from tfswap.compiler.search import Search
-from tfswap.ir.graph import Graph, Node
-from tfswap.ir.op_traits import control_flow
+from tfswap.ir.graph import Graph
 from tfswap.kernels.target import Target
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import Planner
@@ -32,12 +31,6 @@ class StepForm(NamedTuple):
     search: Search
 
 
-def _may_unroll(node: Node) -> bool:
-    """Whether a node may be a loop that can be unrolled."""
-    flow = control_flow(node.op)
-    return flow is not None and flow.is_loop and all(kind.dtype != "variant" for kind in node.outputs)
-
-
 class StepForms:
     """The forms of one step, each made at its first use.
 
@@ -45,18 +38,25 @@ class StepForms:
         target: of the step.
         made: prepares the step for a target.
         snapshot: the arena before the step.
+        leaves_loops: whether the step has loops that are not unrolled, and may be.
 
     Attributes:
         present: the form that is used now.
     """
 
-    def __init__(self, target: Target, made: Callable[[Target, ArenaSnapshot], StepForm], snapshot: ArenaSnapshot):
+    def __init__(
+        self,
+        target: Target,
+        made: Callable[[Target, ArenaSnapshot], StepForm],
+        snapshot: ArenaSnapshot,
+        leaves_loops: Callable[[], bool],
+    ):
         self._made = made
         self._snapshot = snapshot
         self._begin_bytes: int | None = None
         self._looped = self.present = made(target, snapshot)
         self._unrolled: StepForm | None = None
-        self._is_tried = not any(map(_may_unroll, self._looped.prepared.variants.ordered.bodies))
+        self._leaves_loops, self._is_tried = leaves_loops, False
 
     def assume_arena(self, snapshot: ArenaSnapshot, begin_bytes: int | None = None) -> None:
         """As `Search.assume_arena`, of all forms."""
@@ -70,6 +70,8 @@ class StepForms:
         lent_bytes = self._looped.search.planners.lent_bytes
         if not self._is_tried and not lent_bytes:
             self._is_tried = True
+            if not self._leaves_loops():
+                return None
             form = self._made(dataclasses.replace(self._looped.target, unrolls=True), self._snapshot)
             if form.prepared.facts.unrolled > self._looped.prepared.facts.unrolled:
                 form.search.assume_arena(self._snapshot, self._begin_bytes)

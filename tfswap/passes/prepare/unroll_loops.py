@@ -76,6 +76,11 @@ def unroll_loops(graph: Graph, target: Target, *, lowered: bool = False) -> int:
     return len(work.named)
 
 
+def leaves_loops(graph: Graph, target: Target) -> bool:
+    """Whether `unroll_loops` leaves loops of `graph` that it may unroll for a target that `unrolls`."""
+    return bool(graph.bodies) and _Unrolling(graph, target.device, lowered=False, small=True).leaves_loops()
+
+
 @dataclass
 class _Unrolling:
     """The unrolling of the loops of one graph.
@@ -140,10 +145,25 @@ class _Unrolling:
         concurrent = loop.attrs.get("parallel_iterations")
         if self.lowered and isinstance(concurrent, int) and concurrent < trips:
             return None
-        if not self.small and kernels and trips * self._seconds(body) < kernels * LEAST_MEAN_S:
+        if not self.small and self._is_small(body):
             return None
         self._room -= kernels
         return found
+
+    def _is_small(self, body: Graph) -> bool:
+        """Whether a body's kernels are small on average."""
+        kernels = _kernels(body)
+        return kernels > 0 and self._seconds(body) < kernels * LEAST_MEAN_S
+
+    def leaves_loops(self) -> bool:
+        """Whether loops of small kernels could be unrolled, or loops in the bodies of others, as far as can be seen."""
+        order = self.graph.topological()
+        known = Integers(self.graph, order).follow({})
+        for loop in (node for node in order if node in self.graph.bodies):
+            body = self.graph.bodies[loop][-1]
+            if self._trips(loop, known) is not None and (self._is_small(body) or body.bodies):
+                return True
+        return False
 
     def _seconds(self, body: Graph) -> float:
         """The total seconds of an iteration's kernels."""
